@@ -19,31 +19,23 @@ costs EM at 0.01, and no other costs more than 0.02.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agents import evaluated
 from quick import add_quick, command_line, last_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
 from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
 from atommem.demo.run import run_demo
-from atommem.embedding import make_embedder
-from atommem.environment import DEFAULT_ENVIRONMENT, find_environment, make_environments
 from atommem.envs.scoring.paired import Comparison, compare
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import WorldConfig, generate
-from atommem.episode_runner import EpisodeRunner
-from atommem.eval.runner import evaluate
-from atommem.policy.contract import Sampling
-from atommem.policy.local import LocalPolicy
-from atommem.session import Agent
 
 ALPHA = 0.01
 FREE = 0.02
@@ -103,30 +95,14 @@ def trained(folder: Path | None, default: Path, recipe: Recipe) -> Path:
     return folder or default
 
 
-async def measure(setting: Setting, n: int, temperature: float, seed: int) -> dict[str, EvalResult]:
+def measure(setting: Setting, n: int, temperature: float, seed: int) -> dict[str, EvalResult]:
     """The full policy, then every ablation that the setting speaks of, on the same tasks."""
-    saved = load_config(setting.policy)
-    memory = replace(MemoryConfig(**fields_of(MemoryConfig, saved)), capacity=setting.capacity)
-    kind = find_environment(DEFAULT_ENVIRONMENT).config_class
-    environment = kind(**fields_of(kind, saved))
-    embedder = make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved)))
+    variants = {
+        name: {"capacity": setting.capacity, "disabled_actions": list(ABLATIONS.get(name, ()))}
+        for name in ("full", *setting.needed, *setting.free)
+    }
     tasks = list(generate(setting.world, n, seed))
-    policy = LocalPolicy.from_pretrained(setting.policy)
-    results = {}
-    for name in ("full", *setting.needed, *setting.free):
-        runner = EpisodeRunner(
-            Agent(
-                policy=policy,
-                embedder=embedder,
-                tokenizer=policy.tokenizer,
-                environments=make_environments(environment, policy.tokenizer),
-                memory=replace(memory, disabled_actions=list(ABLATIONS.get(name, ()))),
-                sampling=Sampling(temperature, max_tokens=saved["max_tokens"], seed=seed),
-            )
-        )
-        results[name] = await evaluate(tasks, runner, progress=False)
-    await policy.close()
-    return results
+    return asyncio.run(evaluated(setting.policy, tasks, variants, temperature=temperature, seed=seed))
 
 
 def table(setting: Setting, results: dict[str, EvalResult], found: dict[str, tuple[Comparison, float]]) -> Table:
@@ -176,9 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trained(given.policy, Path(f"runs/demo{end}/grpo"), quick(FULL) if end else FULL),
         trained(given.limited_policy, Path(f"runs/demo_limited{end}/grpo"), quick(LIMITED) if end else LIMITED),
     )
-    measured = {
-        key: asyncio.run(measure(setting, given.n, given.temperature, given.seed)) for key, setting in every.items()
-    }
+    measured = {key: measure(setting, given.n, given.temperature, given.seed) for key, setting in every.items()}
     compared = {
         (key, name): compare(results["full"].records, result.records)
         for key, results in measured.items()
@@ -203,4 +177,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

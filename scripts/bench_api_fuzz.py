@@ -15,40 +15,34 @@ The last line is JSON; exit status 1 where the bar is missed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import re
 import sys
 import tempfile
-import threading
-import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from schemathesis.generation import GenerationMode
 from serve_gateways import Secretary
 
 from atommem.face.engine import Engine
 from atommem.policy.contract import Completion, Sampling
 from atommem.serve.api_keys import Keys
-from atommem.serve.app import make_app
-from atommem.serve.conversation_log import ConversationLog
-from atommem.serve.conversations import Conversations
 from atommem.serve.guard import LOGGER, Limits
-from atommem.serve.schema import open_database
-from atommem.serve.serve_metrics import Metrics
 from atommem.serve.served_policy import ServedPolicy
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.serve.servers import Running, make_conversations, running
 
 SECRET = "the vault opens with 715100317"
 OPEN = {"/health", "/ready"}
@@ -75,23 +69,11 @@ class Listening(Secretary):
         return await super().complete_chat(messages, sampling)
 
 
-@contextlib.contextmanager
-def gateway(policy: Listening, folder: Path) -> Iterator[tuple[str, Conversations]]:
-    """It listens until the block ends; its URL and conversations."""
+def gateway(policy: Listening, folder: Path) -> AbstractContextManager[Running]:
+    """A server in this process."""
     engine = Engine.open(policy, embedder="hashing", max_reads=2)  # type: ignore[arg-type]
-    log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    conversations = Conversations(ServedPolicy.of(engine, "secretary", "script"), log, Metrics())
-    app = make_app(conversations, Limits(requests_per_minute=None))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", access_log=False))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", conversations
-    finally:
-        server.should_exit = True
-        thread.join()
+    conversations = make_conversations(folder / "log.db", ServedPolicy.of(engine, "secretary", "script"))
+    return running(conversations, Limits(requests_per_minute=None))
 
 
 def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
@@ -130,14 +112,10 @@ def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
     return {"cases": sum(statuses.values()), "statuses": told, "server_errors": broken[:5]}
 
 
-def matrix(url: str, log: ConversationLog) -> dict[str, Any]:
+def matrix(server: Running) -> dict[str, Any]:
     """Every route of the schema, with one owner's ids, asked by nobody, by another and by the owner."""
-    keys = {owner: Keys(log).add(owner)[1] for owner in ("ann", "bob")}
-    clients = {
-        owner: httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
-        for owner, key in keys.items()
-    }
-    clients["nobody"] = httpx.Client(base_url=url, timeout=60)
+    log = server.conversations.log
+    clients = {owner: server.http(Keys(log).add(owner)[1]) for owner in ("ann", "bob")} | {"nobody": server.http()}
     ann = clients["ann"]
     conversation = ann.post("/v1/conversations", json={"items": [{"content": SECRET}]}).json()["id"]
     response = ann.post("/v1/responses", json={"conversation": conversation, "input": "Which vault?"}).json()["id"]
@@ -192,11 +170,11 @@ def matrix(url: str, log: ConversationLog) -> dict[str, Any]:
     return {"routes": len(routes), "requests": asked, "refused_to_the_owner": refused, "leaks": leaks}
 
 
-def forged(url: str, key: str, policy: Listening) -> dict[str, Any]:
+def forged(server: Running, key: str, policy: Listening) -> dict[str, Any]:
     """Hostile texts through every door; which of them came out as structure."""
     found: list[str] = []
     seen = 0
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as http:
+    with server.http(key) as http:
         for text in HOSTILE:
             name = http.post("/v1/conversations", json={"metadata": {"goal": text}}).json()["id"]
             path = f"/v1/conversations/{name}"
@@ -244,10 +222,11 @@ class Crashes(logging.Handler):
         self.found.append(str(record.msg))
 
 
-def beside(url: str, log: ConversationLog, cases: int) -> dict[str, Any]:
+def beside(server: Running, cases: int) -> dict[str, Any]:
     """`/mcp` and `/ui`, asked for another's conversation and for anything."""
+    log = server.conversations.log
     keys = {owner: Keys(log).add(owner)[1] for owner in ("eve", "dan")}
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys['dan']}"}, timeout=60) as http:
+    with server.http(keys["dan"]) as http:
         given_to = {"items": [{"content": SECRET, "name": "vault"}]}
         hers = http.post("/v1/conversations", json=given_to).raise_for_status().json()["id"]
     before = log.load(hers, "dan", "none").version
@@ -255,7 +234,7 @@ def beside(url: str, log: ConversationLog, cases: int) -> dict[str, Any]:
     wrong: list[str] = []
     crashes = Crashes()
     LOGGER.addHandler(crashes)
-    with httpx.Client(base_url=url, timeout=60) as http:
+    with server.http() as http:
         headers = {"Authorization": f"Bearer {keys['eve']}", "Accept": "application/json, text/event-stream"}
 
         def call(method: str, params: Any) -> httpx.Response:
@@ -327,16 +306,16 @@ def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = command_line(__doc__)
     parser.add_argument("--cases", type=int, default=5000)
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, cases=200)
     options = parser.parse_args(argv)
     policy = Listening()
-    with tempfile.TemporaryDirectory() as name, gateway(policy, Path(name)) as (url, conversations):
-        result: dict[str, Any] = {"matrix": matrix(url, conversations.log)}
-        _, key = Keys(conversations.log).add("fuzz")
-        result["forged"] = forged(url, key, policy)
-        result["beside"] = beside(url, conversations.log, 60 if options.quick else 1000)
+    with tempfile.TemporaryDirectory() as name, gateway(policy, Path(name)) as server:
+        result: dict[str, Any] = {"matrix": matrix(server)}
+        _, key = Keys(server.conversations.log).add("fuzz")
+        result["forged"] = forged(server, key, policy)
+        result["beside"] = beside(server, 60 if options.quick else 1000)
         print(json.dumps(result, indent=2), flush=True)
-        result["fuzz"] = fuzzed(url, key, 200 if options.quick else options.cases)
+        result["fuzz"] = fuzzed(server.url, key, options.cases)
     enough = options.quick or result["fuzz"]["cases"] >= options.cases
     wrong = result["matrix"]["leaks"] or result["forged"]["forged"] or result["fuzz"]["server_errors"]
     wrong = wrong or result["beside"]["wrong"]
@@ -344,4 +323,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

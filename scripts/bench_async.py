@@ -29,7 +29,8 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 from quick import add_quick, command_line, last_line
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from tiny_policy import cold_start, taken_up
+from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
 from atommem.demo.recipe import FULL, quick
@@ -167,16 +168,10 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        demo = Demo(quick(FULL) if arguments.quick else FULL, arguments.out or Path(scratch), arguments.seed, console)
-        cold_start = arguments.cold_start
-        if cold_start is None:
-            demo.learn_to_copy()
-            demo.cold_start()
-            cold_start = demo.out / "cold_start"
-        # The folder's own: the order of a vocabulary is part of a checkpoint.
-        demo.tokenizer = AutoTokenizer.from_pretrained(cold_start)
-        demo.model = AutoModelForCausalLM.from_pretrained(cold_start)
-        bench = Bench(demo, cold_start)
+        out, seed, recipe = arguments.out or Path(scratch), arguments.seed, quick(FULL) if arguments.quick else FULL
+        start = arguments.cold_start or cold_start(out / f"policy-{seed}", seed, recipe)
+        demo = taken_up(start, recipe, out, seed)
+        bench = Bench(demo, start)
         em_before = demo.evaluate("before").em
 
         console.print(f"\n[bold]The first {COMPARED_UPDATES} updates on-policy")

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,4 +165,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -39,7 +39,8 @@ from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.eval.methods import Setup, make_method
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Sampling
+from atommem.policy.scripted import ScriptedPolicy
 from tests.eval.methods import same_replies
 from tests.eval.methods.same_replies import METHODS, WordVectors, digest, make_case, run
 from tests.fakes import WordTokenizer
@@ -53,36 +54,21 @@ LONG = {"a_mem": 140}
 RECORD = Path(same_replies.__file__).with_name("authors.json")
 
 
-class Script:
-    """A policy that always replies what is asked for, and rates everything alike; counts what it is asked."""
-
-    def __init__(self, tokenizer: WordTokenizer, rating: int, facts: int) -> None:
-        self.tokenizer = tokenizer
-        self.calls = 0
-        self.rating = rating
-        self.facts = [f"fact {number}" for number in range(facts)]
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """One reply that has what any of the prompts asks for."""
-        self.calls += 1
-        reply: dict[str, Any] = {"keywords": ["k"], "context": "c", "tags": ["t"], "importance": self.rating}
-        reply |= {"should_evolve": False, "facts": self.facts, "memory": [{"text": "fact", "event": "ADD"}]}
-        reply |= {"questions": ["q1", "q2", "q3"], "insights": [{"insight": f"i{place}"} for place in range(5)]}
-        asked = "Answer every question" in self.tokenizer.decode(prompt_ids)
-        text = "\\boxed{x} " * QUESTIONS if asked else json.dumps(reply)
-        ids = self.tokenizer.encode(text)
-        return Completion(ids, [0.0] * len(ids), text, "stop")
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
 def calls_of(method: str, rating: int = 7, facts: int = 12) -> int:
-    """Calls of a model on the task."""
-    tokenizer = WordTokenizer()
-    policy = Script(tokenizer, rating, facts)
+    """Calls of a model on the task, which always replies what any prompt asks for, and rates everything alike."""
+    tokenizer, calls = WordTokenizer(), 0
+    reply: dict[str, Any] = {"keywords": ["k"], "context": "c", "tags": ["t"], "importance": rating}
+    reply |= {"should_evolve": False, "facts": [f"fact {number}" for number in range(facts)]}
+    reply |= {"memory": [{"text": "fact", "event": "ADD"}], "questions": ["q1", "q2", "q3"]}
+    reply |= {"insights": [{"insight": f"i{place}"} for place in range(5)]}
+
+    def script(prompt: str) -> str:
+        nonlocal calls
+        calls += 1
+        return "\\boxed{x} " * QUESTIONS if "Answer every question" in prompt else json.dumps(reply)
+
     setup = Setup(
-        policy,
+        ScriptedPolicy(tokenizer, script),
         WordVectors(),
         tokenizer,
         make_environments(environment_config("longdoc", chunk_tokens=CHUNK_TOKENS), tokenizer),
@@ -98,8 +84,8 @@ def calls_of(method: str, rating: int = 7, facts: int = 12) -> int:
         tuple(Document(f"title{number}", text) for number, text in enumerate(texts)),
     )
     episode = asyncio.run(make_method(method, setup).run(task))
-    assert (episode.reward, len(episode.steps)) == (1.0, policy.calls), f"{method}: {episode.stop_reason}"
-    return policy.calls
+    assert (episode.reward, len(episode.steps)) == (1.0, calls), f"{method}: {episode.stop_reason}"
+    return calls
 
 
 def count_calls() -> tuple[dict[str, Any], bool]:
@@ -160,7 +146,7 @@ def compare_stores(folder: Path | None, streams: int, record: bool) -> tuple[dic
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if and only if everything holds."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer streams")
+    add_quick(parser)
     parser.add_argument("--authors", type=Path, metavar="FOLDER", help="their code, to be run")
     parser.add_argument("--record", action="store_true", help="keep what their code makes of the first streams")
     given = parser.parse_args(argv)
@@ -173,4 +159,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

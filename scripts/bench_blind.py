@@ -18,31 +18,22 @@ see while reading, with every seed, on at least 300 tasks each.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents import evaluated
 from quick import add_quick, command_line, last_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
 from atommem.demo.recipe import MIXED, Bars, Recipe, quick
 from atommem.demo.run import run_demo
-from atommem.embedding import make_embedder
-from atommem.environment import environment_config, make_environments
-from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.world import generate
-from atommem.episode_runner import EpisodeRunner
-from atommem.eval.runner import evaluate
-from atommem.policy.contract import Sampling
-from atommem.policy.local import LocalPolicy
-from atommem.session import Agent
 
 BAR = 0.80
 """EM without the questions that the mixture's policy is to reach."""
@@ -68,24 +59,8 @@ def trained(name: str, seed: int, out: Path, short: bool) -> Path:
 
 async def measure(folder: Path, n: int, seed: int, temperature: float = 1.0) -> dict[str, EvalResult]:
     """The policy in `folder` on `n` tasks, with the questions in view while it reads and without."""
-    saved = load_config(folder)
-    policy = LocalPolicy.from_pretrained(folder)
-    tasks = list(generate(MIXED.world, n, seed))
-    results = {}
-    for way in WAYS:
-        settings = {**fields_of(LongDocConfig, saved), "questions_shown": [way]}
-        config = environment_config(settings.pop("environment"), **settings)
-        agent = Agent(
-            policy=policy,
-            embedder=make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved))),
-            tokenizer=policy.tokenizer,
-            environments=make_environments(config, policy.tokenizer),
-            memory=MemoryConfig(**fields_of(MemoryConfig, saved)),
-            sampling=Sampling(temperature, max_tokens=saved["max_tokens"], seed=seed),
-        )
-        results[way] = await evaluate(tasks, EpisodeRunner(agent), progress=False)
-    await policy.close()
-    return results
+    ways = {way: {"questions_shown": [way]} for way in WAYS}
+    return await evaluated(folder, list(generate(MIXED.world, n, seed)), ways, temperature=temperature, seed=seed)
 
 
 def figures_of(results: dict[str, EvalResult]) -> dict[str, Any]:
@@ -130,4 +105,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -13,29 +13,29 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from toy_training import WORLD, toy_trainer
-from web_engine import Browser, Characters, Engine, make_agent, make_tasks, start
+from web_engine import Engine, asking, make_tasks
 
-from atommem.environment import environment_config
 from atommem.envs.synthetic.world import make_task
 from atommem.envs.web.net.cassette import Cassette
 from atommem.envs.web.net.freeze import freeze
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
+from atommem.session import Agent
 
 EPISODES, PROCESSES, CALLS, KINDS = 16, 4, 12, 30
 _TIMES = re.compile(r'"[a-z_]*(?:seconds|started|time)":\s*[-0-9.e]+')
@@ -48,20 +48,21 @@ def call(episode: int, step: int) -> tuple[str, str]:
     return ("search", f"query {number}") if draw.random() < 0.5 else ("visit", f"page {number}")
 
 
-def agent_of(url: str, cassette: str, **settings: Any) -> Any:
+def agent_of(url: str, cassette: str, **settings: Any) -> Agent:
     """Asks the engine through the cassette."""
-    tokenizer = Characters()
-    common: dict[str, Any] = {"tools": ["retrieve", "access"], "search_url": url, "max_calls": CALLS, "tool_retries": 1}
-    return make_agent(Browser(tokenizer, call), tokenizer, **common, cassette=cassette, **settings)
+    return asking(url, call, max_calls=CALLS, tool_retries=1, cassette=cassette, **settings)
 
 
-async def run_some(url: str, cassette: str, numbers: Sequence[int]) -> list[Episode]:
-    """These episodes, together."""
-    agent = agent_of(url, cassette)
-    tasks = make_tasks(EPISODES, CALLS)
-    done = await EpisodeRunner(agent).run_all([(tasks[number], 0) for number in numbers])
-    await agent.environments.close()
-    return done
+def run_some(url: str, cassette: str, numbers: Sequence[int]) -> bool:
+    """These episodes, together, in a process of their own; whether all were right."""
+
+    async def run() -> list[Episode]:
+        agent, tasks = agent_of(url, cassette), make_tasks(EPISODES, CALLS)
+        done = await EpisodeRunner(agent).run_all([(tasks[number], 0) for number in numbers])
+        await agent.environments.close()
+        return done
+
+    return all(episode.reward == 1.0 for episode in asyncio.run(run()))
 
 
 def once(folder: Path, episodes: int) -> dict[str, Any]:
@@ -69,9 +70,9 @@ def once(folder: Path, episodes: int) -> dict[str, Any]:
     engine = Engine(seconds=0.02)
     cassette = str(folder / "shared.db")
     began = time.perf_counter()
-    shares = [",".join(map(str, range(first, episodes, PROCESSES))) for first in range(PROCESSES)]
-    processes = [start(__file__, "--worker", engine.url, cassette, share) for share in shares]
-    failed = [process.wait() for process in processes]
+    shares = [range(first, episodes, PROCESSES) for first in range(PROCESSES)]
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+        right = list(pool.map(run_some, [engine.url] * PROCESSES, [cassette] * PROCESSES, shares))
     seconds = time.perf_counter() - began
     made = dict(engine.asked)
     engine.close()
@@ -81,7 +82,7 @@ def once(folder: Path, episodes: int) -> dict[str, Any]:
         "distinct": len(wanted),
         "requests": sum(made.values()),
         "seconds": round(seconds, 1),
-        "holds": not any(failed) and len(made) == len(wanted) and set(made.values()) == {1},
+        "holds": all(right) and len(made) == len(wanted) and set(made.values()) == {1},
     }
 
 
@@ -142,10 +143,8 @@ def trained(folder: Path) -> dict[str, Any]:
             "logging_steps": 1,
         },
         tasks,
-        environment_config(
-            "web", tools=["corpus"], corpus=str(folder / "web"), calls="compact", max_calls=2, chunk_tokens=64
-        ),
-        max_tokens=16,
+        {"environment": "web", "tools": ["corpus"], "corpus": str(folder / "web"), "calls": "compact"}
+        | {"max_calls": 2, "chunk_tokens": 64, "max_tokens": 16},
         on_episodes=look,
     )
     trainer.train()
@@ -161,14 +160,8 @@ def trained(folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Run all three, print a line for each and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="four episodes: holds no bar")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        url, cassette, share = options.worker
-        done = asyncio.run(run_some(url, cassette, [int(number) for number in share.split(",")]))
-        return int(any(episode.reward != 1.0 for episode in done))
-    episodes = 4 if options.quick else EPISODES
+    add_quick(parser)
+    episodes = 4 if parser.parse_args().quick else EPISODES
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result: dict[str, Any] = {"episodes": episodes, "processes": PROCESSES}
@@ -184,4 +177,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

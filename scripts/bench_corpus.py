@@ -17,13 +17,10 @@ vectors out, which take minutes here, `--only vectors` all else; then what was l
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +31,7 @@ from typing import Any
 import models
 import numpy as np
 from peak_memory import peak_megabytes
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, in_a_process, last_line
 from scipy.stats import bootstrap
 
 from atommem.config import EmbedderConfig
@@ -119,37 +116,40 @@ def gain(differences: np.ndarray) -> dict[str, Any]:
     return {"mean": round(float(differences.mean()), 4), "interval": interval}
 
 
+def zipf(first: int = 0) -> tuple[list[str], list[float]]:
+    """The words without the `first` most common, and their cumulated weights."""
+    words = [f"w{number}" for number in range(first, WORDS)]
+    return words, list(accumulate(1 / rank**EXPONENT for rank in range(first + 1, WORDS + 1)))
+
+
 def generated(count: int, seed: int = 0) -> Iterator[Page]:
     """Passages of words that follow Zipf's law."""
-    rng, words = random.Random(seed), [f"w{number}" for number in range(WORDS)]
-    weights = list(accumulate(1 / rank**EXPONENT for rank in range(1, WORDS + 1)))
+    rng, (words, weights) = random.Random(seed), zipf()
     for numbers in batched(range(count), 1000):
         drawn = rng.choices(words, cum_weights=weights, k=LENGTH * len(numbers))
         for place, number in enumerate(numbers):
             yield Page(" ".join(drawn[place * LENGTH : (place + 1) * LENGTH]), f"Page {number}", id=str(number))
 
 
-def build_generated(count: int, folder: Path) -> None:
-    """Build, and print the peak memory: in a process of its own."""
+def build_generated(count: int, folder: Path) -> float:
+    """Build, in a process of its own; its peak memory."""
     done = build_corpus(generated(count), folder)
     assert done["passages"] == count, done
-    print(peak_megabytes())
+    return peak_megabytes()
 
 
 def measure_million(count: int, queries: int, folder: Path) -> dict[str, Any]:
     """Part 2."""
     started = time.perf_counter()
-    command = [sys.executable, __file__, "--build", str(folder), "--passages", str(count)]
-    built = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak = in_a_process(build_generated, count, folder)
     seconds = time.perf_counter() - started
     times = {}
     for kind, first in (("rare", COMMON), ("any", 0)):
-        rng, words = random.Random(1), [f"w{number}" for number in range(first, WORDS)]
-        weights = list(accumulate(1 / rank**EXPONENT for rank in range(first + 1, WORDS + 1)))
+        rng, (words, weights) = random.Random(1), zipf(first)
         asked = [" ".join(rng.choices(words, cum_weights=weights, k=QUERY)) for _ in range(queries)]
         times[kind] = percentiles(asyncio.run(searched(Corpus(folder), asked, "lexical", AT))[1])
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    result = {"passages": count, "build_s": round(seconds), "build_peak_mb": round(float(built.stdout) * 1.048576)}
+    result = {"passages": count, "build_s": round(seconds), "build_peak_mb": round(peak * 1.048576)}
     return {**result, "disk_mb": round(size / 1e6), "words": times}
 
 
@@ -178,12 +178,8 @@ def main() -> int:
     parser.add_argument("--passages", type=int, default=1_000_000, help="of part 2")
     parser.add_argument("--queries", type=int, default=500, help="of part 2")
     parser.add_argument("--only", choices=("words", "vectors"), help="measure a part of it")
-    parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
     add_quick(parser, limit=40, passages=2000, queries=20)
     args = parser.parse_args()
-    if args.build is not None:
-        build_generated(args.passages, args.build)
-        return 0
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         if args.data.is_dir():
@@ -196,4 +192,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -13,19 +13,16 @@ and a policy of 0.2 million parameters whose episodes have some ten steps.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quick import add_quick, command_line, last_line
-from rich.console import Console
+from tiny_policy import cold_start, taken_up
 
 from atommem.demo.recipe import BOUNDED, Recipe, quick
-from atommem.demo.run import Demo
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
-from atommem.policy.local import LocalPolicy
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 
 ARMS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -38,24 +35,13 @@ HARD = 5
 """Entries of the harder world's store."""
 
 
-def train(recipe: Recipe, start: Path, folder: Path) -> None:
-    """GRPO from the policy in `start`."""
-    demo = Demo(replace(recipe, heldout=1), folder, 0, Console(highlight=False))
-    first = LocalPolicy.from_pretrained(start)
-    demo.model, demo.tokenizer = first.model, first.tokenizer
-    demo.grpo()
-
-
 def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
     """EM on both worlds."""
     hard = replace(recipe, settings={"capacities": (str(HARD),)})
     tasks = list(generate(replace(recipe.world, distractors=2 * HARD, capacity=HARD), recipe.heldout, 105))
     found = {}
     for name, of, asked in (("own", recipe, None), ("harder", hard, tasks)):
-        demo = Demo(of, folder / name, 0, Console(highlight=False))
-        loaded = LocalPolicy.from_pretrained(policy)
-        demo.model, demo.tokenizer = loaded.model, loaded.tokenizer
-        em = demo.evaluate("measured", asked).em
+        em = taken_up(policy, of, folder / name).evaluate("measured", asked).em
         low, high = wilson_interval(round(em * recipe.heldout), recipe.heldout)
         found[name] = {"em": round(em, 3), "interval": (round(low, 3), round(high, 3))}
     return found
@@ -71,16 +57,13 @@ def main() -> int:
     add_quick(parser, updates=1, arms=["rerolls"])
     options = parser.parse_args()
     recipe = replace(quick(BOUNDED) if options.quick else BOUNDED, updates=options.updates)
-    start = (options.start or options.out / "demo") / "cold_start"
-    if options.start is None and not start.is_dir():
-        demo = Demo(recipe, options.out / "demo", 0, Console(highlight=False))
-        demo.learn_to_copy()
-        demo.cold_start()
+    start = options.start / "cold_start" if options.start else cold_start(options.out / "demo", 0, recipe)
     result: dict[str, Any] = {"cold start": measure(recipe, start, options.out / "before")}
     for arm in options.arms:
         folder = options.out / arm
         if not (folder / "grpo" / "model.safetensors").is_file():
-            train(replace(recipe, settings={**recipe.settings, **ARMS[arm]}), start, folder)
+            trained = replace(recipe, settings={**recipe.settings, **ARMS[arm]}, heldout=1)
+            taken_up(start, trained, folder).grpo()
         updates = [entry for entry in read_metrics(folder / "grpo" / METRICS_FILE) if "loss" in entry]
         seconds = sum(entry["seconds/rollout"] + entry["seconds/train"] for entry in updates)
         result[arm] = measure(recipe, folder / "grpo", folder / "after") | {"seconds": round(seconds)}
@@ -91,4 +74,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

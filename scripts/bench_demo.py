@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick, command_line, last_line
+from quick import ATOMMEM, add_quick, command_line, last_line
 
 HERE = Path(__file__).resolve().parents[1]
 HALF = 0.5
@@ -35,10 +34,8 @@ def cloned(revision: str, folder: Path) -> Path:
 def run(tree: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     """Its demo, as the README has it: seconds of setting up and of the demo, and exact match."""
     began = time.perf_counter()
-    command = ["scripts/demo"]
-    if quick:  # in this environment
-        command = [sys.executable, "-m", "atommem.cli", "demo", "--quick"]
-    else:
+    command = [*ATOMMEM, "demo", "--quick"] if quick else ["scripts/demo"]
+    if not quick:  # that runs in this environment
         subprocess.run(["scripts/setup", "train"], cwd=tree, check=True)
     ready = time.perf_counter()
     subprocess.run([*command, "--seed", str(seed), "--out", str(out)], cwd=tree, check=True)
@@ -75,4 +72,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 from measured_training import SMALL, make_inputs, make_model
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS, WITHIN = 10.0, 0.1
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="only these (default: all)")
     parser.add_argument("--only", choices=["memory", "recipes"], help="one of the two bars (default: both)")
-    parser.add_argument("--quick", action="store_true", help="one case and one recipe")
+    add_quick(parser)
     arguments = parser.parse_args(argv)
     cases = ["full"] if arguments.quick else arguments.case
     memory = memory_bar(cases) if arguments.only != "recipes" else {}

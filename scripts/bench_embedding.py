@@ -19,24 +19,22 @@ times as fast (medians) as one after another, and no slower than all at once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import models
 import numpy as np
 from quick import add_quick, command_line, last_line
-from simulated_server import serve
+from simulated_server import embeddings, serve
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
@@ -55,30 +53,35 @@ THINGS = ["bridge", "harbour", "opera", "mill", "school", "chapel", "railway", "
 VERBS = ["built", "designed", "restored", "sold", "inherited", "described", "founded", "bought"]
 
 
-async def answer(model: Path) -> None:
-    """Answer ``/v1/embeddings`` on a free port, which it prints, until killed."""
+async def answer(model: Path, urls: Any) -> None:
+    """Answer ``/v1/embeddings`` on a free port, whose URL it tells, until killed."""
     embedder = MicroBatcher(SentenceTransformerEmbedder(model), cache_size=0)
 
     async def handle(path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        vectors = await embedder.embed(json.loads(body)["input"], "entry")
-        return 200, {"data": [{"index": index, "embedding": row} for index, row in enumerate(vectors.tolist())]}
+        return 200, embeddings(await embedder.embed(json.loads(body)["input"], "entry"))
 
     server = await serve(handle, 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    urls.put(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     await server.serve_forever()
 
 
 @contextlib.contextmanager
 def embedding_server(model: Path) -> Iterator[str]:
     """A server of its own process that batches what is waiting; gives its URL."""
-    command = [sys.executable, __file__, "--serve", "--model", str(model)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            port = next(line for line in server.stdout if line.strip().isdigit())  # libraries print before it
-            yield f"http://127.0.0.1:{port.strip()}"
-        finally:
-            server.kill()
+    context = get_context("spawn")
+    urls = context.Queue()
+    server = context.Process(target=be_server, args=(model, urls), daemon=True)
+    server.start()
+    try:
+        yield urls.get(timeout=600)
+    finally:
+        server.kill()
+        server.join()
+
+
+def be_server(model: Path, urls: Any) -> None:
+    """What its process does."""
+    asyncio.run(answer(model, urls))
 
 
 def steps(episodes: int, round_: int) -> list[list[Action]]:
@@ -97,15 +100,12 @@ def steps(episodes: int, round_: int) -> list[list[Action]]:
 
 async def run_step(embedder: Embedder, actions: list[list[Action]]) -> tuple[float, list[float]]:
     """Apply every episode's actions to its own memory at once; seconds, and the scores retrieved."""
-    memories = [WorkingMemory(embedder, _no_tokenizer(), MemoryConfig()) for _ in actions]
+    tokenizer: Any = None  # measures scratchpads; there are none here
+    memories = [WorkingMemory(embedder, tokenizer, MemoryConfig()) for _ in actions]
     started = time.perf_counter()
     await asyncio.gather(*(memory.apply(each, 0) for memory, each in zip(memories, actions, strict=True)))
     seconds = time.perf_counter() - started
     return seconds, [memory.view().retrieved[0].score for memory in memories]
-
-
-def _no_tokenizer() -> Any:
-    return None  # measures scratchpads; there are none here
 
 
 async def measure(model: Path, url: str, episodes: int, rounds: int) -> dict[str, Any]:
@@ -154,13 +154,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="folder of MiniLM (unset: of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     add_quick(parser, episodes=8, rounds=1)
     arguments = parser.parse_args(argv)
     model = arguments.model or models.minilm()
-    if arguments.serve:
-        asyncio.run(answer(model))
-        return 0
     with embedding_server(model) as url:
         figures = asyncio.run(measure(model, url, arguments.episodes, arguments.rounds))
     figures["holds"] = (

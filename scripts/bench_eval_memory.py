@@ -16,23 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import models
+from agents import make_agent
 from bench_eval_overhead import InLoop
+from peak_memory import forget_peak, peak_megabytes
 from quick import add_quick, command_line, last_line
 from simulated_server import Simulation
 from transformers import AutoTokenizer
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.envs.longdoc.environment import LongDocEnvironments
@@ -41,8 +40,6 @@ from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Document, Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
-from atommem.policy.contract import Sampling
-from atommem.session import Agent
 
 DOCUMENTS, QUESTIONS, TOGETHER = 800, 10, 16
 LATENCY = 0.5
@@ -76,69 +73,27 @@ class Chunking(LongDocEnvironments):
             self.cpu_seconds += time.thread_time() - cpu
 
 
-class Resident:
-    """A context manager: the highest resident memory of this process while it is open, in bytes."""
-
-    def __init__(self) -> None:
-        self.peak = resident()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Resident:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.002):
-            self.peak = max(self.peak, resident())
-
-
-def resident() -> int:
-    """Bytes of this process in physical memory (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def folders() -> Iterator[Path]:
-    """A fresh folder every time."""
-    with tempfile.TemporaryDirectory() as name:
-        for number in range(1_000_000):
-            yield Path(name, str(number))
-
-
 async def measure(
     tokenizer: Any, embedder: Embedder, tasks: Sequence[Task], out: Path, latency: float
 ) -> dict[str, float]:
     """Seconds and memory of an evaluation whose episodes are all in flight together."""
-    environments = Chunking(LongDocConfig(), tokenizer)
-    runner = EpisodeRunner(
-        Agent(
-            policy=InLoop(Simulation(tokenizer.backend_tokenizer, latency, 4096), tokenizer),
-            embedder=embedder,
-            tokenizer=tokenizer,
-            environments=environments,
-            memory=MemoryConfig(),
-            sampling=Sampling(temperature=0.0, seed=0),
-        )
-    )
+    policy = InLoop(Simulation(tokenizer.backend_tokenizer, latency, 4096), tokenizer)
+    agent = make_agent(policy, embedder, tokenizer, temperature=0.0, seed=0)
+    agent.environments = environments = Chunking(LongDocConfig(), tokenizer)
     gc.collect()
-    before = resident()
-    with Resident() as memory:
-        began = time.perf_counter()
-        result = await evaluate(tasks, runner, out, progress=False)
-        seconds = time.perf_counter() - began
+    forget_peak()
+    before, began = peak_megabytes(), time.perf_counter()
+    result = await evaluate(tasks, EpisodeRunner(agent), out, progress=False)
+    seconds, grown = time.perf_counter() - began, peak_megabytes() - before
     assert result.failed == 0, result.records
     await environments.close()
-    activity = runner.agent.activity.take()
+    activity = agent.activity.take()
     calls = sum(record.sums["steps"] for record in result.records)
     return {
         "seconds": seconds,
         "calls": calls,
         "prompt_tokens_per_call": sum(record.prompt_tokens for record in result.records) / calls,
-        "megabytes": (memory.peak - before) / 1e6,
+        "megabytes": grown * 2**20 / 1e6,
         "chunking_seconds": environments.seconds,
         "chunking_cpu_seconds": environments.cpu_seconds,
         "retrieval_seconds": activity.get("retrieve", 0.0),
@@ -161,10 +116,10 @@ def main() -> int:
     embedder = make_embedder(EmbedderConfig(*(("sentence_transformer", model) if model else ("hashing",))))
     tasks = [make_long_task(index, documents) for index in range(1 + count)]
     tokens = len(tokenizer.encode(" ".join(document.text for document in tasks[0].documents))) / documents
-    out = folders()
-    asyncio.run(measure(tokenizer, embedder, [make_long_task(99, 80)], next(out), 0.0))
-    alone = asyncio.run(measure(tokenizer, embedder, tasks[:1], next(out), LATENCY))
-    together = asyncio.run(measure(tokenizer, embedder, tasks[1:], next(out), LATENCY))
+    with tempfile.TemporaryDirectory() as out:
+        asyncio.run(measure(tokenizer, embedder, [make_long_task(99, 80)], Path(out, "small"), 0.0))
+        alone = asyncio.run(measure(tokenizer, embedder, tasks[:1], Path(out, "alone"), LATENCY))
+        together = asyncio.run(measure(tokenizer, embedder, tasks[1:], Path(out, "together"), LATENCY))
     fraction = (alone["chunking_seconds"] + alone["retrieval_seconds"]) / alone["seconds"]
     for name, part in (("alone", alone), (f"{count} together", together)):
         print(f"{name:<12}" + "  ".join(f"{key} {value:.3f}" for key, value in part.items()))
@@ -189,4 +144,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -20,27 +20,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import models
+from agents import make_agent
 from peak_memory import peak_megabytes
 from quick import add_quick, command_line, last_line
 from simulated_server import SimulatedServer, Simulation
 from transformers import AutoTokenizer
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.chunking import document_text
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.envs.task import Task
@@ -48,7 +47,7 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.session import ENCODE_THREADS, Agent
+from atommem.session import ENCODE_THREADS
 
 EPISODES, CHUNKS, QUESTIONS = 2000, 10, 2
 STEPS = CHUNKS + QUESTIONS
@@ -59,6 +58,8 @@ WORLD = WorldConfig(questions=(QUESTIONS, QUESTIONS), distractors=38, facts_per_
 """Documents of some 100 tokens, as long as HotpotQA's paragraphs."""
 CHARACTERS_PER_TOKEN = 3.9
 """Of this world's text, roughly."""
+_GATE: Any = None
+"""In a client's process: where the clients wait until all are ready."""
 
 
 def make_tasks(count: int) -> Iterator[Task]:
@@ -107,7 +108,7 @@ def timed(embedder: Any) -> list[float]:
 
 
 async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], in_flight: int) -> dict[str, float]:
-    """The figures of one client: it says that it is ready, and begins when a line comes in."""
+    """The figures of one client, which begins when all are ready."""
     tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer)
     config = EmbedderConfig(embedder="hashing", embedder_dim=384)
     if options.embedder == "minilm":
@@ -116,27 +117,16 @@ async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], 
     await embedder.embed(["the first call takes longer"], "entry")
     embedding = timed(embedder)
     policy = ServerPolicy(url, tokenizer=tokenizer, max_in_flight=in_flight)
-    environments = make_environments(environment_config("longdoc", chunk_tokens=CHUNK_TOKENS, max_reads=0), tokenizer)
-    runner = EpisodeRunner(
-        Agent(
-            policy=policy,
-            embedder=embedder,
-            tokenizer=tokenizer,
-            environments=environments,
-            encode_threads=ENCODE_THREADS,
-            memory=MemoryConfig(),
-            sampling=Sampling(temperature=0.0, seed=0),
-        ),
-        max_in_flight=in_flight,
-    )
+    settings = {"chunk_tokens": CHUNK_TOKENS, "max_reads": 0, "temperature": 0.0, "seed": 0}
+    agent = make_agent(policy, embedder, tokenizer, stored=settings, encode_threads=ENCODE_THREADS)
+    runner = EpisodeRunner(agent, max_in_flight=in_flight)
     await policy.model_name()  # as the command does
-    print("ready", flush=True)
-    sys.stdin.readline()
+    _GATE.wait()
     cpu = time.process_time()
     with tempfile.TemporaryDirectory() as out:
         result = await evaluate(tasks, runner, Path(out, "out"), progress=False)
     cpu = time.process_time() - cpu
-    for item in (environments, policy, embedder):
+    for item in (agent.environments, policy, embedder):
         await item.close()
     assert result.failed == 0, next(record.error for record in result.records if record.failed)
     assert all(record.sums["steps"] == STEPS for record in result.records)
@@ -149,34 +139,28 @@ async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], 
     }
 
 
+def client(url: str, options: argparse.Namespace, part: int, in_flight: int) -> dict[str, float]:
+    """One of them, in a process of its own."""
+    tasks = list(make_tasks(options.episodes))[part :: options.clients]
+    return asyncio.run(measure(url, options, tasks, in_flight))
+
+
+def share_gate(gate: Any) -> None:
+    """Let this process know where the clients wait for each other."""
+    global _GATE
+    _GATE = gate
+
+
 def run_clients(url: str, options: argparse.Namespace, in_flight: int) -> tuple[float, list[dict[str, float]]]:
     """Seconds until the last of the clients has ended, and the figures of each."""
-    command = [sys.executable, __file__, "--url", url, "--tokenizer", str(options.tokenizer)]
-    command += ["--embedder", options.embedder, "--episodes", str(options.episodes), "--clients", str(options.clients)]
-    command += ["--in_flight", str(-(-in_flight // options.clients))]
-    # Processes side by side, each with one thread: more would take the cores from each other.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    clients = [
-        subprocess.Popen(
-            [*command, "--part", str(part)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for part in range(options.clients)
-    ]
-    try:
-        for process in clients:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line == "ready\n", f"a client says {line!r} and not that it is ready"
+    context = get_context("spawn")
+    gate, count = context.Barrier(options.clients + 1, timeout=600), options.clients
+    with ProcessPoolExecutor(count, mp_context=context, initializer=share_gate, initargs=(gate,)) as pool:
+        running = [pool.submit(client, url, options, part, -(-in_flight // count)) for part in range(count)]
+        gate.wait()
         began = time.perf_counter()
-        for process in clients:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        outputs = [process.stdout.readline() for process in clients if process.stdout is not None]
-        return time.perf_counter() - began, [json.loads(output) for output in outputs]
-    finally:
-        for process in clients:
-            process.kill()
+        figures = [one.result() for one in running]
+        return time.perf_counter() - began, figures
 
 
 def main() -> int:
@@ -187,16 +171,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=RATE, help="completions a second that the server allows")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--clients", type=int, default=os.cpu_count() or 1, help="processes that evaluate")
-    parser.add_argument("--url", help=argparse.SUPPRESS)  # of a client: these three
-    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--in_flight", type=int, help=argparse.SUPPRESS)
     add_quick(parser, episodes=4, rate=20.0, clients=1, embedder="hashing")
     options = parser.parse_args()
     options.tokenizer = options.tokenizer or models.smollm2()
-    if options.url is not None:
-        tasks = list(make_tasks(options.episodes))[options.part :: options.clients]
-        print(json.dumps(asyncio.run(measure(options.url, options, tasks, options.in_flight))))
-        return 0
+    # Processes side by side, each with one thread: more would take the cores from each other.
+    os.environ["OMP_NUM_THREADS"] = "1"
     if options.embedder == "minilm":
         models.minilm()
     concurrency = max(1, round(options.rate * LATENCY))
@@ -235,4 +214,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import models
-from quick import add_quick, command_line, last_line
+from quick import ATOMMEM, add_quick, command_line, flags, last_line
 from simulated_server import SimulatedServer
 
 from atommem.envs.synthetic.world import WorldConfig, generate
@@ -57,9 +56,8 @@ class Command:
     def __init__(self, server: SimulatedServer, tokenizer: Path, data: Path, out: Path) -> None:
         self.out = out
         self._server = server
-        self._arguments = [sys.executable, "-m", "atommem.cli", "eval", "--policy", server.url]
-        self._arguments += ["--tokenizer", str(tokenizer), "--data", str(data), "--out", str(out)]
-        self._arguments += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+        given = {"policy": server.url, "tokenizer": tokenizer, "data": data, "out": out, **SETTINGS}
+        self._arguments = [*ATOMMEM, "eval", *flags(given)]
 
     def start(self) -> subprocess.Popen[bytes]:
         """A process of it; its output goes to a file beside the folder."""
@@ -198,4 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from typing import Any
 
 import httpcore
 from hostile_web import HostileWeb
 from peak_memory import peak_megabytes
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from stalls import heartbeat
 
 from atommem.environment import environment_config
@@ -194,10 +193,10 @@ async def run(quick: bool) -> dict[str, Any]:
 def main() -> int:
     """Try all cases, print a line for each and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="every twelfth case: holds no bar")
+    add_quick(parser)
     result = asyncio.run(run(parser.parse_args().quick))
     return last_line(result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

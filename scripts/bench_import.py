@@ -1,12 +1,11 @@
 """Bar: `import atommem` takes under 0.5 s. Median of 5 fresh interpreters; the bare interpreter beside it."""
 
-import argparse
 import statistics
 import subprocess
 import sys
 import time
 
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line
 
 
 def seconds(code: str, times: int) -> float:
@@ -21,7 +20,7 @@ def seconds(code: str, times: int) -> float:
 
 def main() -> int:
     """Print the table and the JSON line; 0 when the bar holds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--times", type=int, default=5)
     add_quick(parser, times=1)
     times = parser.parse_args().times

@@ -18,7 +18,6 @@ obedience is taught on purpose, and a policy of so few words knows few other wor
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -147,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -29,17 +29,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import models
-from quick import command_line, last_line
+from agents import make_agent
+from quick import add_quick, command_line, last_line
 from stalls import heartbeat
 from transformers import AutoTokenizer
 
-from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, make_task
 from atommem.episode_runner import EpisodeRunner
 from atommem.garbage import no_full_collection
-from atommem.policy.contract import Sampling
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.session import ENCODE_THREADS, Agent
 
@@ -114,15 +112,21 @@ def pretend_vllm() -> None:
     sys.modules["vllm"] = vllm
 
 
-def answers_of(tokenizer: Any, count: int = 64) -> list[list[int]]:
-    """What the engine answers: notes while it reads, and an answer, which counts once there is a question."""
+def answering(draw: random.Random, index: int) -> str:
+    """An answer, which counts once there is a question."""
+    return "<final_answer>\\boxed{Rome}</final_answer>"
+
+
+def answers_of(tokenizer: Any, count: int, ending: Callable[[random.Random, int], str]) -> list[list[int]]:
+    """What the engine answers: notes, and what `ending` makes of a draw and the answer's number."""
     draw = random.Random(0)
     texts = []
     for index in range(count):
+        last = ending(draw, index)
         notes = " ".join(f"note {draw.randrange(10_000)}" for _ in range(draw.randrange(1, 5)))
         texts.append(
             f"<create_memory>{notes}</create_memory><update_scratchpad>{notes} {index}</update_scratchpad>"
-            f"<read_memory>{notes[:20]}</read_memory><final_answer>\\boxed{{Rome}}</final_answer>"
+            f"<read_memory>{notes[:20]}</read_memory>{last}"
         )
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
@@ -139,29 +143,20 @@ def _build(observation: Any, view: Any) -> list[int]:
     return _BUILD(observation, view)
 
 
-def make_agent(tokenizer: Any, policy: Any, threads: int) -> Agent:
+def agent_of(tokenizer: Any, policy: Any, threads: int) -> Agent:
     """As training makes it."""
-    return Agent(
-        policy=policy,
-        embedder=HashingEmbedder(256),
-        tokenizer=tokenizer,
-        environments=make_environments(
-            environment_config("longdoc", chunking="tokens", chunk_tokens=CHUNK_TOKENS, max_reads=0), tokenizer
-        ),
-        encode_threads=threads,
-        memory=MemoryConfig(),
-        sampling=Sampling(temperature=1.0, seed=0),
-        keep_prompts=True,
-    )
+    longdoc = {"chunking": "tokens", "chunk_tokens": CHUNK_TOKENS, "max_reads": 0}
+    more: dict[str, Any] = {"encode_threads": threads, "keep_prompts": True, "temperature": 1.0, "seed": 0}
+    return make_agent(policy, HashingEmbedder(256), tokenizer, stored=longdoc, **more)
 
 
 async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig) -> dict[str, float]:
     """Run the episodes; returns the stalls in ms, and what the rollout took."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer)), tokenizer)
-    agent = make_agent(tokenizer, policy, ENCODE_THREADS if encoding == "threads" else 0)
+    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, 64, answering)), tokenizer)
+    agent = agent_of(tokenizer, policy, ENCODE_THREADS if encoding == "threads" else 0)
     if encoding == "processes":
-        pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), make_agent))
+        pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), agent_of))
         loop = asyncio.get_running_loop()
         empty = agent.new_memory().view()
         task = make_task(world, 0, 0)
@@ -207,24 +202,22 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="of each way to encode; the worst one counts")
-    parser.add_argument("--quick", action="store_true", help="one run of 32 short episodes with threads: holds no bar")
+    add_quick(parser, episodes=32, runs=1)
     options = parser.parse_args()
     options.tokenizer = options.tokenizer or models.smollm2()
     pretend_vllm()
-    world, episodes, runs, encodings = WORLD, options.episodes, options.runs, list(ENCODINGS)
-    if options.quick:
-        world, episodes, runs, encodings = SMALL_WORLD, 32, 1, ["threads"]
-    result: dict[str, Any] = {"episodes": episodes, "load_average": round(os.getloadavg()[0], 1)}
+    world, encodings = (SMALL_WORLD, ["threads"]) if options.quick else (WORLD, list(ENCODINGS))
+    result: dict[str, Any] = {"episodes": options.episodes, "load_average": round(os.getloadavg()[0], 1)}
     for encoding in encodings:
         found = []
-        for _ in range(runs):
-            found.append(asyncio.run(measure(options.tokenizer, encoding, episodes, world)))
+        for _ in range(options.runs):
+            found.append(asyncio.run(measure(options.tokenizer, encoding, options.episodes, world)))
             print(f"{encoding:<10}{found[-1]}", flush=True)
         result[encoding] = {name: [one[name] for one in found] for name in found[0]}
     result["largest_stall_ms"] = max(result["threads"]["largest_stall_ms"])
-    result["holds"] = episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
+    result["holds"] = options.episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
     return last_line(result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

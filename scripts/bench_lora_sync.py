@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick, command_line, last_line
+from agents import make_agent
+from quick import add_quick, command_line, flags, last_line
 from tiny_policy import RECIPE, cold_start
 from vllm_process import VllmServer
 
 from atommem.demo.recipe import GRPO_CONFIG, quick
 from atommem.embedding import make_embedder
-from atommem.environment import make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
@@ -34,7 +34,6 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.session import Agent
 from atommem.train.loops.grpo import run_grpo
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
@@ -75,7 +74,7 @@ def arguments_of(
         "lora_dropout": 0.0,
         "lora_target_modules": "all-linear",
     }
-    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+    return flags(values)
 
 
 def sample_heldout(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) -> EvalResult:
@@ -87,18 +86,10 @@ def sample_heldout(settings: Any, url: str, tasks: list[Any], adapter: Adapter |
         pool = ServerPool([url], "policy", tokenizer=tokenizer, max_in_flight=1024)
         if adapter is not None:
             await pool.use_adapter(adapter)
-        runner = EpisodeRunner(
-            Agent(
-                policy=pool,
-                embedder=make_embedder(embedder),
-                tokenizer=tokenizer,
-                environments=make_environments(environment, tokenizer),
-                memory=memory,
-                sampling=Sampling(args.temperature, max_tokens=args.max_completion_length),
-            )
-        )
+        of = {**asdict(memory), **asdict(environment), "max_tokens": args.max_completion_length}
+        agent = make_agent(pool, make_embedder(embedder), tokenizer, stored=of, temperature=args.temperature)
         try:
-            return await evaluate(tasks, runner, progress=False)
+            return await evaluate(tasks, EpisodeRunner(agent), progress=False)
         finally:
             await pool.close()
 
@@ -187,4 +178,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -32,12 +32,11 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import models
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, flags, last_line
 from vllm_process import ROOT, VllmServer
 
 from atommem.envs.data_cli import main as data
@@ -57,34 +56,18 @@ NOTE_TOKENS = 120
 """Longest completion of the methods that reply in JSON: a shorter one ends before its object does."""
 WINDOW = 8192
 MODEL_NAME = "policy"
+COUNTED = {
+    "calls": "vllm:request_success_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "sampled_tokens": "vllm:generation_tokens_total",
+}
+"""What is counted here and there, and the server's name for it."""
 
 
-@dataclass
-class Counts:
-    """What was asked and answered."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    sampled_tokens: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.calls + other.calls,
-            self.prompt_tokens + other.prompt_tokens,
-            self.sampled_tokens + other.sampled_tokens,
-        )
-
-
-@dataclass
-class Served:
-    """What the server's metrics say so far; `requests` are the completions asked for, by class of HTTP status."""
-
-    counts: Counts
-    requests: Counter[str] = field(default_factory=Counter)
-
-
-def read_metrics(server: VllmServer) -> Served:
-    """The server's metrics, when nothing is running there."""
+def read_metrics(server: VllmServer) -> tuple[Counter[str], Counter[str]]:
+    """What the server has counted, when nothing is running there: `COUNTED`, and completions asked for, by HTTP status
+    class.
+    """
     for _ in range(100):
         metrics = server.metrics()
         if not metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]:
@@ -97,12 +80,7 @@ def read_metrics(server: VllmServer) -> Served:
         if 'handler="/v1/completions"' in labels:
             status = re.search(r'status="(\w+)"', labels)
             requests[status[1] if status else "?"] += int(float(value))
-    counts = Counts(
-        int(metrics["vllm:request_success_total"]),
-        int(metrics["vllm:prompt_tokens_total"]),
-        int(metrics["vllm:generation_tokens_total"]),
-    )
-    return Served(counts, requests)
+    return Counter({name: int(metrics[counter]) for name, counter in COUNTED.items()}), requests
 
 
 def build_tasks(benchmarks: Path, out: Path) -> Path:
@@ -110,10 +88,10 @@ def build_tasks(benchmarks: Path, out: Path) -> Path:
     tasks = []
     for name in BENCHMARKS:
         path = out / f"{name}.parquet"
-        arguments = ["--benchmark", name, "--split", "dev", "--input", str(benchmarks), "--out", str(path)]
-        arguments += ["--docs", str(DOCUMENTS), "--questions", str(QUESTIONS), "--n", str(TASKS), "--seed", "7"]
+        rows = {"benchmark": name, "split": "dev", "input": benchmarks, "out": path}
+        sizes = {"docs": DOCUMENTS, "questions": QUESTIONS, "n": TASKS, "seed": 7}
         with contextlib.redirect_stdout(io.StringIO()):
-            status = data(["build", *arguments])
+            status = data(["build", *flags({**rows, **sizes})])
         if status:
             sys.exit(status)
         tasks += load_tasks(path)
@@ -122,18 +100,20 @@ def build_tasks(benchmarks: Path, out: Path) -> Path:
     return path
 
 
-def check_episode(folder: Path, record: EpisodeRecord, method: str, problems: list[str]) -> Counts:
+def check_episode(folder: Path, record: EpisodeRecord, method: str, problems: list[str]) -> Counter[str]:
     """What the trace of an episode counts; what is wrong with it is added to `problems`."""
     path = trace_path(folder, record)
     trace = read_trace(path)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     prompts = [line["prompt_tokens"] for line in lines if line["type"] == "step"]
     steps = trace.episode.steps
-    counts = Counts(len(steps), sum(prompts), sum(len(step.token_ids) for step in steps))
+    sampled = sum(len(step.token_ids) for step in steps)
+    counts = Counter(calls=len(steps), prompt_tokens=sum(prompts), sampled_tokens=sampled)
     where = f"{method} {record.task_id}"
     if not trace.complete:
         problems.append(f"{where}: the trace is cut off")
-    recorded = Counts(int(record.sums["steps"]), record.prompt_tokens, record.completion_tokens)
+    of = (int(record.sums["steps"]), record.prompt_tokens, record.completion_tokens)
+    recorded = Counter(dict(zip(COUNTED, of, strict=True)))
     if counts != recorded:
         problems.append(f"{where}: the trace counts {counts}, the record {recorded}")
     shown = io.StringIO()
@@ -158,18 +138,18 @@ def check_episode(folder: Path, record: EpisodeRecord, method: str, problems: li
 
 
 def run_method(
-    server: VllmServer, tasks: Path, model: Path, method: str, out: Path, further: list[str], endings: set[str]
+    server: VllmServer, tasks: Path, model: Path, method: str, out: Path, further: dict[str, int], endings: set[str]
 ) -> dict[str, Any]:
     """Evaluate `method` and compare; its figures, with ``problems``."""
-    arguments = ["--policy", server.url, "--model", MODEL_NAME, "--tokenizer", str(model), "--method", method]
-    arguments += ["--data", str(tasks), "--out", str(out), "--embedder", "hashing", "--max_reads", str(MAX_READS)]
-    arguments += ["--chunk_tokens", str(CHUNK_TOKENS), "--max_tokens", str(MAX_TOKENS), "--temperature", "0.7"]
-    before = read_metrics(server)
+    settings = {"policy": server.url, "model": MODEL_NAME, "tokenizer": model, "method": method, "data": tasks}
+    settings |= {"out": out, "embedder": "hashing", "max_reads": MAX_READS, "chunk_tokens": CHUNK_TOKENS}
+    settings |= {"max_tokens": MAX_TOKENS, "temperature": 0.7, **further}
+    before, asked_before = read_metrics(server)
     started = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        status = evaluate([*arguments, *further])
+        status = evaluate(flags(settings))
     seconds = time.perf_counter() - started
-    after = read_metrics(server)
+    after, asked_after = read_metrics(server)
     problems = [] if status == 0 else [f"atommem eval ended with status {status}"]
     records = list(parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl").values())
     problems += [
@@ -180,28 +160,21 @@ def run_method(
     sources = Counter(record.source for record in records)
     if sorted(sources.values()) != [TASKS] * len(BENCHMARKS):
         problems.append(f"episodes of each benchmark: {dict(sources)}")
-    counts = sum((check_episode(out, record, method, problems) for record in records), Counts())
-    served = after.counts
-    grown = Counts(
-        served.calls - before.counts.calls,
-        served.prompt_tokens - before.counts.prompt_tokens,
-        served.sampled_tokens - before.counts.sampled_tokens,
-    )
+    counts = sum((check_episode(out, record, method, problems) for record in records), Counter[str]())
+    grown = after - before
     if counts != grown:
         problems.append(f"the traces count {counts}, the server {grown}")
     means = json.loads((out / "summary.json").read_text())["means"]
     names = ("steps", "tokens/prompt", "tokens/completion")
-    table = Counts(*(round(means[name] * len(records)) for name in names))
+    table = Counter({key: round(means[name] * len(records)) for key, name in zip(COUNTED, names, strict=True)})
     if table != grown:
         problems.append(f"summary.json counts {table}, the server {grown}")
-    requests = after.requests - before.requests
-    if requests["2xx"] != counts.calls:
-        problems.append(f"{requests['2xx']} requests were answered for {counts.calls} calls")
+    requests = asked_after - asked_before
+    if requests["2xx"] != counts["calls"]:
+        problems.append(f"{requests['2xx']} requests were answered for {counts['calls']} calls")
     return {
         "episodes": len(records),
-        "calls": counts.calls,
-        "prompt_tokens": counts.prompt_tokens,
-        "sampled_tokens": counts.sampled_tokens,
+        **{name: counts[name] for name in COUNTED},
         "refused": sum(requests.values()) - requests["2xx"],
         "entries": round(means["store_size"] * len(records)),
         "seconds": round(seconds, 1),
@@ -215,13 +188,13 @@ def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: P
     print(f"{'method':<18} episodes calls prompt tokens sampled refused entries seconds", flush=True)
     ended = {"answered", "unanswered"}
     own = {
-        "full_context": ["--context_tokens", str(WINDOW)],
-        **{method: ["--max_tokens", str(NOTE_TOKENS)] for method in ("generative_agents", "a_mem", "mem0")},
+        "full_context": {"context_tokens": WINDOW},
+        **{method: {"max_tokens": NOTE_TOKENS} for method in ("generative_agents", "a_mem", "mem0")},
     }
     # Completions as long as the window leave no room for a prompt; the client, which was given the model's name, does
     # not ask for the window and so finds out by being refused.
-    too_long = ["--context_tokens", str(4 * WINDOW), "--max_tokens", str(WINDOW)]
-    cells = [(method, method, own.get(method, []), ended) for method in methods]
+    too_long = {"context_tokens": 4 * WINDOW, "max_tokens": WINDOW, "max_failed_fraction": 1}
+    cells = [(method, method, own.get(method, {}), ended) for method in methods]
     for name, method, further, endings in [*cells, ("(refused)", "full_context", too_long, {"context_overflow"})]:
         row = run_method(server, tasks, model, method, out / name.strip("()"), further, endings)
         figures[name] = row
@@ -251,9 +224,8 @@ def main(argv: list[str] | None = None) -> int:
         out = arguments.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
         tasks = build_tasks(arguments.benchmarks, out)
-        flags = ["--max-model-len", str(WINDOW)]
-        env = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-        server = VllmServer(model, out / "server.log", *flags, env=env, served_model_name=MODEL_NAME)
+        of: dict[str, Any] = {"env": {"VLLM_CPU_KVCACHE_SPACE": "2"}, "served_model_name": MODEL_NAME}
+        server = VllmServer(model, out / "server.log", "--max-model-len", str(WINDOW), **of)
         with server:
             up = time.perf_counter() - started
             print(f"the server was up after {up:.0f} s")
@@ -263,4 +235,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.sequences import Row, Tokens, merge_equal_rows
@@ -142,10 +142,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, steps=3, rounds=1)
     arguments = parser.parse_args(argv)
-    if arguments.quick:
-        arguments.steps, arguments.rounds = 3, 1
     torch.set_num_threads(1)
     PartialState(cpu=True)  # the planner asks it for the other processes
     figures = {}

@@ -12,17 +12,15 @@ The last line is one JSON object; the exit code is 0 if and only if its "holds" 
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, cycle
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line
 
 from atommem.actions import Parsed
 from atommem.dialects import Dialect, get_dialect
@@ -134,34 +132,24 @@ def inconsistency(text: str, parsed: Parsed, dialect: Dialect) -> str | None:
     return None
 
 
-@dataclass
-class Fuzzed:
-    """What became of the fuzzed strings."""
-
-    strings: int = 0
-    exceptions: int = 0
-    inconsistent: int = 0
-    found: Counter[str] | None = None
-
-
-def fuzz(strings: Iterator[str], total: Fuzzed) -> None:
-    """Parse every string in a dialect of its own turn, and add up what came out."""
-    found = total.found = total.found or Counter()
-    for text in strings:
-        dialect = DIALECTS[total.strings % len(DIALECTS)]
-        total.strings += 1
+def fuzz(strings: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
+    """Parse every string, in one dialect after the other; what became of the strings, and what was found in them."""
+    total, found = Counter(strings=0, exceptions=0, inconsistent=0), Counter[str]()
+    for dialect, text in zip(cycle(DIALECTS), strings, strict=False):
+        total["strings"] += 1
         try:
             parsed = dialect.grammar().parse(text)
         except Exception as error:  # whatever it is, it is what this program looks for
-            total.exceptions += 1
+            total["exceptions"] += 1
             print(f"{type(error).__name__}: {error} on {text!r}")
             continue
         wrong = inconsistency(text, parsed, dialect)
         if wrong is not None:
-            total.inconsistent += 1
+            total["inconsistent"] += 1
             print(f"{wrong} in {text!r}")
         found.update(str(action.kind) for action in parsed.actions)
         found.update(str(problem.reason) for problem in parsed.problems)
+    return total, found
 
 
 def adversaries() -> dict[str, Callable[[int], str]]:
@@ -246,18 +234,17 @@ def milliseconds(make: Callable[[int], str]) -> list[float]:
 
 def main() -> int:
     """Run both parts, print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description="Fuzz and time the parser of completions.")
+    parser = command_line(__doc__)
     parser.add_argument("--strings", type=int, default=200_000, help="How many fuzzed strings.")
     parser.add_argument("--seed", type=int, default=0)
     add_quick(parser, strings=2000)
     args = parser.parse_args()
     began = time.perf_counter()
 
-    total = Fuzzed()
-    fuzz(hypothesis_strings(args.strings // 2, args.seed), total)
-    fuzz(mutated_strings(args.strings - args.strings // 2, random.Random(args.seed)), total)
-    print(f"fuzzed strings {total.strings}  exceptions {total.exceptions}  inconsistent {total.inconsistent}")
-    for name, count in sorted((total.found or Counter()).items()):
+    mutated = mutated_strings(args.strings - args.strings // 2, random.Random(args.seed))
+    total, found = fuzz(chain(hypothesis_strings(args.strings // 2, args.seed), mutated))
+    print("fuzzed " + "  ".join(f"{name} {count}" for name, count in total.items()))
+    for name, count in sorted(found.items()):
         print(f"  {name:<20}{count:>9}")
 
     timed = {name: milliseconds(make) for name, make in adversaries().items()}
@@ -271,17 +258,15 @@ def main() -> int:
     steepest = max(growth, key=lambda name: growth[name])
 
     result = {
-        "strings": total.strings,
-        "exceptions": total.exceptions,
-        "inconsistent": total.inconsistent,
+        **total,
         "shapes": len(timed),
         "worst_ms": round(timed[slowest][-1], 2),
         "worst_shape": slowest,
         "worst_growth": round(growth[steepest], 2),
         "worst_growth_shape": steepest,
         "seconds": round(time.perf_counter() - began, 1),
-        "holds": total.exceptions == 0
-        and total.inconsistent == 0
+        "holds": not total["exceptions"]
+        and not total["inconsistent"]
         and timed[slowest][-1] < MAX_MS
         and growth[steepest] <= MAX_GROWTH,
     }
@@ -289,4 +274,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

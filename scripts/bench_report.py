@@ -11,19 +11,16 @@ tasks and on all of them. Memory is the highest resident set of that process: it
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick, command_line, last_line
+from peak_memory import peak_megabytes
+from quick import add_quick, command_line, in_a_process, last_line
 
 from atommem.actions import Action
 from atommem.description import QuestionDescription, TaskDescription
@@ -120,28 +117,23 @@ def report(folder: Path, out: Path) -> Mapping[str, Any]:
     ]
     write_report(evaluations, out, title="Made up", reference="rag")
     seconds, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    return {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "megabytes": used.ru_maxrss / 1024}
+    return {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "megabytes": peak_megabytes()}
 
 
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--traces", type=int, default=10_000)
     parser.add_argument("--keep", help="folder for evaluations and report, which are else removed")
-    parser.add_argument("--report", help=argparse.SUPPRESS)
     add_quick(parser, traces=68)
     given = parser.parse_args()
-    if given.report:
-        print(json.dumps(report(Path(given.report), Path(given.report) / "report")))
-        return 0
     measured = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, traces in (("quarter", given.traces // 4), ("whole", given.traces)):
             folder = Path(given.keep or temporary, name)
             count = write(folder, traces)
-            line = [sys.executable, __file__, "--report", str(folder)]
-            done = subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True)
+            done = in_a_process(report, folder, folder / "report")
             page = (folder / "report" / "report.html").stat().st_size
-            measured[name] = {"traces": count, **json.loads(done.stdout.splitlines()[-1]), "page_bytes": page}
+            measured[name] = {"traces": count, **done, "page_bytes": page}
             print(name, measured[name], flush=True)
     whole = measured["whole"]
     holds = whole["seconds"] < MOST_SECONDS and whole["megabytes"] < MOST_MEGABYTES
@@ -149,4 +141,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -23,7 +23,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -32,20 +31,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
+from atommem.servers.vllm_process import free_port
 from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
 from atommem.train.resume.sharded import MODEL_FOLDER, OPTIMIZER_FOLDER
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.fakes import word_level
+from tests.train.toys import make_model
+
 TOLERANCES = {"single": 1e-6, "two": 0.0, "two-or-one": 1e-5}
 TASKS = 20
 EPISODES = 16
@@ -64,30 +65,8 @@ ELEMENTS = [
 def make_inputs(folder: Path) -> None:
     """A random policy whose tokens are whole actions, so that it acts, answers and learns; and tasks for it."""
     words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>"
-    )
-    set_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(words),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            max_position_embeddings=256,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            initializer_range=0.1,
-        )
-    )
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    make_model(vocabulary=len(words), spread=0.1, width=32, head_dim=16).save_pretrained(folder / "model")
+    word_level(words, unk_token="<unk>").save_pretrained(folder / "model")
     memory = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
     embedder = EmbedderConfig(embedder="hashing", embedder_dim=16)
     save_config(folder / "model", memory, embedder, environment_config("longdoc", chunking="documents", max_reads=0))
@@ -133,11 +112,8 @@ class Command:
 
     def start(self, ranks: int) -> Run:
         """Start it; what its processes print goes to the end of the log."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         flags = [*self._flags, "--per_device_train_batch_size", str(EPISODES // ranks)]
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         run = []
         for rank in range(ranks):
             own = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if self._sharded else {}
@@ -335,10 +311,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="one kill of two processes, resumed on one; one damage")
+    add_quick(parser, forms=["two-or-one"], kills=1, updates=6)
     given = parser.parse_args()
-    if given.quick:
-        given.forms, given.kills, given.updates = ["two-or-one"], 1, 6
     figures: dict[str, Any] = {"bench": "resume", "quick": given.quick}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -29,7 +29,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,12 +39,11 @@ from typing import Any
 
 import models
 import numpy as np
-from quick import add_quick, last_line
-from rich.console import Console
+from quick import ATOMMEM, add_quick, command_line, last_line
+from tiny_policy import taken_up
 
 from atommem.config import EmbedderConfig
 from atommem.demo.recipe import BOUNDED, Recipe, quick
-from atommem.demo.run import Demo
 from atommem.embedding import make_embedder
 from atommem.eval.retention.claims import CLOSED, LEAST
 from atommem.eval.retention.comparison import Comparison
@@ -53,7 +51,6 @@ from atommem.eval.retention.keeping import Embedded, embedded
 from atommem.eval.retention.table import ALL_READ, CAPACITIES, ORACLE, UNLIMITED, Cell, draws, fill, markdown
 from atommem.eval.retention.turns import Stream, read_streams
 from atommem.eval.suites.suite_file import load_suite
-from atommem.policy.local import LocalPolicy
 from atommem.shipped import find_file
 
 NEAR, SECONDS = 0.02, 120.0
@@ -153,18 +150,14 @@ def demonstrated(out: Path, quick: bool) -> Path:
     """The run of `atommem demo --bounded` with seed 0; one that is there already is taken."""
     folder = out / "policy_0"
     if not (folder / "summary.json").is_file():
-        command = [sys.executable, "-m", "atommem.cli", "demo", "--bounded", "--out", str(folder)]
-        subprocess.run([*command, *(["--quick"] if quick else [])], check=True)
+        subprocess.run([*ATOMMEM, "demo", "--bounded", "--out", str(folder), *["--quick"] * quick], check=True)
     return folder
 
 
 def continued(first: Path, folder: Path, seed: int, recipe: Recipe) -> Path:
     """GRPO once more from the cold start of `first`: other tasks and sampling, or the tasks of one capacity only."""
     if not (folder / "grpo" / "model.safetensors").is_file():
-        demo = Demo(replace(recipe, heldout=1), folder, seed, Console(highlight=False))
-        start = LocalPolicy.from_pretrained(first / "cold_start")
-        demo.model, demo.tokenizer = start.model, start.tokenizer
-        demo.grpo()
+        taken_up(first / "cold_start", replace(recipe, heldout=1), folder, seed).grpo()
     return folder
 
 
@@ -249,7 +242,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Run the parts; print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description="The LoCoMo retention table, and the comparison on synthetic worlds.")
+    parser = command_line(__doc__)
     shared = Path(os.environ.get("ATOMMEM_DATA", "../shared/data"))
     parser.add_argument("--part", choices=("turns", "worlds"), help="Unset: both.")
     parser.add_argument("--data", type=Path, default=shared / "locomo" / "locomo10.json")
@@ -272,4 +265,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

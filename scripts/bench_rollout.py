@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,21 +26,19 @@ from typing import Any
 
 import httpx
 import models
+from agents import make_agent
 from quick import add_quick, command_line, last_line
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
-from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.session import Agent
 
 PARTS = ("layout", "long")
 GROUP = 16
@@ -53,11 +50,8 @@ LEAST_LAYOUT_SPEED = 2.5
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
 
 
-class FixedLength(httpx.AsyncBaseTransport):
+class FixedLength(httpx.AsyncHTTPTransport):
     """Makes the server sample exactly ``max_tokens`` tokens, whatever they are."""
-
-    def __init__(self) -> None:
-        self._inner = httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request with vLLM's own two fields for that."""
@@ -68,11 +62,7 @@ class FixedLength(httpx.AsyncBaseTransport):
             request = httpx.Request(
                 request.method, request.url, headers=headers, json=body, extensions=request.extensions
             )
-        return await self._inner.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._inner.aclose()
+        return await super().handle_async_request(request)
 
 
 class Wrapped:
@@ -161,18 +151,10 @@ async def rollout(
             timeout=1800,
         )
     )
-    runner = EpisodeRunner(
-        Agent(
-            policy=policy,
-            embedder=embedder or HashingEmbedder(256),
-            tokenizer=tokenizer,
-            environments=make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens), tokenizer),
-            memory=MemoryConfig(layout=layout, retrieve_k=retrieve_k),
-            sampling=Sampling(1.0, max_tokens=max_tokens, seed=1),
-            keep_prompts=True,
-        ),
-        limits=Limits(max_steps=steps),
-    )
+    settings = {"layout": layout, "chunk_tokens": chunk_tokens, "retrieve_k": retrieve_k, "max_tokens": max_tokens}
+    sampled_with = {**settings, "temperature": 1.0, "seed": 1}
+    agent = make_agent(policy, embedder or HashingEmbedder(256), tokenizer, stored=sampled_with, keep_prompts=True)
+    runner = EpisodeRunner(agent, limits=Limits(max_steps=steps))
     before, started = server.metrics(), time.perf_counter()
     episodes = await runner.run_all(jobs)
     seconds, after = time.perf_counter() - started, server.metrics()
@@ -310,4 +292,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,7 +16,6 @@ of part 2 within 2 s in both shapes, nothing lost. Part 3 has no bar.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line, seconds_of
 
 from atommem import plugins
 from atommem.actions import Action
@@ -140,12 +139,7 @@ async def large_bank(records: int, dim: int, folder: Path) -> dict[str, Any]:
     bank = await Bank(embedder, retention="fifo", capacity=records).open(path)
 
     async def timed(call: Any, times: int) -> float:
-        taken = []
-        for number in range(times):
-            began = time.perf_counter()
-            await call(number)
-            taken.append(time.perf_counter() - began)
-        return round(float(np.median(taken)) * 1e3, 3)
+        return round(float(np.median([await seconds_of(call(number)) for number in range(times)])) * 1e3, 3)
 
     async def add(number: int) -> None:
         await bank.end(Experience(f"{number} what is to be done", "what was done", float(number % 3 > 0), {"steps": 9}))
@@ -205,7 +199,7 @@ def killed(times: int, folder: Path) -> dict[str, int]:
 
 def main() -> int:
     """Run the four parts; print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description="Promises and speed of rules; a bank that is large, or killed.")
+    parser = command_line(__doc__)
     parser.add_argument("--creates", type=int, default=10_000)
     parser.add_argument("--capacity", type=int, default=1000)
     parser.add_argument("--records", type=int, default=100_000)
@@ -245,4 +239,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -12,21 +12,17 @@ interval ends at 1.10 at most, and the peak memory at the most documents is at m
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from peak_memory import peak_megabytes
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, in_a_process, last_line
 from scipy import stats
 from toy_training import WORLD, toy_trainer
 
-from atommem.environment import environment_config
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
 
@@ -41,8 +37,8 @@ def make_task(documents: int) -> Task:
     return replace(tasks[0], documents=tuple(stream[:documents]))
 
 
-def measure(documents: int, updates: int) -> None:
-    """Run in a process of its own: prints one JSON object."""
+def measure(documents: int, updates: int) -> dict[str, Any]:
+    """Run in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = toy_trainer(
             {
@@ -54,15 +50,12 @@ def measure(documents: int, updates: int) -> None:
                 "micro_batch_tokens": 1024,
             },
             [make_task(documents)],
-            environment_config("longdoc", chunk_tokens=64, max_reads=0),
-            max_tokens=16,
+            {"chunk_tokens": 64, "max_reads": 0, "max_tokens": 16},
         )
         trainer.train()
     logged = [entry for entry in trainer.state.log_history if "loss" in entry][1:]
     seconds = [(entry["seconds/rollout"] + entry["seconds/train"]) / GROUP for entry in logged]
-    peak = peak_megabytes()
-    found = {"seconds": seconds, "peak_mb": peak, "steps": logged[-1]["steps"]}
-    print(json.dumps(found))
+    return {"seconds": seconds, "peak_mb": peak_megabytes(), "steps": logged[-1]["steps"]}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,17 +63,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("--documents", nargs="+", type=int, default=[50, 100, 200, 400])
     parser.add_argument("--updates", type=int, default=6)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     add_quick(parser, documents=[4, 8, 16], updates=2)
     arguments = parser.parse_args(argv)
-    if arguments.one:
-        measure(arguments.one, arguments.updates)
-        return 0
     rows = []
     for documents in arguments.documents:
-        command = [sys.executable, __file__, "--one", str(documents), "--updates", str(arguments.updates)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        row = json.loads(done.stdout.splitlines()[-1])
+        row = in_a_process(measure, documents, arguments.updates)
         rows.append(row)
         print(
             f"{documents:4} documents  {row['steps']:5.0f} steps  {np.median(row['seconds']):6.3f} s per episode  "
@@ -105,4 +92,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

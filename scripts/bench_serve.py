@@ -22,7 +22,6 @@ import json
 import os
 import random
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,7 +30,7 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from serve_gateways import Gateway
 
 from atommem.memory.operations import Operation
@@ -152,10 +151,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--asks", type=int, default=2000)
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that a completion takes")
     parser.add_argument("--disk", type=int, default=10_000, help="conversations on disk in the second part")
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, asks=128, disk=50, latency=0.2)
     options = parser.parse_args(argv)
     gc.freeze()
-    asks, disk, latency = (128, 50, 0.2) if options.quick else (options.asks, options.disk, options.latency)
+    asks, disk, latency = options.asks, options.disk, options.latency
     with tempfile.TemporaryDirectory() as name:
         url = f"sqlite:///{Path(name) / 'log.db'}"
         result: dict[str, Any] = {"latency_s": latency, "fresh": measured(url, asks, CLIENTS, latency, 0)}
@@ -177,4 +176,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

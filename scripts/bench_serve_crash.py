@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -26,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from serve_gateways import Gateway, postgres, postgres_programs
 
 from atommem.memory.contents import replay
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database
+from atommem.servers.vllm_control import parse_metrics
 
 CLIENTS = 8
 
@@ -182,7 +182,8 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
 
             with ThreadPoolExecutor(8) as threads:
                 written = list(threads.map(write, range(writes // 2)))
-                conflicts = sum(_conflicts(gateway) for gateway in gateways)
+                told = [parse_metrics(httpx.get(f"{gateway.url}/metrics").text) for gateway in gateways]
+                conflicts = int(sum(metrics["atommem_conflicts_total"] for metrics in told))
                 futures = [threads.submit(write, number) for number in range(writes // 2, writes)]
                 time.sleep(0.3)
                 gateways[0].kill()
@@ -199,13 +200,8 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
         finally:
             for gateway in gateways:
                 gateway.kill()
-    told = {"repeated_on_the_other": repeated, "conflicts_before_the_kill": conflicts}
-    return {"writes": writes, "lost": lost, "written_twice": twice, "failed_on_both": failed_twice, **told}
-
-
-def _conflicts(gateway: Gateway) -> int:
-    lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
-    return int(float(next(line.split()[1] for line in lines if line.startswith("atommem_conflicts_total"))))
+    beside = {"repeated_on_the_other": repeated, "conflicts_before_the_kill": conflicts}
+    return {"writes": writes, "lost": lost, "written_twice": twice, "failed_on_both": failed_twice, **beside}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -214,23 +210,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--writes", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, kills=3, writes=60)
     options = parser.parse_args(argv)
-    kills, writes = (3, 60) if options.quick else (options.kills, options.writes)
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        result["sqlite"] = killed(folder, kills, options.seed)
+        result["sqlite"] = killed(folder, options.kills, options.seed)
         print(json.dumps(result["sqlite"], indent=2), flush=True)
         holds = not result["sqlite"]["faults"]
         if postgres_programs() is None:
             result["postgres"] = "skipped: PostgreSQL is not installed here (apt-get install postgresql)"
         else:
-            found = result["postgres"] = two_gateways(folder, writes)
+            found = result["postgres"] = two_gateways(folder, options.writes)
             holds = holds and not any(found[fault] for fault in ("lost", "written_twice", "failed_on_both"))
     return last_line({**result, "holds": holds})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,7 +34,7 @@ from typing import Any
 import httpx
 import models
 import openai
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, flags, last_line
 from serve_gateways import serving
 from vllm_process import vllm_python
 
@@ -171,11 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     task = replace(task, questions=task.questions[::every][: given.questions])
     sessions = sessions[: given.sessions]
     os.environ["VLLM_PYTHON"] = vllm_python()
-    flags = ["--policy", str(model), f"--vllm=--max-model-len {CONTEXT}"]
-    flags += ["--embedder", "sentence_transformer", "--embedder_model", str(models.minilm())]
-    settings = {**SETTINGS, **({"chunk_tokens": "900"} if given.document else {})}
-    flags += [word for name, value in settings.items() for word in (f"--{name}", value)]
-    with serving(flags, given.out) as url:
+    settings = {"policy": model, "embedder": "sentence_transformer", "embedder_model": models.minilm(), **SETTINGS}
+    settings |= {"chunk_tokens": "900"} if given.document else {}
+    with serving([*flags(settings), f"--vllm=--max-model-len {CONTEXT}"], given.out) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=3600)
         conversation = client.conversations.create(metadata={"conversation": task.id}).id
         started, took, given_text = time.perf_counter(), [], []
@@ -230,4 +227,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -12,8 +12,6 @@ The last line is JSON; exit status 1 where the bar is missed.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -21,32 +19,10 @@ from typing import Any
 
 import httpx
 import models
-from quick import command_line, last_line
+from quick import add_quick, command_line, flags, last_line
 from serve_gateways import serving
-from vllm_process import VllmServer, free_port
-
-
-class Simulated:
-    """The simulated engine as a process that can be killed and started again."""
-
-    def __init__(self, tokenizer: Path) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        script = Path(__file__).with_name("simulated_server.py")
-        self._command = [sys.executable, str(script), "--tokenizer", str(tokenizer), "--port", str(port)]
-        self._command += ["--latency", "0.3"]
-        self._process: Any = None
-
-    def start(self) -> None:
-        """Start it, and wait until it listens."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        self._process.stdout.readline()
-
-    def kill(self) -> None:
-        """End it at once."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+from simulated_server import SimulatedServer
+from vllm_process import VllmServer
 
 
 def outage(http: httpx.Client, engine: Any, conversation: str) -> list[str]:
@@ -81,29 +57,29 @@ def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--quick", action="store_true")
+    add_quick(parser, kills=1)
     options = parser.parse_args(argv)
-    model, kills = models.smollm2(), 1 if options.quick else options.kills
+    model = models.smollm2()
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as name:
-        engine: Any = Simulated(model) if options.quick else VllmServer(model, Path(name) / "vllm.log")
-        flags = ["--tokenizer", str(model), "--embedder", "hashing", "--turn_seconds", "30", "--max_reads", "1"]
-        flags += ["--max_tokens", "64", "--chunk_tokens", "500"]
+        engine: Any = SimulatedServer(model, 0.3) if options.quick else VllmServer(model, Path(name) / "vllm.log")
+        settings = {"policy": engine.url, "tokenizer": model, "embedder": "hashing", "turn_seconds": 30}
+        settings |= {"max_reads": 1, "max_tokens": 64, "chunk_tokens": 500}
         try:
             engine.start()
             with (
-                serving(["--policy", engine.url, *flags], Path(name)) as url,
+                serving(flags(settings), Path(name)) as url,
                 httpx.Client(base_url=url, timeout=300) as http,
             ):
                 items = {"items": [{"content": "Ann Kerr lives in Rome. Bob Tarn lives in Oslo."}]}
                 conversation = http.post("/v1/conversations", json=items).raise_for_status().json()["id"]
-                for _ in range(kills):
+                for _ in range(options.kills):
                     wrong += outage(http, engine, conversation)
         finally:
             engine.kill()
     kind = "simulated" if options.quick else "vllm"
-    return last_line({"engine": kind, "kills": kills, "wrong": wrong, "holds": not wrong})
+    return last_line({"engine": kind, "kills": options.kills, "wrong": wrong, "holds": not wrong})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

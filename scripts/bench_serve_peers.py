@@ -25,19 +25,15 @@ The last line is one JSON object. It holds if every arm took every turn and ever
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -45,11 +41,12 @@ from typing import Any
 import httpx
 import models
 from bench_serve_locomo import INVENTED, SETTINGS, conversation_of
-from quick import add_quick, command_line
+from quick import add_quick, command_line, flags, last_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from serve_gateways import serving
+from simulated_server import embeddings, serve_in_thread
 from vllm_process import VllmServer
 
 from atommem.config import EmbedderConfig
@@ -73,41 +70,19 @@ class Helper:
 
     def __init__(self, embedder: Any) -> None:
         self.texts = 0
-        loop = asyncio.new_event_loop()
 
-        def embedded(body: dict[str, Any]) -> dict[str, Any]:
-            texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-            self.texts += len(texts)
-            rows = loop.run_until_complete(embedder.embed(texts, "entry"))
-            return {"data": [{"index": i, "embedding": row.tolist()} for i, row in enumerate(rows)]}
-
-        def copied(body: dict[str, Any]) -> dict[str, Any]:
-            said = body["messages"][-1]["content"].partition("of the text:\n")[2].partition("\n\nScratchpad:")[0]
+        async def handle(path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+            asked = json.loads(body)
+            if path == "/v1/embeddings":
+                texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
+                self.texts += len(texts)
+                return 200, embeddings(await embedder.embed(texts, "entry"))
+            said = asked["messages"][-1]["content"].partition("of the text:\n")[2].partition("\n\nScratchpad:")[0]
             message = {"role": "assistant", "content": f"<create_memory>{said}</create_memory>"}
             usage = {"prompt_tokens": 0, "completion_tokens": 0}
-            return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+            return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
 
-        routes: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "/v1/embeddings": embedded,
-            "/v1/chat/completions": copied,
-        }
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = json.dumps(routes[self.path](body)).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url, _ = serve_in_thread(handle)
 
 
 @dataclass
@@ -332,9 +307,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not given.quick:
             env = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
             engine = stack.enter_context(VllmServer(models.smollm2(), out / "vllm.log", *ENGINE, env=env))
-        settings = {**SETTINGS, "retrieve_k": str(given.k), "max_tokens": str(MAX_TOKENS), "entry_tokens": "400"}
-        served = ["--embedder", "http", "--embedder_url", helper.url, "--embedder_model", "e"]
-        served += [word for name, value in settings.items() for word in (f"--{name}", value)]
+        settings = {**SETTINGS, "retrieve_k": given.k, "max_tokens": MAX_TOKENS, "entry_tokens": 400}
+        served = {**settings, "embedder": "http", "embedder_url": helper.url, "embedder_model": "e"}
 
         def spent() -> dict[str, float]:
             told = {} if engine is None else engine.metrics()
@@ -349,12 +323,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         releases = {f"mem0 {release(python)}": python for python in given.mem0}
         for kind, size in (("raw", "all"), ("raw", "first"), ("written", "first")):
-            policy = ["--policy", helper.url, "--api", "chat", "--model", "copies"]
+            policy = {"policy": helper.url, "api": "chat", "model": "copies"}
             if kind == "written":
                 if engine is None:
                     continue
-                policy = ["--policy", engine.url, "--tokenizer", str(models.smollm2())]
-            with serving([*policy, *served], out) as url:
+                policy = {"policy": engine.url, "tokenizer": str(models.smollm2())}
+            with serving(flags({**policy, **served}), out) as url:
                 sides: dict[str, AtomMem | Mem0] = {"AtomMem": AtomMem(url)}
                 sides |= {name: mem0(python, kind == "written") for name, python in releases.items()}
                 for name, found in compared(sides, *sizes[size], spent).items():
@@ -363,9 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console(width=120, highlight=False).print(table(results))
     failed = sum(arm["failed"] for arm in results.values())
     result = {"bench": "serve_peers", "conversation": task.id, "k": given.k, "arms": results, "holds": not failed}
-    print(json.dumps(result))
-    return 1 if failed else 0
+    return last_line(result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

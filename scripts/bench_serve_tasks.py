@@ -14,7 +14,6 @@ The last line is one JSON object; exit status 0 if EM is within .02 of the evalu
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,4 +88,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

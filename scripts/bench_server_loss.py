@@ -10,28 +10,25 @@ the server is back, completions must come as fast as before.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents import make_agent
 from quick import add_quick, command_line, last_line
 from tiny_policy import RECIPE, cold_start
 from transformers import AutoTokenizer
 from vllm_process import VllmServer
 
-from atommem.demo.recipe import FULL, quick
-from atommem.demo.settings import load_settings
-from atommem.embedding import make_embedder
-from atommem.environment import make_environments
+from atommem.config import load_config
+from atommem.demo.recipe import quick
 from atommem.envs.synthetic.world import generate
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import ServerPool
-from atommem.session import Agent
 
 LEAST_RECOVERY = 0.8
 """Throughput once both servers work again, as a part of that before the loss."""
@@ -72,24 +69,15 @@ class Run:
         model: The policy's folder.
     """
 
-    def __init__(self, servers: Sequence[VllmServer], model: Path, out: Path) -> None:
+    def __init__(self, servers: Sequence[VllmServer], model: Path) -> None:
         self.servers = servers
-        settings = load_settings(out / "unused", FULL)
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.clock = Clock(
             ServerPool([server.url for server in servers], "policy", tokenizer=tokenizer, max_in_flight=1024)
         )
-        self.runner = EpisodeRunner(
-            Agent(
-                policy=self.clock,
-                embedder=make_embedder(settings.embedder),
-                tokenizer=tokenizer,
-                environments=make_environments(settings.environment, tokenizer),
-                memory=settings.memory,
-                sampling=Sampling(temperature=0.0, max_tokens=48),
-            ),
-            max_in_flight=IN_FLIGHT,
-        )
+        settings = {**load_config(model), "temperature": 0.0, "max_tokens": 48}
+        agent = make_agent(self.clock, None, tokenizer, stored=settings)
+        self.runner = EpisodeRunner(agent, max_in_flight=IN_FLIGHT)
 
     async def episodes(self, tasks: Iterable[Any], enough: asyncio.Event | None = None) -> list[Episode]:
         """One episode of each task, `IN_FLIGHT` at a time, in the order of `tasks`; none begins after `enough`."""
@@ -159,7 +147,7 @@ def main() -> int:
     servers = [VllmServer(model, options.out / f"server{i}.log", *flags, env=env) for i in range(2)]
 
     async def both() -> tuple[list[Episode], list[Episode], dict[str, float], int]:
-        run = Run(servers, model, options.out)
+        run = Run(servers, model)
         calm = await run.episodes(tasks[: options.compared])
         run.clock.times.clear()
         episodes, rates = await disturbed(run, tasks, options.phase)
@@ -203,4 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -29,12 +29,12 @@ import asyncio
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
@@ -43,15 +43,15 @@ from typing import Any
 
 import numpy as np
 import yaml
-from quick import command_line, last_line
-from rich.console import Console
+from agents import make_agent
+from quick import add_quick, command_line, last_line
+from tiny_policy import cold_start
 
-from atommem.config import EmbedderConfig, MemoryConfig, fields_of, load_config
+from atommem.config import MemoryConfig, fields_of, load_config
 from atommem.demo.recipe import GRPO_CONFIG, LIMITED, CopyingConfig, Recipe
 from atommem.demo.tiny_policy import make_tokenizer
 from atommem.dialects import get_dialect
-from atommem.embedding import make_embedder
-from atommem.environment import DEFAULT_ENVIRONMENT, Turn, find_environment, make_environments
+from atommem.environment import Turn
 from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
@@ -60,7 +60,6 @@ from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, set_score
 from atommem.observation import StopReason
-from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.session import Agent, Session
 from atommem.session_state import SessionFile, SessionState, vectors_path
@@ -91,13 +90,17 @@ class Setup:
         """Whether vectors are kept beside the sessions."""
         return self.embedder_model is not None
 
+    def file(self, index: int, kind: str) -> Path:
+        """Of an episode: its ``session`` where it was put down, its ``steps`` by then, or the ``whole`` one."""
+        return self.folder / f"{index}.{kind}"
 
-Job = tuple[Setup, int]
-"""An episode, by its number, under a setup."""
+
+# What the processes do. Each keeps its agent, and nothing of an episode, from one call to the next.
 
 
-def make_agent(setup: Setup) -> Agent:
-    """The agent of one process."""
+@cache
+def agent_of(setup: Setup) -> Agent:
+    """This process's agent."""
     if setup.policy is None:
         saved = yaml.safe_load(GRPO_CONFIG.read_text()) | {"capacity": RECIPE.world.capacity}
         memory = MemoryConfig(**fields_of(MemoryConfig, saved))
@@ -109,33 +112,15 @@ def make_agent(setup: Setup) -> Agent:
         from atommem.policy.local import LocalPolicy
 
         saved = load_config(setup.policy)
-        memory = MemoryConfig(**fields_of(MemoryConfig, saved))
         policy = LocalPolicy.from_pretrained(setup.policy, device="cpu", max_batch_tokens=1)
         tokenizer = policy.tokenizer
-    kind = find_environment(DEFAULT_ENVIRONMENT).config_class
-    embedder: Any = make_embedder(EmbedderConfig(**fields_of(EmbedderConfig, saved)))
+    embedder = None
     if setup.embedder_model is not None:
         from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 
         embedder = SentenceTransformerEmbedder(setup.embedder_model)  # as it is: a batcher would remember vectors
-    return Agent(
-        policy=policy,
-        embedder=embedder,
-        tokenizer=tokenizer,
-        environments=make_environments(kind(**fields_of(kind, saved)), tokenizer),
-        memory=memory,
-        sampling=Sampling(1.0, max_tokens=48, seed=SEED),
-        keep_prompts=True,
-    )
-
-
-# What the processes do. Each keeps its agent, and nothing of an episode, from one call to the next.
-
-
-@cache
-def agent_of(setup: Setup) -> Agent:
-    """This process's agent."""
-    return make_agent(setup)
+    settings = {**saved, "temperature": 1.0, "max_tokens": 48, "seed": SEED}
+    return make_agent(policy, embedder, tokenizer, stored=settings, keep_prompts=True)
 
 
 @cache
@@ -144,38 +129,23 @@ def tasks_of(count: int) -> Sequence[Task]:
     return list(generate(RECIPE.world, count, SEED))
 
 
-def session_file(setup: Setup, index: int) -> Path:
-    """Where the session of an episode is put down."""
-    return setup.folder / f"{index}.session"
-
-
-def steps_file(setup: Setup, index: int) -> Path:
-    """Where the steps of an episode lie that is put down after every turn."""
-    return setup.folder / f"{index}.steps"
-
-
-def whole_file(setup: Setup, index: int) -> Path:
-    """Where the uninterrupted episode lies."""
-    return setup.folder / f"{index}.whole"
-
-
 async def run_whole(setup: Setup, index: int) -> None:
     """Part 1: an episode from its beginning to its end."""
     episode = await EpisodeRunner(agent_of(setup)).run(tasks_of(setup.episodes)[index])
-    write_trace(whole_file(setup, index), episode, {}, tokens=True)
+    write_trace(setup.file(index, "whole"), episode, {}, tokens=True)
 
 
 async def run_turn(setup: Setup, index: int) -> dict[str, Any]:
     """Part 2: take an episode up, have one turn, put it down."""
     agent, task = agent_of(setup), tasks_of(setup.episodes)[index]
-    file = SessionFile(session_file(setup, index))
+    file = SessionFile(setup.file(index, "session"))
     episode = Episode(task.id, 0)
     found: dict[str, Any] = {"done": False, "touched": 0, "forks": 0, "pid": os.getpid()}
     started = time.perf_counter()
     if file.path.exists():
         session = await Session.take_up(agent, file.read())
         found["take_up"] = time.perf_counter() - started
-        episode.steps = read_trace(steps_file(setup, index)).episode.steps
+        episode.steps = read_trace(setup.file(index, "steps")).episode.steps
     else:
         session = Session(agent, f"{task.id}/0")
     environment = agent.environments()
@@ -200,16 +170,16 @@ async def run_turn(setup: Setup, index: int) -> dict[str, Any]:
         found["done"] = True
         episode.stop_reason = result.reason or StopReason.ANSWERED
         set_score(episode, await environment.score())
-    write_trace(steps_file(setup, index), episode, {}, tokens=True)
+    write_trace(setup.file(index, "steps"), episode, {}, tokens=True)
     return found
 
 
 async def compare(setup: Setup, index: int) -> dict[str, Any]:
     """Parts 3 and 4: everything that differs, counted."""
     agent, task = agent_of(setup), tasks_of(setup.episodes)[index]
-    whole = read_trace(whole_file(setup, index)).episode
-    put_down = read_trace(steps_file(setup, index)).episode
-    path = session_file(setup, index)
+    whole = read_trace(setup.file(index, "whole")).episode
+    put_down = read_trace(setup.file(index, "steps")).episode
+    path = setup.file(index, "session")
     state = SessionState.load(path)
     session = await Session.take_up(agent, state)
     differences = Counter(differing(whole, put_down))
@@ -257,57 +227,41 @@ def differing(one: Episode, other: Episode) -> Iterable[str]:
             yield name
 
 
-def whole_job(job: Job) -> None:
-    """`run_whole`, for a pool."""
-    asyncio.run(run_whole(*job))
+def made(work: Callable[[Setup, int], Coroutine[Any, Any, Any]], setup: Setup, index: int) -> Any:
+    """What comes of a part for one episode, in this process."""
+    return asyncio.run(work(setup, index))
 
 
-def turn_job(job: Job) -> dict[str, Any]:
-    """`run_turn`, for a pool."""
-    return asyncio.run(run_turn(*job))
-
-
-def compare_job(job: Job) -> dict[str, Any]:
-    """`compare`, for a pool."""
-    return asyncio.run(compare(*job))
-
-
-class Processes:
+class Processes(ExitStack):
     """Two processes; what is done to an episode goes to the one that did not do the last thing to it."""
 
     def __init__(self) -> None:
+        super().__init__()
         context = get_context("spawn")
-        self._pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(2)]
+        self._pools = [self.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in range(2)]
 
-    def all(
-        self, work: Callable[[tuple[Setup, int]], Any], setup: Setup, indices: Sequence[int], turn: int
-    ) -> list[Any]:
+    def all(self, work: Callable[..., Any], setup: Setup, indices: Sequence[int], turn: int) -> list[Any]:
         """The results for all `indices`, in order."""
-        futures = [self._pools[(index + turn) % 2].submit(work, (setup, index)) for index in indices]
+        futures = [self._pools[(index + turn) % 2].submit(made, work, setup, index) for index in indices]
         return [future.result() for future in futures]
-
-    def close(self) -> None:
-        """End both."""
-        for pool in self._pools:
-            pool.shutdown()
 
 
 def measure(processes: Processes, setup: Setup) -> dict[str, Any]:
     """All four parts under one embedder."""
     started = time.perf_counter()
     indices = list(range(setup.episodes))
-    processes.all(whole_job, setup, indices, 0)
+    processes.all(run_whole, setup, indices, 0)
     active, turn, last = indices, 0, dict.fromkeys(indices, 0)
     turns: list[dict[str, Any]] = []
     while active:
-        found = processes.all(turn_job, setup, active, turn)
+        found = processes.all(run_turn, setup, active, turn)
         for index, result in zip(active, found, strict=True):
             assert last[index] != result["pid"], "an episode stayed in its process"
             last[index] = result["pid"]
         turns += found
         active = [index for index, result in zip(active, found, strict=True) if not result["done"]]
         turn += 1
-    compared = processes.all(compare_job, setup, indices, turn)
+    compared = processes.all(compare, setup, indices, turn)
     differences: Counter[str] = sum((result["differences"] for result in compared), Counter())
     differences["fork touched its parent"] += sum(result["touched"] for result in turns)
 
@@ -344,8 +298,7 @@ def measure(processes: Processes, setup: Setup) -> dict[str, Any]:
 
 async def long_session(folder: Path, turns: int) -> dict[str, Any]:
     """What it costs to put down one session again and again: appended, and written whole."""
-    setup = Setup(folder, None, None, 1)
-    agent = make_agent(setup)
+    agent = agent_of(Setup(folder, None, None, 1))
     texts = iter(
         f"<create_memory> note {number} of a session </create_memory> <read_memory> note {number} </read_memory> "
         f"<update_memory> Memory 1: note {number} once more </update_memory>"
@@ -385,41 +338,26 @@ async def long_session(folder: Path, turns: int) -> dict[str, Any]:
     }
 
 
-def trained(folder: Path) -> Path:
-    """The policy of `RECIPE` after its cold start, made in `folder` unless it is there."""
-    if not (folder / "cold_start" / "atommem_config.json").is_file():
-        from atommem.demo.run import Demo
-
-        demo = Demo(RECIPE, folder, 0, Console(width=120, stderr=True))
-        demo.learn_to_copy()
-        demo.cold_start()
-    return folder / "cold_start"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run all passes; print the table and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="the scripted expert, a few episodes")
-    parser.add_argument("--episodes", type=int, help=f"{EPISODES}; with --quick {QUICK_EPISODES}")
+    parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--policy", type=Path, default=Path("runs/bench_sessions"), help="made if it is not there")
     parser.add_argument("--embedder_model", help="a sentence-transformers folder, for a second pass")
+    add_quick(parser, episodes=QUICK_EPISODES)
     options = parser.parse_args(argv)
-    count = options.episodes or (QUICK_EPISODES if options.quick else EPISODES)
-    policy = None if options.quick else trained(options.policy).resolve()
+    count = options.episodes
+    policy = None if options.quick else cold_start(options.policy, 0, RECIPE).resolve()
     result: dict[str, Any] = {"policy": "expert" if policy is None else "cold start, 300 updates"}
-    processes = Processes()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            passes = [("model", options.embedder_model, min(count, MODEL_EPISODES))] if options.embedder_model else []
-            passes.append(("hashing", None, count))
-            for name, model, episodes in passes:
-                own = Path(folder) / name
-                own.mkdir()
-                result[name] = measure(processes, Setup(own, policy, model, episodes))
-                for key, value in result[name].items():
-                    print(f"{name:<10}{key:<22}{value}", flush=True)
-        finally:
-            processes.close()
+    with tempfile.TemporaryDirectory() as folder, Processes() as processes:
+        passes = [("model", options.embedder_model, min(count, MODEL_EPISODES))] if options.embedder_model else []
+        passes.append(("hashing", None, count))
+        for name, model, episodes in passes:
+            own = Path(folder) / name
+            own.mkdir()
+            result[name] = measure(processes, Setup(own, policy, model, episodes))
+            for key, value in result[name].items():
+                print(f"{name:<10}{key:<22}{value}", flush=True)
         result["long"] = asyncio.run(long_session(Path(folder), LONG_TURNS // (10 if options.quick else 1)))
         print("long      ", result["long"])
     result["holds"] = all(not result[name]["differences"] for name in ("hashing", "model") if name in result)
@@ -427,4 +365,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

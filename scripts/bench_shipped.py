@@ -32,11 +32,9 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,8 +43,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quick import command_line, last_line
+from quick import ATOMMEM, add_quick, command_line, flags, last_line
 from safetensors.torch import load_file
+from serve_gateways import started
+
+from atommem.servers.vllm_process import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -129,11 +130,11 @@ def server_settings(pair: Pair) -> tuple[dict[str, str], list[str]]:
 def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
     """What the recipe asks, on CPU, as its settings: vLLM with the flags of the header, or corpus and judge."""
     if pair.stage == "async":
-        from vllm_process import vllm_server
+        from vllm_process import VllmServer
 
-        variables, flags = server_settings(pair)
-        with vllm_server(folder / "model", folder / "server.log", *flags, env=variables) as url:
-            yield {"vllm_server_base_url": url}
+        variables, words = server_settings(pair)
+        with VllmServer(folder / "model", folder / "server.log", *words, env=variables) as server:
+            yield {"vllm_server_base_url": server.url}
     elif pair.recipe == WEB:
         from tests.loopback import serving
 
@@ -148,28 +149,17 @@ def corpus_server(folder: Path) -> Iterator[str]:
     """`atommem corpus serve` on pages of the tiny world; its URL."""
     pages = [{"title": f"page {i}", "text": " ".join([f"c{i % 2} city a fact"] * 40)} for i in range(6)]
     (folder / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
-    command = [sys.executable, "-m", "atommem.cli", "corpus"]
-    build = [*command, "build", "--input", "pages.jsonl", "--out", "corpus"]
+    build = [*ATOMMEM, "corpus", "build", "--input", "pages.jsonl", "--out", "corpus"]
     subprocess.run(build, cwd=folder, env=environment(), check=True, capture_output=True, timeout=300)
-    port = _free_port()
-    with (folder / "corpus.log").open("wb") as log:
-        serve = [*command, "serve", "corpus", "--port", str(port)]
-        process = subprocess.Popen(serve, cwd=folder, env=environment(), stdout=log, stderr=log)
-    try:
-        for _ in range(600):
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
+    port = free_port()
+    url, command = f"http://127.0.0.1:{port}", [*ATOMMEM, "corpus", "serve", "corpus", "--port", str(port)]
+    with started(command, f"{url}/health", folder / "corpus.log", cwd=folder, env=environment()):
+        yield url
 
 
 def commands(pair: Pair, processes: int, out: str, resume: bool, asks: dict[str, str]) -> list[list[str]]:
     """What is started, one command for each machine; with one process the part after the launcher."""
-    flags = {
+    settings = {
         **SIZES[pair.stage],
         "model_name_or_path": "model",
         "output_dir": out,
@@ -180,9 +170,7 @@ def commands(pair: Pair, processes: int, out: str, resume: bool, asks: dict[str,
         "save_steps": 1,
         "dtype": "float32",
     }
-    flags |= asks
-    given = ["--use_cpu", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
-    given += ["--resume"] if resume else []
+    given = ["--use_cpu", *flags({**settings, **asks}), *["--resume"] * resume]
     words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", rf"{CONFIGS}/accelerate/\1.yaml", pair.command))
     script = words.index("-m")
     train = [sys.executable, *words[script:], *given]
@@ -191,7 +179,7 @@ def commands(pair: Pair, processes: int, out: str, resume: bool, asks: dict[str,
     launch = [sys.executable, "-m", "accelerate.commands.launch", *words[2:script]]
     launch += ["--num_processes", "2", "--mixed_precision", "no"]
     if "RANK" in launch:
-        launch += ["--main_process_port", str(_free_port())]
+        launch += ["--main_process_port", str(free_port())]
         values = ({"RANK": str(rank), "HOST": "127.0.0.1"} for rank in range(2))
         return [[value.get(word, word) for word in [*launch, *train[1:]]] for value in values]
     return [[*launch, "--main_process_port", "0", *train[1:]]]
@@ -293,34 +281,22 @@ def _tail(log: Path) -> str:
     return "\n".join(text.splitlines()[-12:])
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def make_traces(folder: Path) -> None:
     """What sft_qwen3_8b learns from: the tiny policy's own episodes, where they were right."""
-    flags = "--data data/hotpotqa_train.parquet --out runs/teacher --samples_per_task 8 --max_tokens 6 --temperature 1"
-    command = [
-        sys.executable,
-        "-m",
-        "atommem.cli",
-        "eval",
-        "--policy",
-        "model",
-        "--embedder",
-        "hashing",
-        *flags.split(),
-    ]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+    made: dict[str, Any] = {
+        "policy": "model",
+        "embedder": "hashing",
+        "data": "data/hotpotqa_train.parquet",
+        "out": "runs/teacher",
+    }
+    made |= {"samples_per_task": 8, "max_tokens": 6, "temperature": 1}
+    subprocess.run([*ATOMMEM, "eval", *flags(made)], cwd=folder, check=True, capture_output=True, timeout=600)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the pairs, print a line for each and the JSON."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"Only {QUICK}.")
+    add_quick(parser)
     parser.add_argument("--pairs", nargs="+", default=[""], metavar="PART", help="Only those with PART in their name.")
     options = parser.parse_args(argv)
     wanted = [QUICK] if options.quick else options.pairs
@@ -353,4 +329,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,16 +16,15 @@ at .05 rejects a true null hypothesis in 4.5 to 5.5%; its power is at least that
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from quick import command_line
+from quick import add_quick, command_line, last_line
+from scipy.stats import binom
 
 from atommem.envs.scoring.statistics import Units, clustered_estimate, holm, paired_difference, sign_flip_test
 
@@ -37,29 +36,29 @@ TASK, QUESTION, NOISE = 0.6, 0.8, 1.0
 NORMAL = NormalDist()
 
 
-def labels(kind: str, rng: np.random.Generator) -> tuple[Labels, Labels]:
-    """Task (or conversation) and question of each score of a sample."""
-    if kind == "100 tasks of 1-10 questions":
-        groups = np.repeat(np.arange(100), rng.integers(1, 11, 100))
-        return groups, np.arange(len(groups))
-    if kind == "149 questions in 400 tasks of one":
-        return np.arange(400), drawn(rng, 149, 400)
-    if kind == "200 tasks of 1-10 of 300 questions":
-        groups = np.repeat(np.arange(200), rng.integers(1, 11, 200))
-        return groups, drawn(rng, 300, len(groups))
-    if kind == KINDS[4]:
-        return np.repeat(np.arange(10), 199), np.arange(1990)
-    groups = np.repeat(np.arange(300), np.where(np.arange(300) % 10, 1, 20))
-    return groups, np.arange(len(groups))  # 30 tasks of 20 among 270 of one
+def apart(groups: Labels) -> tuple[Labels, Labels]:
+    """Every score is of a question of its own."""
+    return groups, np.arange(len(groups))
 
 
-KINDS = (
-    "100 tasks of 1-10 questions",
-    "30 tasks of 20, 270 of one",
-    "149 questions in 400 tasks of one",
-    "200 tasks of 1-10 of 300 questions",
-    "10 conversations of 199",
-)
+def again(groups: Labels, questions: int, rng: np.random.Generator) -> tuple[Labels, Labels]:
+    """So many questions come again and again."""
+    return groups, drawn(rng, questions, len(groups))
+
+
+def sizes(tasks: int, rng: np.random.Generator) -> Labels:
+    """Tasks of one to ten questions."""
+    return np.repeat(np.arange(tasks), rng.integers(1, 11, tasks))
+
+
+KINDS: dict[str, Callable[[np.random.Generator], tuple[Labels, Labels]]] = {
+    "100 tasks of 1-10 questions": lambda rng: apart(sizes(100, rng)),
+    "30 tasks of 20, 270 of one": lambda _: apart(np.repeat(np.arange(300), np.where(np.arange(300) % 10, 1, 20))),
+    "149 questions in 400 tasks of one": lambda rng: again(np.arange(400), 149, rng),
+    "200 tasks of 1-10 of 300 questions": lambda rng: again(sizes(200, rng), 300, rng),
+    "10 conversations of 199": lambda _: apart(np.repeat(np.arange(10), 199)),
+}
+"""Task (or conversation) and question of each score of a sample."""
 
 
 def drawn(rng: np.random.Generator, questions: int, count: int) -> Labels:
@@ -90,7 +89,7 @@ def simulate(kind: str, samples: int, seed: int) -> dict[str, float]:
     spread = sqrt(TASK**2 + QUESTION**2 + NOISE**2)
     counts = dict.fromkeys(("mean", "difference", "size", "power", "reference power", "sign test power"), 0.0)
     for _ in range(samples):
-        groups, questions = labels(kind, rng)
+        groups, questions = KINDS[kind](rng)
         own = shared(rng, groups, questions) + NOISE * rng.standard_normal(len(groups))
         found = clustered_estimate((own + 0.5 > 0).astype(float).tolist(), groups.tolist(), questions.tolist())
         counts["mean"] += found.low <= NORMAL.cdf(0.5 / spread) <= found.high
@@ -120,11 +119,7 @@ def sign_test(gaps: Values, codes: Labels) -> float:
     """The exact sign test over units, which reports had before."""
     sums = [gaps[codes == code].sum() for code in range(codes.max() + 1)]
     wins, losses = sum(x > 0 for x in sums), sum(x < 0 for x in sums)
-    n, chance, total = wins + losses, 1.0, 0.0
-    for k in range(min(wins, losses) + 1):
-        total += chance
-        chance *= (n - k) / (k + 1)
-    return min(1.0, 2 * total / 2.0**n)
+    return min(1.0, 2 * float(binom.cdf(min(wins, losses), wins + losses, 0.5)))
 
 
 def largest_differences(tables: int, seed: int) -> dict[str, float]:
@@ -189,14 +184,12 @@ def main() -> int:
     parser.add_argument("--tables", type=int, default=1000, help="random samples against the references (%(default)s)")
     parser.add_argument("--samples", type=int, default=6_000, help="simulated samples of each kind (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="few samples, for seconds")
+    add_quick(parser, tables=100, samples=100)
     given = parser.parse_args()
-    if given.quick:
-        given.tables, given.samples = 100, 100
     differences = largest_differences(given.tables, given.seed)
     print(f"largest difference from the references on {given.tables} random samples: {differences}")
     error = 4 * sqrt(0.05 * 0.95 / given.samples) if given.quick else 0.0
-    figures = {}
+    figures: dict[str, Any] = {}
     holds = max(differences.values()) <= 1e-9
     for place, kind in enumerate(KINDS):
         figures[kind] = found = simulate(kind, given.samples, given.seed + place)
@@ -204,11 +197,9 @@ def main() -> int:
         holds &= all(0.94 - error <= found[name] <= 0.96 + error for name in ("mean", "difference"))
         holds &= 0.045 - error <= found["size"] <= 0.055 + error
         holds &= found["power"] >= found.get("reference power", 0.0)
-    print(
-        json.dumps({"bench": "stats", "differences": differences, "samples": given.samples, **figures, "holds": holds})
-    )
-    return 0 if holds else 1
+    figures |= {"differences": differences, "samples": given.samples}
+    return last_line({"bench": "stats", **figures, "holds": holds})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -34,7 +34,6 @@ import argparse
 import asyncio
 import copy
 import random
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -228,19 +227,15 @@ class Bench:
     def rows(self, measured: Measured) -> tuple[list[Row], float]:
         """The rows that are trained on, and how many times as many tokens all rows have."""
         advantages = [1.0 if index % 2 else -1.0 for index in range(len(measured.episodes))]
-        everything = episode_rows(_rewarded(measured), advantages, "token")
+        for episode in measured.episodes:
+            episode.reward = 0.0  # they end at the step limit, before they answer
+        everything = episode_rows(measured.episodes, advantages, "token")
         chosen = [
             row
             for index, row in enumerate(everything)
             if not self.options.trained_steps or index % self.options.steps in self.options.trained_steps
         ]
         return chosen, sum(map(len, everything)) / sum(map(len, chosen))
-
-
-def _rewarded(measured: Measured) -> list[Any]:
-    for episode in measured.episodes:
-        episode.reward = 0.0  # they end at the step limit, before they answer
-    return measured.episodes
 
 
 def main() -> int:
@@ -316,4 +311,4 @@ def _rounded(phases: dict[str, np.ndarray], which: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

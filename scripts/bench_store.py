@@ -17,18 +17,16 @@ The last line is one JSON object; the exit code is 0 if and only if its "holds" 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line, seconds_of
 from stalls import heartbeat
 
 from atommem.actions import Action
@@ -64,12 +62,7 @@ def timed(call: Callable[[], Any], repeats: int) -> list[float]:
 
 async def searched(index: VectorIndex, queries: Iterable[Vectors], k: int) -> list[float]:
     """Seconds of each search."""
-    found = []
-    for query in queries:
-        started = time.perf_counter()
-        await index.find(query, k)
-        found.append(time.perf_counter() - started)
-    return found
+    return [await seconds_of(index.find(query, k)) for query in queries]
 
 
 def unit_rows(count: int, dim: int, rng: np.random.Generator) -> Vectors:
@@ -107,12 +100,8 @@ class Bench:
 
     async def alone(self, repeats: int) -> WorkingMemory:
         """Part 1."""
-        restores = []
-        for _ in range(5):
-            started = time.perf_counter()
-            memory = await self.restored()
-            restores.append(time.perf_counter() - started)
-        self.note("restore", restores)
+        self.note("restore", [await seconds_of(self.restored()) for _ in range(5)])
+        memory = await self.restored()
         self.note("fork", timed(memory.fork, 20))
         self.note("snapshot", timed(memory.snapshot, 20))
         text = json.dumps(self.snapshot.to_json())
@@ -140,9 +129,7 @@ class Bench:
         turns: dict[str, list[float]] = {"turn: read": [], "turn: update": [], "turn: delete": []}
         for step in range(1, repeats // 4):
             for name, action in zip(turns, self.actions(step), strict=False):
-                started = time.perf_counter()
-                await memory.apply([action], step)
-                turns[name].append(time.perf_counter() - started)
+                turns[name].append(await seconds_of(memory.apply([action], step)))
         for name, seconds in turns.items():
             self.note(name, seconds)
         return memory
@@ -178,19 +165,11 @@ class Bench:
         self.note("search, a chain of 4,000, k = 100", await searched(chained, [axis] * repeats, 100))
         self.result["best of the chain"] = round(chained.search(axis, 1)[0][1], 5)
         del chained, rows
-        forked = []
-        for query in queries[:20]:
-            twin = memory.fork()
-            started = time.perf_counter()
-            await twin._state.index.find(query, K)
-            forked.append(time.perf_counter() - started)
+        forked = [await seconds_of(memory.fork()._state.index.find(query, K)) for query in queries[:20]]
         self.note("search of a fresh fork", forked)
         self.config = MemoryConfig(retrieve_k=K, capacity=count, retention="lru")
-        full, creates = await self.restored(), []
-        for step in range(20):
-            started = time.perf_counter()
-            await full.apply([Action("create", f"create {step}")], step)
-            creates.append(time.perf_counter() - started)
+        full = await self.restored()
+        creates = [await seconds_of(full.apply([Action("create", f"create {step}")], step)) for step in range(20)]
         self.note("turn: create into a full lru store", creates)
 
     async def together(self, memory: WorkingMemory, sessions: int, turns: int) -> None:
@@ -198,17 +177,14 @@ class Bench:
         seconds: list[float] = []
 
         async def session(number: int, own: WorkingMemory) -> None:
-            for step in range(1000, 1000 + turns):
-                started = time.perf_counter()
-                await own.apply(self.actions(step, number), step)
-                seconds.append(time.perf_counter() - started)
+            turning = [own.apply(self.actions(step, number), step) for step in range(1000, 1000 + turns)]
+            seconds.extend([await seconds_of(turn) for turn in turning])
 
         own = [memory.fork() for _ in range(sessions)]
         async with heartbeat() as beats:
             await asyncio.sleep(0.05)
-            began = time.perf_counter()
-            await asyncio.gather(*(session(number, each) for number, each in enumerate(own)), self.restored())
-            took = time.perf_counter() - began
+            sessions_turning = (session(number, each) for number, each in enumerate(own))
+            took = await seconds_of(asyncio.gather(*sessions_turning, self.restored()))
             await asyncio.sleep(0.002)  # the beat that the last turn held up
         self.note(f"turn of {sessions} side by side", seconds)
         self.result |= {
@@ -221,7 +197,7 @@ class Bench:
 
 def main() -> int:
     """Run the three parts; print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description="Time a large store, alone and among others.")
+    parser = command_line(__doc__)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--repeats", type=int, default=200, help="Searches, updates, deletes of each measurement.")
@@ -250,4 +226,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

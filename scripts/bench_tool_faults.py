@@ -21,24 +21,24 @@ may be asked again: at most what was in flight when it was killed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import sqlite3
-import sys
 import tempfile
 import time
 from collections import Counter
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
-from web_engine import Browser, Characters, Engine, make_agent, make_tasks, start
+from quick import add_quick, command_line, last_line
+from web_engine import Engine, asking, make_tasks
 
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.output import EPISODES
 from atommem.eval.runner import evaluate
+from atommem.session import Agent
 
 COUNT, CALLS, FAULTY, RETRIES, IN_FLIGHT = 1000, 10, 0.05, 2, 64
 KILLS, KILLED_EPISODES, KILLED_IN_FLIGHT = 20, 200, 4
@@ -75,16 +75,9 @@ def happens(what: str, before: int) -> str:
     return fault
 
 
-def agent_of(url: str, **settings: Any) -> Any:
+def agent_of(url: str, **settings: Any) -> Agent:
     """Asks the engine."""
-    tokenizer = Characters()
-    common: dict[str, Any] = {
-        "tools": ["retrieve", "access"],
-        "search_url": url,
-        "max_calls": CALLS,
-        "tool_retries": RETRIES,
-    }
-    return make_agent(Browser(tokenizer, call), tokenizer, **common, tool_seconds=3.0, **settings)
+    return asking(url, call, max_calls=CALLS, tool_retries=RETRIES, tool_seconds=3.0, **settings)
 
 
 async def faults(folder: Path, count: int) -> dict[str, Any]:
@@ -128,32 +121,35 @@ async def faults(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
-async def recorded(url: str, folder: Path, episodes: int) -> None:
-    """The evaluation that is killed."""
-    agent = agent_of(url, cassette=str(folder / "cassette.db"))
-    print("begun", flush=True)
-    runner = EpisodeRunner(agent, max_in_flight=KILLED_IN_FLIGHT)
-    await evaluate(make_tasks(episodes, CALLS), runner, folder / "killed", progress=False)
-    await agent.environments.close()
+def recorded(url: str, folder: Path, episodes: int, begun: Any) -> None:
+    """The evaluation that is killed, in a process of its own."""
+
+    async def run() -> None:
+        agent = agent_of(url, cassette=str(folder / "cassette.db"))
+        begun.set()
+        runner = EpisodeRunner(agent, max_in_flight=KILLED_IN_FLIGHT)
+        await evaluate(make_tasks(episodes, CALLS), runner, folder / "killed", progress=False)
+        await agent.environments.close()
+
+    asyncio.run(run())
 
 
 def killed(folder: Path, kills: int, episodes: int) -> dict[str, Any]:
     """Kill it, look at the cassette, start it again."""
-    engine = Engine(seconds=0.03)
+    engine, context = Engine(seconds=0.03), get_context("spawn")
     done, damaged, draw = 0, 0, random.Random(0)
     while True:
-        process = start(__file__, "--worker", engine.url, str(folder), str(episodes))
-        assert process.stdout is not None
-        process.stdout.readline()
-        if done < kills:
+        begun = context.Event()
+        process = context.Process(target=recorded, args=(engine.url, folder, episodes, begun))
+        process.start()
+        begun.wait()
+        ended = done >= kills
+        if not ended:
             time.sleep(draw.uniform(0.05, 0.8))
-            ended = process.poll() is not None
+            ended = not process.is_alive()
             process.kill()
-            process.wait()
             done += not ended
-        else:
-            process.wait()
-            ended = True
+        process.join()
         file = sqlite3.connect(folder / "cassette.db")
         damaged += file.execute("PRAGMA integrity_check").fetchone() != ("ok",)
         file.close()
@@ -183,14 +179,8 @@ def killed(folder: Path, kills: int, episodes: int) -> dict[str, Any]:
 def main() -> int:
     """Run both, print a line for each and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--quick", action="store_true", help="200 calls and two kills: holds no bar")
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        url, folder, episodes = options.worker
-        asyncio.run(recorded(url, Path(folder), int(episodes)))
-        return 0
-    count, kills, killed_episodes = (20, 2, 30) if options.quick else (COUNT, KILLS, KILLED_EPISODES)
+    add_quick(parser)
+    count, kills, killed_episodes = (20, 2, 30) if parser.parse_args().quick else (COUNT, KILLS, KILLED_EPISODES)
     with tempfile.TemporaryDirectory() as name:
         first = asyncio.run(faults(Path(name), count))
         print("faults", first, flush=True)
@@ -208,4 +198,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

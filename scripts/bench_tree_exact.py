@@ -19,26 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import models
 import torch
+from agents import make_agent
 from peft import LoraConfig, get_peft_model
 from quick import add_quick, command_line, last_line
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.episode_runner import EpisodeRunner, Limits
-from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.session import Agent
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import pad_rows
@@ -65,19 +61,10 @@ def random_rows(rng: random.Random) -> list[Row]:
 def real_rows(model: Any, tokenizer: Any, episodes: int) -> list[Row]:
     """The first two steps of a group of episodes: real prompts, real completions."""
     task = next(iter(generate(WorldConfig(prose="plain", distractors=4), 1, 0)))
-    memory = MemoryConfig(templates="compact")
-    runner = EpisodeRunner(
-        Agent(
-            policy=LocalPolicy(model, tokenizer),
-            embedder=HashingEmbedder(64),
-            tokenizer=tokenizer,
-            environments=make_environments(environment_config("longdoc", chunk_tokens=100, max_reads=0), tokenizer),
-            memory=memory,
-            sampling=Sampling(temperature=1.0, max_tokens=12, seed=0),
-            keep_prompts=True,
-        ),
-        limits=Limits(max_steps=2),
-    )
+    settings = {"templates": "compact", "chunk_tokens": 100, "max_reads": 0, "max_tokens": 12, "seed": 0}
+    policy = LocalPolicy(model, tokenizer)
+    agent = make_agent(policy, HashingEmbedder(64), keep_prompts=True, temperature=1.0, stored=settings)
+    runner = EpisodeRunner(agent, limits=Limits(max_steps=2))
     group = asyncio.run(runner.run_all([(task, sample) for sample in range(episodes)]))
     return [Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1) for i, e in enumerate(group) for s in e.steps]
 
@@ -165,4 +152,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -24,8 +24,6 @@ from __future__ import annotations
 import inspect
 import random
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -33,7 +31,7 @@ from typing import Any
 
 import torch
 from peak_memory import peak_megabytes
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, in_a_process, last_line
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -114,29 +112,21 @@ def passes(model: Any, rows: list[Row], arm: str, size: int) -> torch.Tensor:
     return torch.cat(found)
 
 
-def peak_memory(shape: Shape, arm: str, size: int) -> float:
-    """MB that a process of its own needs for these passes beyond the model and its gradients."""
-    code = f"import bench_tree_speed as b; b.measure_memory(b.{shape!r}, {arm!r}, {size})"
-    folder = sys.path[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
-    return float(done.stdout.split()[-1])
-
-
 def prepare() -> None:
     """What a process needs before it runs either arm."""
     register_tree_attention()
     tune_lm_head_for_cpu("cpu")
 
 
-def measure_memory(shape: Shape, arm: str, size: int) -> None:
-    """Run in that process."""
+def peak_memory(shape: Shape, arm: str, size: int) -> float:
+    """MB that this process, which has done nothing else, needs for these passes beyond the model and its gradients."""
     prepare()
     model = make_model()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     before = peak_megabytes()
     passes(model, shape.make(), arm, size)
-    print(peak_megabytes() - before)
+    return peak_megabytes() - before
 
 
 def time_all(model: Any, shape: Shape, sizes: dict[str, list[int]], rounds: int) -> tuple[dict[str, Any], float]:
@@ -174,7 +164,10 @@ def main(argv: list[str] | None = None) -> int:
     curves = {}
     for arm in ARMS:
         curves[arm] = {
-            size: {"seconds": round(seconds[arm][size], 2), "peak_mb": round(peak_memory(shape, arm, size))}
+            size: {
+                "seconds": round(seconds[arm][size], 2),
+                "peak_mb": round(in_a_process(peak_memory, shape, arm, size)),
+            }
             for size in sizes
         }
         for size, point in curves[arm].items():
@@ -224,4 +217,4 @@ def _figures(shape: Shape, seconds: dict[str, Any], fastest: dict[str, int]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

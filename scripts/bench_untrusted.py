@@ -27,7 +27,6 @@ import hashlib
 import json
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ from typing import Any
 
 import models
 import numpy as np
-from quick import add_quick, last_line
+from quick import add_quick, command_line, last_line
 from tokenizer_shapes import SHAPES
 from transformers import AutoTokenizer
 
@@ -323,7 +322,7 @@ def benign(reader: Reader, folder: Path) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the three parts, print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description="Try to forge control tokens and prompts.")
+    parser = command_line(__doc__)
     parser.add_argument("--n", type=int, default=100_000, help="Hostile values in each place.")
     parser.add_argument("--views", type=int, default=100_000, help="Views that may meet.")
     parser.add_argument("--data", type=Path, help="Folder of real rows in JSON (part 3 is left out without it)")
@@ -349,4 +348,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

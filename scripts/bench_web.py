@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from quick import add_quick, command_line, last_line
+from quick import ATOMMEM, add_quick, command_line, last_line
 
 from atommem.demo.recipe import WEB
 from atommem.demo.results import SUMMARY_FILE, check_bars
@@ -29,8 +28,8 @@ SECONDS = 1200
 
 def run(seed: int, out: Path, quick: bool) -> dict[str, Any]:
     """The command in a process of its own; its summary, with the claims that do not hold."""
-    command = [sys.executable, "-m", "atommem.cli", "demo", "--web", "--seed", str(seed), "--out", str(out)]
-    subprocess.run([*command, *(["--quick"] if quick else [])], check=True)
+    command = [*ATOMMEM, "demo", "--web", "--seed", str(seed), "--out", str(out), *["--quick"] * quick]
+    subprocess.run(command, check=True)
     summary = json.loads((out / SUMMARY_FILE).read_text())
     claims = [*check_bars(summary, WEB.bars), (f"at most {SECONDS} s", summary["seconds_total"] <= SECONDS)]
     return {**summary, "not_held": [claim for claim, held in claims if not held]}
@@ -54,4 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

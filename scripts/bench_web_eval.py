@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import io
 import json
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,13 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import models
+from agents import make_agent
 from bench_corpus import sample_pages
-from quick import add_quick, command_line, last_line
+from quick import add_quick, command_line, flags, last_line
 from vllm_process import ROOT, VllmServer
 
-from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
@@ -47,7 +45,6 @@ from atommem.eval.eval_cli import main as evaluate
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.opening import load_tokenizer
-from atommem.session import Agent
 from atommem.trace import read_trace
 
 BENCHMARK = "2wikimultihopqa"
@@ -75,13 +72,18 @@ class Recorded:
 
 
 def settings(corpus: Path) -> dict[str, Any]:
-    """Of the environment."""
+    """Of environment, memory and sampling."""
     return {
+        "environment": "web",
         "tools": ["corpus"],
         "corpus": str(corpus),
         "max_calls": CALLS,
         "chunk_tokens": CHUNK_TOKENS,
         "search_results": RESULTS,
+        "templates": TEMPLATES,
+        "scratchpad_tokens": SCRATCHPAD,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0.7,
     }
 
 
@@ -96,30 +98,17 @@ def run(url: str, model: Path, corpus: Path, tasks: list[Task], out: Path) -> in
     """`atommem eval`; its exit status."""
     path = out.with_name("tasks.jsonl")
     save_tasks(tasks, path)
-    call = ["--policy", url, "--model", MODEL_NAME, "--tokenizer", str(model), "--data", str(path), "--out", str(out)]
-    call += ["--environment", "web", "--embedder", "hashing", "--embedder_dim", str(EMBEDDER)]
-    for name, value in settings(corpus).items():
-        call += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    call += ["--templates", TEMPLATES]
-    call += ["--max_tokens", str(MAX_TOKENS), "--scratchpad_tokens", str(SCRATCHPAD), "--temperature", "0.7"]
+    of = {"policy": url, "model": MODEL_NAME, "tokenizer": model, "data": path, "out": out}
     with contextlib.redirect_stdout(io.StringIO()):
-        return evaluate(call)
+        return evaluate(flags({**of, "embedder": "hashing", "embedder_dim": EMBEDDER, **settings(corpus)}))
 
 
 async def replay(task: Task, recorded: Episode, tokenizer: Any, corpus: Path) -> list[str]:
     """What of a trace does not come again."""
     policy = Recorded(recorded.steps)
-    environments = make_environments(environment_config("web", **settings(corpus)), tokenizer)
-    agent = Agent(
-        policy=policy,
-        embedder=HashingEmbedder(EMBEDDER),
-        tokenizer=tokenizer,
-        environments=environments,
-        memory=MemoryConfig(templates=TEMPLATES, scratchpad_tokens=SCRATCHPAD),
-        sampling=Sampling(max_tokens=MAX_TOKENS, temperature=0.7),
-    )
+    agent = make_agent(policy, HashingEmbedder(EMBEDDER), tokenizer, **settings(corpus))
     again = await EpisodeRunner(agent).run(task)
-    await environments.close()
+    await agent.environments.close()
     ends = ("stop_reason", "reward", "answers", "metrics")
     wrong = [f"{task.id}: {name} differs" for name in ends if getattr(again, name) != getattr(recorded, name)]
     if len(again.steps) != len(recorded.steps):
@@ -190,4 +179,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

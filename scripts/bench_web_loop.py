@@ -16,19 +16,20 @@ import asyncio
 import json
 import os
 import random
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import models
-import web_engine
-from bench_loop import EngineDouble, pretend_vllm, watched
+from agents import make_agent
+from bench_loop import EngineDouble, answers_of, pretend_vllm, watched
 from peak_memory import peak_megabytes
-from quick import command_line, last_line
+from quick import add_quick, command_line, last_line
 from transformers import AutoTokenizer
-from web_engine import make_agent, make_tasks, start
+from web_engine import engine_elsewhere, make_tasks
 
+from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.session import ENCODE_THREADS
@@ -37,30 +38,25 @@ EPISODES, CALLS, SECONDS, PAGE_WORDS = 256, 6, 0.2, 400
 MOST_STALL_MS, MOST_MEGABYTES = 50.0, 1500
 
 
-def answers_of(tokenizer: Any, url: str, count: int) -> list[list[int]]:
-    """What the engine answers: notes and a call, half of them for pages that others read too."""
-    draw = random.Random(0)
-    texts = []
-    for index in range(count):
-        name = f"page{index if index % 2 else draw.randrange(20)}"
-        call = {"name": "visit", "arguments": {"page": f"{url}/{name}"}}
-        if draw.random() < 0.3:
-            call = {"name": "search", "arguments": {"query": name}}
-        notes = " ".join(f"note {draw.randrange(10_000)}" for _ in range(draw.randrange(1, 5)))
-        texts.append(
-            f"<create_memory>{notes}</create_memory><update_scratchpad>{notes} {index}</update_scratchpad>"
-            f"<read_memory>{notes[:20]}</read_memory><tool_call>{json.dumps(call)}</tool_call>"
-        )
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+def calling(url: str, draw: random.Random, index: int) -> str:
+    """A call, half of them for pages that others read too."""
+    name = f"page{index if index % 2 else draw.randrange(20)}"
+    call = {"name": "visit", "arguments": {"page": f"{url}/{name}"}}
+    if draw.random() < 0.3:
+        call = {"name": "search", "arguments": {"query": name}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
 async def measure(tokenizer: Any, url: str, folder: Path, episodes: int) -> dict[str, float]:
     """Run the episodes; the stalls in ms, and what was done."""
-    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, url, episodes * CALLS)), tokenizer)
+    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, episodes * CALLS, partial(calling, url))), tokenizer)
     agent = make_agent(
         policy,
+        HashingEmbedder(64),
         tokenizer,
-        ENCODE_THREADS,
+        encode_threads=ENCODE_THREADS,
+        environment="web",
+        max_tokens=2048,
         tools=["retrieve", "direct"],
         search_url=url,
         private_hosts=[url.removeprefix("http://")],
@@ -96,31 +92,26 @@ def main() -> int:
     parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="the worst one counts")
-    parser.add_argument("--quick", action="store_true", help="one run of 16 episodes: holds no bar")
+    add_quick(parser, episodes=16, runs=1)
     options = parser.parse_args()
-    episodes, runs = (16, 1) if options.quick else (options.episodes, options.runs)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or models.smollm2())
     pretend_vllm()
-    engine = start(web_engine.__file__, str(PAGE_WORDS), str(SECONDS))
-    assert engine.stdout is not None
-    url = engine.stdout.readline().strip()
-    before = peak_megabytes()
     found = []
-    for _ in range(runs):
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(asyncio.run(measure(tokenizer, url, Path(folder), episodes)))
-        print(found[-1], flush=True)
-    engine.kill()
-    engine.wait()
+    with engine_elsewhere(PAGE_WORDS, SECONDS) as url:
+        before = peak_megabytes()
+        for _ in range(options.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(asyncio.run(measure(tokenizer, url, Path(folder), options.episodes)))
+            print(found[-1], flush=True)
     megabytes = peak_megabytes() + max(one["readers_megabytes"] for one in found)
     largest = max(one["largest_stall_ms"] for one in found)
     holds = (
-        episodes >= EPISODES
+        options.episodes >= EPISODES
         and largest <= MOST_STALL_MS
         and megabytes < MOST_MEGABYTES
         and not any(one["failed"] for one in found)
     )
-    result: dict[str, Any] = {"episodes": episodes, "load_average": round(os.getloadavg()[0], 1)}
+    result: dict[str, Any] = {"episodes": options.episodes, "load_average": round(os.getloadavg()[0], 1)}
     result |= {name: [one[name] for one in found] for name in found[0]}
     result |= {
         "largest_stall_ms": largest,
@@ -132,4 +123,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

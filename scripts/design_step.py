@@ -10,26 +10,22 @@ is a script; the chunk holds what somebody might write who knows our prompts.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
-import sys
 from pathlib import Path
 
 import tokenizer_shapes
+from agents import make_agent
+from quick import command_line
 
-from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.episode_runner import EpisodeRunner
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import to_json
-from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.session import Agent
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 _BLOCK = re.compile(r"(?P<head><!-- design_step: (?P<name>\w+) -->\n```\w*\n)(?P<text>.*?)(?P<foot>\n```)", re.DOTALL)
@@ -55,14 +51,9 @@ def blocks() -> dict[str, str]:
     """The blocks by name."""
     tokenizer = tokenizer_shapes.byte_level()
     texts = iter(COMPLETIONS)
-    agent = Agent(
-        policy=ScriptedPolicy(tokenizer, lambda prompt: next(texts)),
-        embedder=HashingEmbedder(512),
-        tokenizer=tokenizer,
-        environments=make_environments(environment_config("longdoc", chunking="documents"), tokenizer),
-        memory=MemoryConfig(capacity=20),
-        sampling=Sampling(max_tokens=400),
-    )
+    policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
+    settings = {"chunking": "documents", "capacity": 20, "max_tokens": 400}
+    agent = make_agent(policy, HashingEmbedder(512), tokenizer, stored=settings)
     episode = asyncio.run(EpisodeRunner(agent).run(TASK))
     step, after = episode.steps[1], episode.steps[2]
     assert episode.reward == 1.0, "the script answers from what it kept"
@@ -112,7 +103,7 @@ def write() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the blocks, or write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--write", action="store_true", help="put them into docs/design.md")
     if parser.parse_args(argv).write:
         write()
@@ -123,4 +114,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

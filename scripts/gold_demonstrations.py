@@ -9,25 +9,23 @@ episode becomes a trace in OUT_DIR, for `atommem train sft --data OUT_DIR --temp
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agents import make_agent
+from quick import command_line
+
 from atommem.config import MemoryConfig
-from atommem.dialects import Dialect, get_dialect
+from atommem.dialects import Dialect
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.episode_runner import EpisodeRunner
-from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.session import Agent
 from atommem.trace import write_trace
 
 _SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"”)]*")
@@ -66,29 +64,22 @@ def reader(task: Task, dialect: Dialect, answering: str) -> Callable[[str], str]
 
 async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path, chunk_tokens: int) -> None:
     """Run the reader on every task and write the traces."""
-    environments = make_environments(environment_config("longdoc", chunk_tokens=chunk_tokens, max_reads=0), tokenizer)
     # Two entries at most, so every embedder retrieves both.
     embedder = HashingEmbedder(256)
+    policy = ScriptedPolicy(tokenizer, lambda prompt: script(prompt), tokenizer.eos_token_id)
+    settings = {**asdict(MEMORY), "chunk_tokens": chunk_tokens, "max_reads": 0}
+    agent = make_agent(policy, embedder, tokenizer, stored=settings)
+    answering = agent.environments.section(MEMORY.templates).pieces["answering"]
     for number, task in enumerate(tasks):
-        answering = environments.section(MEMORY.templates).pieces["answering"]
-        script = reader(task, get_dialect(MEMORY.dialect, MEMORY.templates), answering)
-        runner = EpisodeRunner(
-            Agent(
-                policy=ScriptedPolicy(tokenizer, script, tokenizer.eos_token_id),
-                embedder=embedder,
-                tokenizer=tokenizer,
-                environments=environments,
-                memory=MEMORY,
-                sampling=Sampling(),
-            )
-        )
-        header = environments.describe(task).to_json()
-        write_trace(out / f"{number}.jsonl", await runner.run(task), header, {"memory": asdict(MEMORY)})
+        script = reader(task, agent.dialect, answering)
+        header = agent.environments.describe(task).to_json()
+        episode = await EpisodeRunner(agent).run(task)
+        write_trace(out / f"{number}.jsonl", episode, header, {"memory": asdict(MEMORY)})
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("tasks", metavar="TASKS", help="a file of `atommem data build` with one question a task")
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--tokenizer", required=True, help="of the model that is to learn from them")
@@ -104,4 +95,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -11,7 +11,6 @@ which resident memory is not.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quick import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCHITECTURES = ROOT / "train" / "architectures"
@@ -56,22 +56,13 @@ def make_inputs(
     folder: Path, model: Any, tasks: int, documents: int, words: int, questions: int = 1
 ) -> tuple[str, ...]:
     """Model, tokenizer (a word is a token) and tasks of random words; returns the flags that name them."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast
-
+    from atommem.demo.tiny_policy import word_tokenizer
     from atommem.envs.task import Document, Question, Task
     from atommem.envs.task_files import save_tasks
 
     size = model.config.vocab_size
-    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{index}": index for index in range(3, size)}
-    backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = WhitespaceSplit()
     model.save_pretrained(folder / "model")
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    ).save_pretrained(folder / "model")
+    word_tokenizer(f"w{index}" for index in range(3, size)).save_pretrained(folder / "model")
     rng = random.Random(0)
 
     def text(count: int) -> str:
@@ -226,7 +217,7 @@ def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and write what it took; of several processes the first one does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cpu_fsdp2", action="store_true", help="let accelerate shard CPU processes as it does GPUs")
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -244,4 +235,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

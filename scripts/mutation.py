@@ -9,7 +9,6 @@ The last line is JSON. --load judges another tree's tests by the same mutants: r
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 import os
@@ -22,6 +21,8 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+from quick import command_line
 
 FILES = (
     *("atommem/parsing.py", "atommem/prompts.py", "atommem/memory/working.py", "atommem/session.py"),
@@ -75,7 +76,7 @@ def noticed(tests: tuple[str, ...]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("files", nargs="*", default=FILES)
     parser.add_argument("--n", type=int, default=16, help="mutants of each file")
     parser.add_argument("--seed", type=int, default=0)
@@ -116,4 +117,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

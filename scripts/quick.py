@@ -1,4 +1,4 @@
-"""What the benches share: their command line, ``--quick`` in it, and the line that each of them ends with.
+"""What the benches share: their command line, ``--quick`` in it, other processes, and the line that each ends with.
 
 ``--quick`` is a bench's shortest form, which shows that it runs and measures nothing.
 """
@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
+
+ATOMMEM = [sys.executable, "-m", "atommem.cli"]
+"""The command, in this environment."""
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
@@ -29,6 +36,25 @@ def add_quick(parser: argparse.ArgumentParser, **shortest: Any) -> None:
     said = " ".join(f"--{name} {value}" for name, value in shortest.items() if not isinstance(value, list))
     described = f"the shortest form, which measures nothing{': ' + said if said else ''}"
     parser.add_argument("--quick", action=Quick, nargs=0, default=False, help=described)
+
+
+def flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the words of a command line."""
+    words = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
+    return [word for name, values in words.items() for word in (f"--{name}", *map(str, values))]
+
+
+def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call gives, in a process of its own that has imported the bench and nothing more."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+async def seconds_of(work: Awaitable[Any]) -> float:
+    """How long it takes."""
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
 
 
 def last_line(result: Mapping[str, Any]) -> int:

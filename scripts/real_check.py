@@ -8,12 +8,13 @@ The last line is one JSON object with "holds"; the exit status is 0 if and only 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from quick import command_line, last_line
 
 from atommem.errors import TraceError
 from atommem.memory.operations import POLICY
@@ -41,29 +42,26 @@ def check_eval(folder: Path, tasks: int) -> dict[str, Any]:
         else:
             problems.append(f"{path} ends before its episode does")
     problems += [f"{task_id} has no complete trace" for task_id in records if task_id not in traces]
-    endings: dict[str, int] = {}
+    endings: Counter[str] = Counter()
     for task_id, record in records.items():
         ending = record["stop_reason"]
         if ending == "failed":
             ending = f"failed: {record['error']}"
             if not record["error"]:
                 problems.append(f"{task_id} failed without a reason")
-        endings[ending] = endings.get(ending, 0) + 1
+        endings[ending] += 1
     steps = [step for trace in traces.values() for step in trace.episode.steps]
-    skipped: dict[str, int] = {}
-    for step in steps:
-        for problem in step.problems:
-            skipped[str(problem.reason)] = skipped.get(str(problem.reason), 0) + 1
+    skipped = Counter(str(problem.reason) for step in steps for problem in step.problems)
     scored = [question for record in records.values() for question in record["questions"]]
     return {
         "tasks": len(records),
         "traces": len(traces),
         "failed": sum(record["stop_reason"] == "failed" for record in records.values()),
-        "endings": endings,
+        "endings": dict(endings),
         "steps": len(steps),
         "actions": sum(len(step.actions) for step in steps),
         "operations": sum(operation.actor == POLICY for step in steps for operation in step.operations),
-        "skipped": skipped,
+        "skipped": dict(skipped),
         "em": _mean([question["metrics"]["em"] for question in scored]),
         "f1": _mean([question["metrics"]["f1"] for question in scored]),
         "problems": problems,
@@ -113,7 +111,7 @@ def _print(title: str, figures: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     evaluation = commands.add_parser("eval", help="folders of `atommem eval`")
     evaluation.add_argument("folders", nargs="+", type=Path, metavar="EVAL_DIR")
@@ -130,9 +128,8 @@ def main(argv: list[str] | None = None) -> int:
         results[folder.name] = check(folder, count)
         _print(str(folder), results[folder.name])
     holds = not any(result["problems"] for result in results.values())
-    print(json.dumps({**results, "holds": holds}))
-    return 0 if holds else 1
+    return last_line({**results, "holds": holds})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

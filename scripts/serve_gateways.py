@@ -15,14 +15,14 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+from quick import ATOMMEM
 
 from atommem.face.engine import Engine
 from atommem.policy.contract import Completion, Sampling
@@ -106,21 +106,41 @@ class Gateway:
         """Start it, and wait until it is ready. It is forked: all that it imports is loaded already."""
         self._process = multiprocessing.get_context("fork").Process(target=run_gateway, args=self._arguments)
         self._process.start()
-        ends = time.monotonic() + 60
-        while time.monotonic() < ends and self._process.is_alive():
-            try:
-                if httpx.get(f"{self.url}/ready", timeout=5).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                time.sleep(0.02)
-        raise RuntimeError("a gateway did not start")
+        if not answers(f"{self.url}/ready", self._process.is_alive, 60):
+            raise RuntimeError("a gateway did not start")
 
     def kill(self) -> None:
         """End it as power loss would end the process."""
-        if self._process is not None and self._process.is_alive():
-            os.kill(self._process.pid, signal.SIGKILL)
         if self._process is not None:
+            self._process.kill()
             self._process.join()
+
+
+def answers(url: str, running: Callable[[], bool], seconds: float) -> bool:
+    """Wait until `url` is there; whether it is, before its process or the time has ended."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and running():
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return True
+        except httpx.HTTPError:
+            time.sleep(0.02)
+    return False
+
+
+@contextmanager
+def started(command: Sequence[str], ready: str, log: Path, **settings: Any) -> Iterator[None]:
+    """A process that answers at the URL `ready`, until the block ends."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, **settings)
+    try:
+        # vLLM, where it starts one, takes a minute and more.
+        if not answers(ready, lambda: process.poll() is None, 600):
+            raise RuntimeError(f"{' '.join(command[:4])} ... did not start: {log.read_text()[-2000:]}")
+        yield
+    finally:
+        process.terminate()
+        process.wait(90)
 
 
 @contextmanager
@@ -129,25 +149,10 @@ def serving(flags: Sequence[str], out: Path) -> Iterator[str]:
     port, db = free_port(), out / "conversations.db"
     for file in out.glob(f"{db.name}*"):
         file.unlink()
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--db", f"sqlite:///{db}", "--port", str(port)]
-    command += ["--requests_per_minute", "0", *flags]
-    with (out / "serve.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
+    command = [*ATOMMEM, "serve", "--db", f"sqlite:///{db}", "--port", str(port), "--requests_per_minute", "0"]
     url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(1200):  # vLLM, where it starts one, takes a minute and more
-            if process.poll() is not None:
-                raise RuntimeError(f"atommem serve did not start: {(out / 'serve.log').read_text()[-2000:]}")
-            try:
-                if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
+    with started([*command, *flags], f"{url}/ready", out / "serve.log"):
         yield url
-    finally:
-        process.terminate()
-        process.wait(90)
 
 
 def postgres_programs() -> Path | None:

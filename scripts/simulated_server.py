@@ -20,13 +20,17 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+from quick import command_line, flags
 from tokenizers import Tokenizer
+
+from atommem.servers.vllm_process import free_port
 
 MODEL = "simulated"
 CONTEXT_LENGTH = 32_768
@@ -117,7 +121,8 @@ class PreparedSimulation(Simulation):
         return token_ids
 
 
-Answer = tuple[int, dict[str, Any]]
+Answer = tuple[int, dict[str, Any] | str]
+"""Status, and JSON or the text of a page."""
 
 
 def handler(simulation: Simulation, log: IO[str] | None) -> Callable[[str, bytes], Awaitable[Answer]]:
@@ -146,6 +151,11 @@ def handler(simulation: Simulation, log: IO[str] | None) -> Callable[[str, bytes
     return handle
 
 
+def embeddings(rows: np.ndarray) -> dict[str, Any]:
+    """The body of an answer to ``/v1/embeddings``."""
+    return {"data": [{"index": index, "embedding": row} for index, row in enumerate(rows.tolist())]}
+
+
 async def serve(handle: Callable[[str, bytes], Awaitable[Answer]], port: int) -> asyncio.Server:
     """Listen on `port` of this machine, 0 for any. HTTP/1.1 with connections that are kept."""
 
@@ -156,8 +166,10 @@ async def serve(handle: Callable[[str, bytes], Awaitable[Answer]], port: int) ->
                 length = re.search(r"^content-length:\s*(\d+)", head, re.IGNORECASE | re.MULTILINE)
                 body = await reader.readexactly(int(length.group(1))) if length else b""
                 status, answer = await handle(head.split(" ", 2)[1], body)
-                content = json.dumps(answer).encode()
-                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+                kind = "text/html" if isinstance(answer, str) else "application/json"
+                content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+                head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
+                writer.write(head.encode() + content)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has gone
@@ -167,8 +179,21 @@ async def serve(handle: Callable[[str, bytes], Awaitable[Answer]], port: int) ->
     return await asyncio.start_server(connection, "127.0.0.1", port, limit=2**20, backlog=4096)
 
 
+def serve_in_thread(handle: Callable[[str, bytes], Awaitable[Answer]]) -> tuple[str, Callable[[], None]]:
+    """`serve` beside what this process does: the URL, and what ends it. From then on its address is nobody's."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    server = asyncio.run_coroutine_threadsafe(serve(handle, 0), loop).result()
+
+    async def close() -> None:
+        server.close()
+
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    return url, lambda: asyncio.run_coroutine_threadsafe(close(), loop).result()
+
+
 class SimulatedServer:
-    """Runs this file as a process of its own. A context manager.
+    """Runs this file as a process of its own. A context manager; `start` and `kill` may alternate, its URL stays.
 
     Attributes:
         url: Where it listens.
@@ -176,25 +201,35 @@ class SimulatedServer:
     """
 
     def __init__(
-        self, tokenizer: Path, latency: float, concurrency: int, log: Path | None = None, prepared: bool = False
+        self, tokenizer: Path, latency: float, concurrency: int = 256, log: Path | None = None, prepared: bool = False
     ) -> None:
         self.log = log
-        command = [sys.executable, __file__, "--tokenizer", str(tokenizer), "--latency", str(latency)]
-        command += ["--concurrency", str(concurrency), *([] if log is None else ["--log", str(log)])]
-        command += ["--prepared"] * prepared
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        settings = {"tokenizer": tokenizer, "port": port, "latency": latency, "concurrency": concurrency}
+        settings |= {} if log is None else {"log": log}
+        self._command = [sys.executable, __file__, *flags(settings), *["--prepared"] * prepared]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip()
-        if not self.url.startswith("http"):
-            raise RuntimeError(f"the simulated server did not start: {' '.join(command)}")
+        if self._process.stdout.readline().strip() != self.url:
+            raise RuntimeError(f"the simulated server did not start: {' '.join(self._command)}")
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def __enter__(self) -> SimulatedServer:
-        with urllib.request.urlopen(f"{self.url}/health", timeout=10):
-            return self
+        self.start()
+        return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.kill()
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -211,7 +246,7 @@ async def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True, help="model folder with a tokenizer.json")
     parser.add_argument("--port", type=int, default=0, help="0 (default) takes a free one")
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that a completion takes")

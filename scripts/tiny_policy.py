@@ -5,14 +5,14 @@ python scripts/tiny_policy.py OUT_DIR [--seed N]
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
+from quick import command_line
 from rich.console import Console
 
 from atommem.demo.recipe import PolicySize, Recipe
 from atommem.demo.run import Demo
+from atommem.policy.local import LocalPolicy
 
 RECIPE = Recipe(size=PolicySize(heads=2, head_width=32))
 """The demo's with two heads instead of four and more of both lessons: what the figures of those benches are of."""
@@ -28,9 +28,17 @@ def cold_start(out: Path, seed: int, recipe: Recipe = RECIPE) -> Path:
     return folder
 
 
+def taken_up(start: Path, recipe: Recipe, out: Path, seed: int = 0) -> Demo:
+    """A demo in `out` that goes on from the policy in the folder `start`, whose vocabulary's order is its own."""
+    demo = Demo(recipe, out, seed, Console(highlight=False, soft_wrap=True))
+    policy = LocalPolicy.from_pretrained(start)
+    demo.model, demo.tokenizer = policy.model, policy.tokenizer
+    return demo
+
+
 def main(argv: list[str] | None = None) -> int:
     """Make the policy and print its folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
@@ -39,4 +47,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
+from agents import make_agent
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import EnvironmentConfig, make_environments
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, Kept
-from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.session import Agent
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.local_backend import LocalBackend
 from atommem.train.train_config import TrainConfig
@@ -41,8 +40,7 @@ class EvenTokens(EpisodeRunner):
 def toy_trainer(
     settings: dict[str, Any],
     tasks: Sequence[Task],
-    environment: EnvironmentConfig,
-    max_tokens: int,
+    acting: Mapping[str, Any],
     on_episodes: Callable[[int, Sequence[Episode]], None] | None = None,
 ) -> MemoryGRPOTrainer:
     """A trainer on CPU that saves nothing.
@@ -50,8 +48,7 @@ def toy_trainer(
     Args:
         settings: Of `TrainConfig`.
         tasks: From `WORLD`.
-        environment: How documents are cut.
-        max_tokens: Longest completion.
+        acting: Settings of the agent: how documents are cut, how long completions may be.
         on_episodes: Of the trainer.
     """
     tokenizer = make_tokenizer(WORLD, MEMORY)
@@ -59,18 +56,9 @@ def toy_trainer(
     model = make_model(PolicySize(), tokenizer)
 
     def make_backend(training: Any) -> LocalBackend:
-        runner = EvenTokens(
-            Agent(
-                policy=LocalPolicy(training, tokenizer),
-                embedder=HashingEmbedder(16),
-                tokenizer=tokenizer,
-                environments=make_environments(environment, tokenizer),
-                memory=MEMORY,
-                sampling=Sampling(temperature=1.0, max_tokens=max_tokens),
-                keep_prompts=True,
-            )
-        )
-        return LocalBackend(runner)
+        stored = {**asdict(MEMORY), **acting, "temperature": 1.0}
+        policy = LocalPolicy(training, tokenizer)
+        return LocalBackend(EvenTokens(make_agent(policy, HashingEmbedder(16), stored=stored, keep_prompts=True)))
 
     quiet = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     return MemoryGRPOTrainer(

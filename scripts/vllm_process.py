@@ -1,7 +1,7 @@
 """vLLM servers for the scripts: `atommem.servers.vllm_process` with the environment that ``scripts/vllm_python`` makes.
 
-    with vllm_server(model_dir, log, "--enable-lora", env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}) as url:
-        ...
+    with VllmServer(model_dir, log, "--enable-lora", env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}) as server:
+        ...  # server.url
 
     scripts/vllm_process.py MODEL LOG COMMAND ...    runs a command beside a server; {url} in it is the server's
 
@@ -10,15 +10,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from atommem.servers import vllm_process
-from atommem.servers.vllm_process import free_port as free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,21 +32,12 @@ class VllmServer(vllm_process.VllmServer):
         super().__init__(vllm_python(), model_dir, log, *flags, **settings)
 
 
-@contextlib.contextmanager
-def vllm_server(
-    model_dir: Path | str, log: Path | str, *flags: str, env: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """A server that runs inside the ``with`` block; gives its base URL. `VllmServer` offers more."""
-    with VllmServer(model_dir, log, *flags, env=env) as server:
-        yield server.url
-
-
 def main(argv: list[str]) -> int:
     """Run a command beside a server; returns its status."""
     model_dir, log, *command = argv
     print(f"vLLM is starting (log: {log})", flush=True)
-    with vllm_server(model_dir, log) as url:
-        return subprocess.run([word.replace("{url}", url) for word in command]).returncode
+    with VllmServer(model_dir, log) as server:
+        return subprocess.run([word.replace("{url}", server.url) for word in command]).returncode
 
 
 if __name__ == "__main__":

@@ -6,21 +6,19 @@ import asyncio
 import json
 import random
 import re
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import Any
 
-from atommem.config import MemoryConfig
+from agents import make_agent
+from simulated_server import Answer, serve_in_thread
+
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Question, Task
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.scripted import ScriptedPolicy
 from atommem.session import Agent
 
 WORDS = [f"word{number}" for number in range(400)]
@@ -46,76 +44,40 @@ class Engine:
         self, fault: Callable[[str, int], str] = lambda what, before: "", words: int = 60, seconds: float = 0.0
     ) -> None:
         self.asked: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        engine = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        async def handle(path: str, body: bytes) -> Answer:
+            if path == "/health":
+                return 200, {"version": "1"}
+            if not body:
+                return await page(path.strip("/"))
+            asks = json.loads(body)
+            (what,) = asks.get("queries") or asks["urls"]
+            happens = fault(what, self.asked[what])
+            self.asked[what] += 1
+            await asyncio.sleep(seconds)
+            if happens.isdecimal():
+                return int(happens), {"message": "not now"}
+            if happens == "break":
+                raise ConnectionError
+            if happens == "nonsense":
+                return 200, {"nonsense": True}
+            if happens == "silent":
+                await asyncio.Event().wait()
+            if path == "/retrieve":
+                names = [f"page {(number + len(what)) % 97}" for number in range(3)]
+                found = [{"document": {"title": name, "text": page_text(name, 9), "url": name}} for name in names]
+                return 200, {"result": [found]}
+            read = {"url": what, "title": what, "text": page_text(what, words)}
+            return 200, {"result": [None if "missing" in what else read]}
 
-            def do_GET(self) -> None:  # the name that http.server calls
-                name = self.path.strip("/")
-                if name == "health":
-                    return self._say(200, {"version": "1"})
-                with engine._lock:
-                    engine.asked[name] += 1
-                links = "".join(f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9))
-                text = page_text(name, words)
-                page = f"<html><title>{name}</title><article><p>{text}</p><p>{links}</p></article></html>"
-                time.sleep(seconds)
-                self._send(200, "text/html", page.encode())
+        async def page(name: str) -> Answer:
+            self.asked[name] += 1
+            await asyncio.sleep(seconds)
+            links = "".join(f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9))
+            text = page_text(name, words)
+            return 200, f"<html><title>{name}</title><article><p>{text}</p><p>{links}</p></article></html>"
 
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                (what,) = body.get("queries") or body["urls"]
-                with engine._lock:
-                    before = engine.asked[what]
-                    engine.asked[what] += 1
-                happens = fault(what, before)
-                time.sleep(seconds)
-                if happens.isdecimal():
-                    return self._say(int(happens), {"message": "not now"})
-                if happens == "break":
-                    return self.connection.shutdown(socket.SHUT_RDWR)
-                if happens == "nonsense":
-                    return self._say(200, {"nonsense": True})
-                if happens == "silent":
-                    self.connection.recv(1)
-                    return None
-                if self.path == "/retrieve":
-                    names = [f"page {(number + len(what)) % 97}" for number in range(3)]
-                    found = [{"document": {"title": name, "text": page_text(name, 9), "url": name}} for name in names]
-                    return self._say(200, {"result": [found]})
-                page = {"url": what, "title": what, "text": page_text(what, words)}
-                return self._say(200, {"result": [None if "missing" in what else page]})
-
-            def _say(self, status: int, value: Any) -> None:
-                self._send(status, "application/json", json.dumps(value).encode())
-
-            def _send(self, status: int, kind: str, content: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                return None
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 512
-            block_on_close = False
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that was killed is none."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        """End it: from now on its address is nobody's."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.url, self.close = serve_in_thread(handle)
 
 
 class Characters:
@@ -142,35 +104,19 @@ class Characters:
         return "".join(f"[{turn['role']}] {turn['content']}\n" for turn in conversation) + "[assistant]"
 
 
-class Browser:
+def browser(tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str]) -> ScriptedPolicy:
     """A policy that makes the calls that its question's number says, one a step, notes, and answers at the end.
 
-    Args:
-        tokenizer: Its own.
-        call: The call number `step` of episode `episode`: the tool and what it is given; or how the call is written.
-        seconds: How long a completion takes, at most; the time is drawn.
+    `call` is number `step` of episode `episode`: the tool and what it is given; or how the call is written.
     """
 
-    def __init__(self, tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str], seconds: float = 0.0) -> None:
-        self._tokenizer = tokenizer
-        self._call = call
-        self._seconds = seconds
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """The step's completion."""
-        prompt = self._tokenizer.decode(prompt_ids)
-        await asyncio.sleep(random.random() * self._seconds)
-        text = self.answer(prompt)
-        ids = self._tokenizer.encode(text)
-        return Completion(ids, [0.0] * len(ids), text, "stop")
-
-    def answer(self, prompt: str) -> str:
-        """Of the observation, its question and the calls that are left are enough."""
+    def answer(prompt: str) -> str:
+        # Of the observation, its question and the calls that are left are enough.
         left = re.search(r"calls left: (\d+)", prompt)
         asked = re.findall(r"episode (\d+) of (\d+) calls", prompt)[-1]
         if left is None or left[1] == "0":
             return "<final_answer>\\boxed{done}</final_answer>"
-        made = self._call(int(asked[0]), int(asked[1]) - int(left[1]))
+        made = call(int(asked[0]), int(asked[1]) - int(left[1]))
         if isinstance(made, str):
             return made
         tool, given = made
@@ -179,8 +125,14 @@ class Browser:
         written = json.dumps({"name": tool, "arguments": {argument: given}})
         return f"{note}<read_memory>{given}</read_memory><tool_call>{written}</tool_call>"
 
-    async def close(self) -> None:
-        """Nothing to free."""
+    return ScriptedPolicy(tokenizer, answer)
+
+
+def asking(url: str, call: Callable[[int, int], tuple[str, str] | str], **settings: Any) -> Agent:
+    """An agent of the web that makes these calls (see `browser`) of the engine at `url`."""
+    tokenizer = Characters()
+    asks = {"environment": "web", "tools": ["retrieve", "access"], "search_url": url, "max_tokens": 2048}
+    return make_agent(browser(tokenizer, call), HashingEmbedder(64), tokenizer, stored=asks, **settings)
 
 
 def make_tasks(count: int, calls: int) -> list[Task]:
@@ -191,31 +143,20 @@ def make_tasks(count: int, calls: int) -> list[Task]:
     ]
 
 
-def make_agent(policy: Any, tokenizer: Any, encode_threads: int = 0, **settings: Any) -> Agent:
-    """An agent in the web environment."""
-    return Agent(
-        policy=policy,
-        embedder=HashingEmbedder(64),
-        tokenizer=tokenizer,
-        environments=make_environments(environment_config("web", **settings), tokenizer),
-        memory=MemoryConfig(),
-        sampling=Sampling(max_tokens=2048),
-        encode_threads=encode_threads,
-    )
+@contextmanager
+def engine_elsewhere(words: int, seconds: float) -> Iterator[str]:
+    """The URL of an engine with pages of so many words, in a process of its own until the block ends."""
+    context = get_context("spawn")
+    urls = context.Queue()
+    process = context.Process(target=_be_engine, args=(urls, words, seconds), daemon=True)
+    process.start()
+    try:
+        yield urls.get(timeout=600)
+    finally:
+        process.kill()
+        process.join()
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Another process with a script; what it prints can be read."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, script, *arguments], stdin=pipe, stdout=pipe, text=True)
-
-
-def main() -> None:
-    """Be an engine with pages of so many words, in a process of its own, until the input ends."""
-    engine = Engine(words=int(sys.argv[1]), seconds=float(sys.argv[2]))
-    print(engine.url, flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()
+def _be_engine(urls: Any, words: int, seconds: float) -> None:
+    urls.put(Engine(words=words, seconds=seconds).url)
+    threading.Event().wait()

@@ -32,14 +32,19 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    seed: int = 0, vocabulary: int = VOCABULARY + 2, spread: float = 0.5, positions: int = 256, head_dim: int = 8
+    seed: int = 0,
+    vocabulary: int = VOCABULARY + 2,
+    spread: float = 0.5,
+    positions: int = 256,
+    head_dim: int = 8,
+    width: int = 16,
 ) -> Qwen3ForCausalLM:
     """A random model; the larger its initial weights spread, the farther from uniform its distribution."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=32,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,

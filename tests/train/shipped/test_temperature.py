@@ -59,12 +59,12 @@ def test_ratios_are_one_on_policy(tmp_path: Path, mode: str) -> None:
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     flags = ["--max-model-len", "256", "--block-size", "32", "--logprobs-mode", mode]
-    with vllm_process.vllm_server(tmp_path / "model", tmp_path / "log", *flags) as url:
+    with vllm_process.VllmServer(tmp_path / "model", tmp_path / "log", *flags) as server:
         if mode == "raw_logprobs":
             with pytest.raises(PolicyError, match=r"without the temperature 0\.7"):
-                sampled(url, tokenizer)
+                sampled(server.url, tokenizer)
             return
-        rows = sampled(url, tokenizer)
+        rows = sampled(server.url, tokenizer)
     add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
     with torch.no_grad():
         trained, _ = pad_rows(rows, tokenizer.pad_token_id).score(model.eval())
