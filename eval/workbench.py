@@ -109,4 +109,3 @@ class Workbench:
             self._embedder = (config, make_embedder(config))
             self._to_close["embedder"].push_async_callback(self._embedder[1].close)
         return self._embedder[1]
-

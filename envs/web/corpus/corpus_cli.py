@@ -16,7 +16,6 @@ from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.corpus_input import benchmark_pages, read_pages
-from atommem.errors import ConfigError
 from atommem.untrusted import printable
 
 
