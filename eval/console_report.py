@@ -16,7 +16,10 @@ from atommem.episode_stats import action_names
 from atommem.eval.reporting.scores import label, main_score, ordered
 from atommem.eval.reporting.tables import COSTS, RATES
 
-EXIT_IMPOSSIBLE, EXIT_TOO_MANY_FAILED, EXIT_BUDGET_SPENT, EXIT_INTERRUPTED = 2, 3, 4, 130
+EXIT_IMPOSSIBLE = 2
+EXIT_TOO_MANY_FAILED = 3
+EXIT_BUDGET_SPENT = 4
+EXIT_INTERRUPTED = 130
 """How an evaluation may end, or a suite of them, beside 0."""
 _SHARES_OF_TEXT = (("episodes with a cut text", "truncated"), ("text shown / episode", "context_kept"))
 """Of a method that cuts what does not fit."""
