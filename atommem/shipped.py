@@ -33,7 +33,7 @@ def find_file(name: str, given: str | Path, folder: str | None = None, field: st
         field: Which files of it are meant: those that begin a line with it.
 
     Raises:
-        ConfigError: There is neither; the message lists what there is.
+        ConfigError: There is neither; the message names one that is close, else all.
     """
     path = Path(given)
     if path.is_file():
@@ -47,10 +47,11 @@ def find_file(name: str, given: str | Path, folder: str | None = None, field: st
         return short[wanted]
     short = {key: file for key, file in short.items() if f"\n{field}" in file.read_text(encoding="utf-8")}
     close = difflib.get_close_matches(wanted.rpartition("/")[2], short, n=1)
-    hint = f"did you mean {close[0]}? Shipped" if close else "shipped"
-    raise ConfigError(
-        f"{name} is {str(given)!r}: there is no such file; {hint} are {', '.join(short)}, or give another's path."
-    )
+    if close:
+        hint = f"did you mean {close[0]}? Or give another's path (`atommem configs` lists what is shipped)."
+    else:
+        hint = f"shipped are {', '.join(short)}, or give another's path."
+    raise ConfigError(f"{name} is {str(given)!r}: there is no such file; {hint}")
 
 
 def with_config_path(argv: Sequence[str], folder: str) -> list[str]:

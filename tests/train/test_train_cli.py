@@ -55,6 +55,8 @@ def test_what_is_missing_is_named() -> None:
     ("flags", "message"),
     [
         (["--lerning_rate", "1"], r"lerning_rate 1 is not understood \(did you mean --learning_rate\?\)"),
+        (["--lr=1"], r"lr=1 is not understood \(did you mean --learning_rate\?\)"),
+        (["--model", "x"], r"\(did you mean --model_name_or_path\?\)"),
         (["--learning_rate", "abc"], "--learning_rate is 'abc': give a number"),
         (["--config", "nowhere.yaml"], r"nowhere\.yaml"),
         (["--gradient_accumulation_steps", "4"], "gradient_accumulation_steps is 4: only 1"),
