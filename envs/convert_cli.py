@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     count = save_tasks(tasks, args.out)
     if not count:
         args.out.unlink()
-        raise DataError(f"{args.file}: has no rows. Get the file again, or give another one.")
+        raise DataError(f"{args.file}: has no rows. Give one that has; one that was downloaded, get again.")
     settings = {"wording": args.wording, "questions": args.questions, "input": describe_file(args.file)}
     beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
     print(f"{args.out}: {count} tasks; where it came from: {beside}")
