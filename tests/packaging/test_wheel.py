@@ -203,7 +203,6 @@ def test_the_pages_are_true_of_the_wheel_alone(python: Path, demo: Path, tmp_pat
         (tmp_path / name).symlink_to(ROOT / name)
     reader = tmp_path / "reader"
     shutil.copytree(demo, reader / "runs" / "demo")
-    (reader / "book.txt").write_text("Ann lives in Rome. Bo lives with Ann.")
     told = run([python, "-c", PAGES, tmp_path], reader, timeout=600)
     assert told.splitlines()[-1].endswith(("completed", "incomplete"))
     assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
