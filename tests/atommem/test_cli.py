@@ -83,8 +83,7 @@ def test_a_missing_extra_is_named_and_a_missing_module_of_ours_keeps_its_traceba
     assert "atommem fly needs the package rich.console: pip install" in capsys.readouterr().err
     wanted = {
         ("sqlalchemy", "serve"): "serve",
-        ("altair", "report"): "eval",
-        ("vl_convert", "eval"): "eval",
+        ("lxml_html_clean", "ask"): "web",
         ("torch", "serve"): "train",
         ("mcp.client", "serve"): "serve",
         ("mcp", "data"): "web",

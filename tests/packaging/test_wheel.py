@@ -228,7 +228,7 @@ def test_a_policy_is_trained_evaluated_traced_compared_and_reported(python: Path
 def test_without_the_extras_the_core_works_and_says_what_is_missing(wheel: Path, folder: Path, tmp_path: Path) -> None:
     python = environment(tmp_path, wheel)
     packages = next((tmp_path / "lib").glob("python*/site-packages"))
-    heavy = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy"]
+    heavy = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "pyarrow", "matplotlib"]
     (packages / "without.pth").write_text(f"import sys; sys.modules.update(dict.fromkeys({heavy}))\n")
     atommem: list[str | Path] = [python.with_name("atommem")]
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
