@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
 import yaml
@@ -35,7 +35,8 @@ def add_settings(parser: ArgumentParser, environment: str) -> None:
         (f"environment {environment}", find_environment(environment).config_class),
         ("sampling", Sampling),
     ):
-        group = parser.add_argument_group(f"settings: {title}")
+        about = "In brackets: what holds where the policy's folder says nothing else." if kind is MemoryConfig else None
+        group = parser.add_argument_group(f"settings: {title}", about)
         hints = get_type_hints(kind)  # `TrlParser` writes into the types that `fields` tells
         for item in fields(kind):
             if kind is Sampling and item.name not in SAMPLING:
@@ -43,12 +44,14 @@ def add_settings(parser: ArgumentParser, environment: str) -> None:
             text = item.metadata.get("help") or _SAMPLING_HELP.get(item.name, "")
             hint = hints[item.name]
             annotation = hint.__name__ if isinstance(hint, type) else str(hint)
+            if item.default not in (MISSING, None, ""):
+                text += f" ({str(item.default).lower() if annotation == 'bool' else item.default})"
             several = {"nargs": "*"} if annotation.startswith("list") else {}
             group.add_argument(
                 f"--{item.name}",
                 type=_reader(annotation),
                 default=SUPPRESS,
-                metavar=item.name.rpartition("_")[2].upper(),
+                metavar="true|false" if "bool" in annotation else item.name.rpartition("_")[2].upper(),
                 help=text.replace("%", "%%"),
                 **several,  # type: ignore[arg-type]
             )
