@@ -82,6 +82,10 @@ def export(
         raise ConfigError(f"{checkpoint} is no folder: give a checkpoint-N folder of a run.")
     if out.exists():
         raise ConfigError(f"{out} exists: give a folder that does not.")
+    if not any((checkpoint / name).exists() for name in (TRAINER_STATE_NAME, MARKER)):
+        raise ConfigError(
+            f"{checkpoint} is no checkpoint: give a checkpoint-N folder. The model of a finished run needs no export."
+        )
     check_whole(checkpoint)
     shapes, load = (_of_parts if is_sharded(checkpoint) else _of_safetensors)(checkpoint)
     # Under the name that its card has; whoever is stopped here leaves nothing under `out` itself.
