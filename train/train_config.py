@@ -263,7 +263,10 @@ class ColdStartConfig(WatchedConfig, SFTConfig):
         return json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     def __post_init__(self) -> None:
+        import torch
+
         hardware_defaults(self)
+        self.dataloader_pin_memory &= torch.cuda.is_available()  # else torch warns of it
         super().__post_init__()
         json_object("chat_template_kwargs", self.chat_template_kwargs)
         check_fixed(
