@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, version
 from types import FrameType
 from typing import Any
 
-from atommem.command_line import close_match, one_line
+from atommem.command_line import close_match, extra_of, one_line
 from atommem.errors import AtomMemError, ConfigError
 from atommem.plugins import registered
 
@@ -75,7 +75,8 @@ def _main(argv: list[str]) -> int:
         # A missing module of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
         if error.name is None or error.name.split(".")[0] == "atommem":
             raise
-        print(f"atommem {argv[0]} needs the package {error.name}: pip install 'atommem[train]'.", file=sys.stderr)
+        extra = extra_of(error.name, argv[0])
+        print(f"atommem {argv[0]} needs the package {error.name}: pip install 'atommem[{extra}]'.", file=sys.stderr)
         return 2
     except (AtomMemError, OSError) as error:
         print(f"atommem {argv[0]}: {one_line(error)}", file=sys.stderr)

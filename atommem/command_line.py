@@ -11,7 +11,8 @@ import re
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -37,6 +38,26 @@ def close_match(given: str, known: Iterable[str]) -> str:
     """``" (did you mean X?)"`` where one of `known` is close to `given`, else nothing."""
     found = difflib.get_close_matches(given, sorted(known), n=1)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def extra_of(package: str, command: str) -> str:
+    """The extra of ours that brings a package which a command found missing; one of several: that of its own name.
+
+    Args:
+        package: As it is imported: ``vl_convert``.
+        command: As it is called: ``serve``.
+    """
+    wanted, extras = package.partition(".")[0].replace("_", "-").lower(), []
+    try:
+        lines = requires("atommem") or []
+    except PackageNotFoundError:  # run from its files
+        lines = []
+    for line in lines:
+        name = re.match(r"[\w.-]+", line)
+        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        if name and extra and f"{name[0].replace('_', '-').lower()}-".startswith(f"{wanted}-"):
+            extras.append(extra[1])
+    return command if command in extras else extras[0] if extras else "train"
 
 
 def close_path(path: Path) -> str:
@@ -183,7 +204,10 @@ class CommandParser(argparse.ArgumentParser):
         for word in unknown:
             flag = word.partition("=")[0]
             if flag.startswith("-"):
-                return close_match(flag, self.options())
+                known = list(self.options())
+                elsewhere = [f"--{name}" for name in _ELSEWHERE.get(flag.lstrip("-").replace("-", "_"), ())]
+                named = next((name for name in elsewhere if name in known), None)
+                return close_match(flag, known) if named is None else f" (did you mean {named}?)"
         return ""
 
 
@@ -194,6 +218,23 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+_ELSEWHERE = {
+    "lr": ("learning_rate",),
+    "model": ("model_name_or_path",),
+    "model_path": ("model_name_or_path", "policy"),
+    "epochs": ("num_train_epochs",),
+    "batch_size": ("per_device_train_batch_size",),
+    "group_size": ("num_generations",),
+    "max_tokens": ("max_completion_length",),
+    "max_new_tokens": ("max_completion_length", "max_tokens"),
+    "kl_coef": ("beta",),
+    "k": ("retrieve_k",),
+    "top_n": ("retrieve_k",),
+    "output": ("output_dir", "out"),
+    "output_dir": ("out",),
+    "checkpoint": ("policy",),
+}
+"""What other tools call our settings by, where letters alone would lead elsewhere."""
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -228,11 +269,13 @@ def add_fields(
         annotation = hint.__name__ if isinstance(hint, type) else str(hint)
         more: dict[str, Any] = {"nargs": "*"} if annotation.startswith("list") else {}
         text = item.metadata.get("help") or (texts or {}).get(item.name, "")
+        if item.default not in (MISSING, None, ""):
+            text += f" ({str(item.default).lower() if annotation == 'bool' else item.default})"
         parser.add_argument(
             f"--{item.name}",
             type=reader(annotation),
             default=argparse.SUPPRESS,
-            metavar=item.name.rpartition("_")[2].upper(),
+            metavar="true|false" if "bool" in annotation else item.name.rpartition("_")[2].upper(),
             help=text.replace("%", "%%"),
             **more,
         )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from atommem.actions import MEMORY_KINDS
+from atommem.command_line import close_match
 from atommem.errors import ConfigError
 from atommem.hub import hub_name, only_here
 
@@ -109,7 +110,7 @@ class EmbedderConfig:
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise ConfigError when the setting `name` has a value that is not allowed."""
     if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}: give one of {', '.join(allowed)}.")
+        raise ConfigError(f"{name} is {value!r}{close_match(value, allowed)}: give one of {', '.join(allowed)}.")
 
 
 def check_least(config: object, **least: float) -> None:

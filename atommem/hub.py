@@ -52,4 +52,7 @@ def not_loaded(name: str, error: Exception) -> str:
     """Why transformers could not load `name`, in one line: it writes a page where neither folder nor hub has it."""
     if Path(name).exists():
         return one_line(error)
-    return "there is no such folder here, and the hub has no such model or cannot be reached. Check the name."
+    return (
+        "there is no such folder here, and the hub has no such model or cannot be reached. Check name and network, or "
+        "give the folder of a model."
+    )

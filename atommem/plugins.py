@@ -5,11 +5,13 @@ Environments, methods, rules, dialects of ours are found in the same way as a us
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from importlib.metadata import EntryPoints, entry_points
+from types import ModuleType
 from typing import Any
 
 from atommem.command_line import close_match
@@ -21,7 +23,7 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
 
     Args:
         group: The entry points' group.
-        name: An entry point's name, or a dotted path ``package.module:Attribute``.
+        name: An entry point's name, or a dotted path ``package.module:Attribute``, also of a file in this folder.
         ours: What we bring, name -> dotted path: found also where the package's metadata is not installed or is old.
 
     Raises:
@@ -39,13 +41,17 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
             f"{', '.join(known)}, or give package.module:Name."
         )
     try:
-        found: Any = import_module(module)
+        found: Any = _import(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not _is_part(module, error.name):
             raise  # a package that the module itself needs: the caller's business
-        raise ConfigError(f"{name}: {path} cannot be loaded ({error}): check the path.") from error
+        named = path if path == name else f"{name}: {path}"
+        raise ConfigError(
+            f"{named} cannot be loaded ({error}): check the name; its file lies in this folder, on PYTHONPATH, or is "
+            "installed."
+        ) from error
     return found
 
 
@@ -67,6 +73,24 @@ def _search(path: tuple[str, ...]) -> Any:
 
 def _registered(group: str) -> dict[str, str]:
     return {entry.name: entry.value for entry in registered(group)}
+
+
+def _import(module: str) -> ModuleType:
+    """A module; where there is none, one of the current folder, which a command's own path does not have."""
+    here = os.getcwd()
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if not _is_part(module, error.name) or here in sys.path or "" in sys.path:
+            raise
+    sys.path.append(here)  # at the end: nothing of the user's hides a package
+    invalidate_caches()
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if _is_part(module, error.name):
+            sys.path.remove(here)
+        raise
 
 
 def _is_part(module: str, missing: str | None) -> bool:

@@ -32,7 +32,7 @@ def find_file(name: str, given: str | Path, folder: str | None = None, field: st
         field: Which files of it are meant: those that begin a line with it.
 
     Raises:
-        ConfigError: There is neither; the message lists what there is.
+        ConfigError: There is neither; the message names one that is close, else all.
     """
     path = Path(given)
     if path.is_file():
@@ -45,10 +45,9 @@ def find_file(name: str, given: str | Path, folder: str | None = None, field: st
     if wanted in short:
         return short[wanted]
     short = {key: file for key, file in short.items() if f"\n{field}" in file.read_text(encoding="utf-8")}
-    raise ConfigError(
-        f"{name} is {str(given)!r}: there is no such file{close_match(wanted.rpartition('/')[2], short)}; shipped are "
-        f"{', '.join(short)}, or give another's path."
-    )
+    close = close_match(wanted.rpartition("/")[2], short)
+    listed = "`atommem configs` lists what is shipped" if close else f"shipped are {', '.join(short)}"
+    raise ConfigError(f"{name} is {str(given)!r}: there is no such file{close}; {listed}, or give another's path.")
 
 
 def with_config_path(argv: Sequence[str], folder: str) -> list[str]:

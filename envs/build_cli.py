@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
                 if not any(shared):
                     yield row
             if not rows_of[file]:
-                raise DataError(f"{file}: has no rows. Get the file again, or give another one.")
+                raise DataError(f"{file}: has no rows. Give one that has; one that was downloaded, get again.")
 
     if config.unanswerable and benchmark.name != MUSIQUE:
         raise ConfigError(f"unanswerable is given for {benchmark.name}; only {MUSIQUE} (Full) has such questions.")

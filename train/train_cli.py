@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from atommem.command_line import CommandParser
 from atommem.errors import ConfigError
+from atommem.policy.opening import model_folder
 from atommem.shipped import with_config_path
 
 _RESUME = ["--resume_from_checkpoint", "auto"]
@@ -57,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     if stage not in STAGES:
         raise ConfigError(f"unknown stage {stage!r}: give one of {', '.join(STAGES)} (see atommem train --help).")
     arguments = with_config_path(arguments, "train")
+    _check_model(arguments)
     if _dry_run(stage, arguments):
         return 0
     # One word for what a requeued job wants, in a form that a YAML file can say as well.
@@ -69,6 +72,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"atommem train: {interrupted}", file=sys.stderr)
         return EXIT_INTERRUPTED
     return 0
+
+
+def _check_model(arguments: Sequence[str]) -> None:
+    """The commonest mistake, a path where no model lies, is told before the seconds that TRL takes to be imported."""
+    finder = CommandParser(add_help=False)
+    finder.add_argument("--model_name_or_path", nargs="?")
+    named = finder.parse_known_args(list(arguments))[0].model_name_or_path
+    if named is not None and not {"-h", "--help", "--help-all", "--dry_run"} & set(arguments):
+        model_folder("model_name_or_path", named)
 
 
 def _run(stage: str, arguments: Sequence[str]) -> None:

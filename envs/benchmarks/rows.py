@@ -186,7 +186,7 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     if head.startswith(b"{"):
         return _json_lines(path)
     if not head:
-        raise DataError(f"{path}: is empty. Get the file again.")
+        raise DataError(f"{path}: is empty. Give one with tasks in it; one that was downloaded, get again.")
     raise DataError(
         f"{path}: expected a JSON list, JSON Lines or parquet file, but it starts with "
         f"{head[:20].decode('utf-8', 'replace')!r}. Give the benchmark's own file."

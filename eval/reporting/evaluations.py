@@ -105,9 +105,12 @@ def read_evaluation(
         content = (folder / EPISODES).read_bytes()
     except OSError as error:
         suite = (folder / "cells").is_dir()
+        below = sorted(str(found.parent) for level in ("*", "*/*") for found in folder.glob(f"{level}/{MANIFEST}"))
         instead = (
             f"{folder / 'report'} to atommem report, or an evaluation below {folder / 'cells'}"
             if suite
+            else f"one of those in it ({', '.join(below[:5])})"
+            if below
             else "the --out of `atommem eval`"
         )
         raise ConfigError(

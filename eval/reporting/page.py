@@ -14,6 +14,7 @@ from typing import Any
 
 import vl_convert
 from markupsafe import Markup, escape
+from tqdm import tqdm
 
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord, main_metric
@@ -43,6 +44,7 @@ class PageData:
         max_episodes: Most episodes to embed.
         max_characters: Most characters that they may take together.
         efficiency: Show how many seconds an episode took.
+        progress: Show a bar on standard error while traces are read.
 
     Attributes:
         episodes: Those that are embedded: what the list and its filters need, and ``html``.
@@ -57,6 +59,7 @@ class PageData:
         max_episodes: int = 300,
         max_characters: int = 30_000_000,
         efficiency: bool = False,
+        progress: bool = False,
     ) -> None:
         self._efficiency, self._left = efficiency, max_characters
         self.texts: dict[str, int] = {}
@@ -66,12 +69,15 @@ class PageData:
         chosen = dict(zip(map(id, evaluations), choose_episodes(evaluations, max_episodes), strict=True))
         # One way to tell for a whole column: its rows are looked at side by side.
         by_words = {cell.column for cell in cells if not all(_knows_facts(item.records) for item in cell.evaluations)}
-        for cell in cells:
-            cell.inspection = Inspection("words" if cell.column in by_words else "facts")
-            # Traces are read one at a time, and none is kept.
-            for evaluation in cell.evaluations:
-                for record in evaluation.records:
-                    self._look(cell, cell.inspection, evaluation, record, record.key in chosen[id(evaluation)])
+        episodes = sum(len(evaluation.records) for evaluation in evaluations)
+        with tqdm(total=episodes, desc="reading traces", unit="episode", disable=not progress) as bar:
+            for cell in cells:
+                cell.inspection = Inspection("words" if cell.column in by_words else "facts")
+                # Traces are read one at a time, and none is kept.
+                for evaluation in cell.evaluations:
+                    for record in evaluation.records:
+                        self._look(cell, cell.inspection, evaluation, record, record.key in chosen[id(evaluation)])
+                        bar.update()
 
     def _look(
         self, cell: Cell, inspection: Inspection, evaluation: Evaluation, record: EpisodeRecord, embedded: bool

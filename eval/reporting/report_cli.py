@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def write_report(
     deltas: bool = False,
     paper: str | None = None,
     plots: Sequence[str] = ("png", "svg"),
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Write ``results.json``, ``tables.md``, ``tables.tex``, ``report.html`` and ``plots/``.
 
@@ -51,6 +53,7 @@ def write_report(
         deltas: Show beside each score how far it is from that of `reference`.
         paper: Published table to show ours beside (`atommem.eval.reproduce.published`).
         plots: In what formats charts are written: ``png``, ``svg``, ``pdf``.
+        progress: Say on standard error what is being done.
 
     Returns:
         The contents of ``results.json``.
@@ -63,13 +66,17 @@ def write_report(
     published = None if paper is None else table_of(paper)
     cells = make_cells(evaluations)
     metrics = read_training(training) if training is not None else []
-    page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency)
+    page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency, progress=progress)
+    if progress:
+        print(f"comparing {len(cells)} cells", file=sys.stderr)
     out = Path(out)
     results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
     results |= {"deltas": deltas, "published": published and beside(published, results)}
     write_json(out / RESULTS, results)
     write_text(out / "tables.md", clean(markdown_tables(results)))
     write_text(out / "tables.tex", clean(latex_tables(results)))
+    if progress:
+        print("drawing the charts and the page", file=sys.stderr)
     charts = make_charts(results, metrics)
     write_text(out / "report.html", clean(render_page(page, results, charts)))
     write_charts(charts, out / "plots", plots)
@@ -153,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
     if gold is not None and "predictions" not in export:
         raise ConfigError("gold is the order of predictions: give --export predictions.")
     evaluations = read_evaluations(evaluations)
-    write_report(evaluations, out, **given)
+    write_report(evaluations, out, **given, progress=True)
     print(f"{out / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
     if "inspect" in export:
         logs = write_inspect_logs(evaluations, out / "inspect")

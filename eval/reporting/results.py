@@ -80,7 +80,7 @@ def make_cells(evaluations: Sequence[Evaluation]) -> list[Cell]:
         if key in seen:
             raise ConfigError(
                 f"{seen[key]} and {item.folder} are both {item.row!r} on {column_name(item.column)} with seed "
-                f"{item.seed}: give one of them another name."
+                f"{item.seed}: give one of them another name, NAME=FOLDER."
             )
         seen[key] = item.folder
         cells.setdefault((item.row, item.column), Cell(item.row, item.column)).evaluations.append(item)

@@ -71,6 +71,7 @@ def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None
         efficiency=suite.efficiency,
         deltas=suite.deltas,
         paper=suite.paper,
+        progress=True,
     )
     console.print(main_table(results))
     console.print(f"{out / REPORT / 'report.html'}; tables, plots and results.json lie beside it", markup=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from atommem import cli
+from atommem.command_line import extra_of
 
 
 def test_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,3 +81,12 @@ def test_a_missing_extra_is_named_and_a_missing_module_of_ours_keeps_its_traceba
     monkeypatch.delitem(sys.modules, "atommem.trace_view", raising=False)
     assert fly("atommem.trace_view") == 2
     assert "atommem fly needs the package rich.console: pip install" in capsys.readouterr().err
+    wanted = {
+        ("sqlalchemy", "serve"): "serve",
+        ("lxml_html_clean", "ask"): "web",
+        ("torch", "serve"): "train",
+        ("mcp.client", "serve"): "serve",
+        ("mcp", "data"): "web",
+        ("unheard_of", "ask"): "train",
+    }
+    assert {given: extra_of(*given) for given in wanted} == wanted

@@ -31,12 +31,12 @@ def test_where_names_are_looked_for_and_how_they_may_be_written() -> None:
     assert find_file("suite", "smoke", "eval") == shipped_files()["eval/smoke"]
 
 
-def test_a_typing_mistake_is_answered_with_the_nearest_name_and_the_list() -> None:
+def test_a_typing_mistake_is_answered_with_the_nearest_name_or_the_list() -> None:
     for given, said, unsaid in (
         (
             ("config", "qwen3_8b_hotpot", "train"),
-            r"is no such file \(did you mean qwen3_8b_hotpotqa\?\).*smollm2",
-            "fsdp2",
+            r"is no such file \(did you mean qwen3_8b_hotpotqa\?\).*`atommem configs`",
+            "smollm2",
         ),
         (("suite", "/nowhere/smoke.yaml", "eval"), r"'/nowhere/smoke\.yaml'.* \(did you mean smoke", "fsdp2"),
         (("suite", "nonsense", "eval", "data:"), "shipped are .*table1", "paper"),

@@ -142,6 +142,10 @@ async def test_embedded_episodes_are_of_every_kind_paired_and_compared_as_in_the
 
 
 async def test_what_is_no_evaluation_or_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "one").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "one" / "run.json").touch()
+    with pytest.raises(ConfigError, match=r"holds no evaluation .* give one of those in it \(.*b/one\)"):
+        read_evaluation(tmp_path / "a" / "b")
     with pytest.raises(ConfigError, match=r"holds no evaluation .* give the --out of `atommem eval`"):
         read_evaluation(tmp_path)
     (tmp_path / "before").mkdir()

@@ -202,7 +202,6 @@ def test_the_pages_are_true_of_the_wheel_alone(python: Path, demo: Path, tmp_pat
         (tmp_path / name).symlink_to(ROOT / name)
     reader = tmp_path / "reader"
     shutil.copytree(demo, reader / "runs" / "demo")
-    (reader / "book.txt").write_text("Ann lives in Rome. Bo lives with Ann.")
     told = run([python, "-c", PAGES, tmp_path], reader, timeout=600)
     assert told.splitlines()[-1].endswith(("completed", "incomplete"))
     assert (reader / "runs" / "atlas" / "grpo" / "model.safetensors").is_file()
@@ -212,7 +211,7 @@ def test_the_pages_are_true_of_the_wheel_alone(python: Path, demo: Path, tmp_pat
 def test_without_the_extras_the_core_works_and_says_what_is_missing(wheel: Path, folder: Path, tmp_path: Path) -> None:
     python = environment(tmp_path, wheel)
     packages = next((tmp_path / "lib").glob("python*/site-packages"))
-    heavy = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy"]
+    heavy = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "pyarrow", "matplotlib"]
     (packages / "without.pth").write_text(f"import sys; sys.modules.update(dict.fromkeys({heavy}))\n")
     atommem: list[str | Path] = [python.with_name("atommem")]
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)

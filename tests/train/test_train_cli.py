@@ -57,6 +57,8 @@ GROUPS = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
 REFUSED = {
     "grpo": [
         (["--lerning_rate", "1"], r"lerning_rate 1 is not understood \(did you mean --learning_rate\?\)"),
+        (["--lr=1"], r"lr=1 is not understood \(did you mean --learning_rate\?\)"),
+        (["--model", "x"], r"\(did you mean --model_name_or_path\?\)"),
         (["--learning_rate", "abc"], "--learning_rate is 'abc': give a number"),
         (["--config", "nowhere.yaml"], r"nowhere\.yaml"),
         (["--gradient_accumulation_steps", "4"], "gradient_accumulation_steps is 4: only 1"),

@@ -15,13 +15,10 @@ from atommem.envs.task_files import write_text
 from atommem.train.dry_run.plan import Plan
 from atommem.train.dry_run.timeline import SYNC_BANDWIDTH, WAKE_SECONDS, WITHOUT_VARIANCE
 
-WIDTH = 120
-
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print it: batch, memory, time, what is assumed, and in the end what to change."""
-    # Piped or in a log, lines are not broken at 80.
-    console = console or Console(width=None if Console().is_terminal else WIDTH)
+    console = console or Console()  # piped or in a log: 80 wide, or as COLUMNS says
     launch, model = plan.run.launch, plan.run.model
     console.print(
         f"[bold]Dry run: {plan.run.stage}[/] of {model.name} ({model.parameters:,} parameters, {model.trainable:,} "
@@ -90,7 +87,7 @@ def _memory_table(plan: Plan) -> Table:
 
 def _timeline_table(plan: Plan) -> Table:
     rows = [(line.name, f"{line.seconds:,.0f}", f"{line.overlap:.0%}", f"{line.idle:.0%}") for line in plan.timelines]
-    table = _table("Timeline, simulated", ["", "s an update", "sampling while training", "devices idle"], rows)
+    table = _table("Timeline, simulated", ["", "s an\nupdate", "sampling\nwhile training", "devices\nidle"], rows)
     costs, running = plan.costs, plan.workload.episodes * plan.workload.sharing
     speed = running / (costs.decode + running * costs.sequence)
     table.caption = (

@@ -24,6 +24,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from atommem.command_line import CommandParser
 from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import check_whole, load_training_args
+from atommem.train.resume.checkpoint_files import MARKER
 from atommem.train.resume.faults import CheckpointError, why_not_written
 from atommem.train.resume.hub import STATE_FILES
 from atommem.train.resume.model_card import UNKNOWN, save_model_card
@@ -79,6 +80,10 @@ def export(
         raise ConfigError(f"{checkpoint} is no folder: give a checkpoint-N folder of a run.")
     if out.exists():
         raise ConfigError(f"{out} exists: give a folder that does not.")
+    if not any((checkpoint / name).exists() for name in (TRAINER_STATE_NAME, MARKER)):
+        raise ConfigError(
+            f"{checkpoint} is no checkpoint: give a checkpoint-N folder. The model of a finished run needs no export."
+        )
     check_whole(checkpoint)
     shapes, load = (_of_parts if is_sharded(checkpoint) else _of_safetensors)(checkpoint)
     # Under the name that its card has; whoever is stopped here leaves nothing under `out` itself.

@@ -55,7 +55,7 @@ def save_model_card(
         tags=facts.get("tags"),
     )
     base = Path(base).name if local else base
-    text = _text(name or folder.name, base or UNKNOWN, adapter, facts, state, load_config(folder), license_id)
+    text = _text(name or folder.name, base, adapter, facts, state, load_config(folder), license_id)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / "README.md")
 
 
@@ -71,18 +71,20 @@ def _text(
     history = state["log_history"]
     files = {key: Path(args[key]).name for key in ("data", "eval_data") if args.get(key)}
     serve = (
-        f"vllm serve {base} --enable-lora --lora-modules policy={name}"
+        f"vllm serve {base or 'BASE'} --enable-lora --lora-modules policy={name}"
         if adapter
         else f"vllm serve {name} --served-model-name policy --enable-prefix-caching"
     )
+    origin = f"{'A LoRA adapter of' if adapter else 'Trained from'} `{base}`" if base else "A model of its own, trained"
     updates = f"{state['global_step']:,} of {state['max_steps']:,} updates"
     return f"""# {name}
 
-{"A LoRA adapter of" if adapter else "Trained from"} `{base}` with `atommem train`: a policy that reads what does not
+{origin} with `atommem train`: a policy that reads what does not
 fit its context step by step and manages a memory of its own (arXiv 2601.08323). Licence: {license_id}.
 
 ## How to use it
-It was trained on the prompts that AtomMem makes from `atommem_config.json`, which is read from this folder:
+It was trained on the prompts that AtomMem makes from `atommem_config.json`, which is read from this folder (`{name}`
+is its path, as seen from the folder that it lies in, or its name on the hub):
 
     atommem eval --policy {name} --data TASKS --out runs/eval
 

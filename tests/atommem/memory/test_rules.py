@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,19 @@ def test_what_is_no_rule_or_no_option(name: str, message: str, tmp_path: Path) -
         make_retention(name.replace("WEIGHTS", str(weights)))
     with pytest.raises(ConfigError, match="rules can ask for id, created"):
         Columns({}, memory()._state.index).column("age")
+
+
+def test_a_rule_in_a_file_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed command's path does not hold the folder that it is called in."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    with pytest.raises(ConfigError, match=r"^my_own_rules:Mine cannot be loaded .*; its file lies in this folder"):
+        make_retention("my_own_rules:Mine")
+    assert sys.path == before
+    Path("my_own_rules.py").write_text("from atommem.rules.fifo import FirstInFirstOut as Mine\n")
+    assert type(make_retention("my_own_rules:Mine")).__name__ == "FirstInFirstOut"
+    assert sys.path == [*before, str(tmp_path)]
 
 
 class Watch(Rule):

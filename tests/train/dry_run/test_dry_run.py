@@ -42,10 +42,11 @@ def test_everything_without_weights_data_or_network(tmp_path: Path, capsys: pyte
     assert not plan["memory"]["fits"]
     assert any("exceeds the 80 GB of h100" in warning for warning in plan["warnings"])
     assert any("nowhere.parquet is not there yet" in warning for warning in plan["warnings"])
-    shown = ("8,190,735,360 parameters", "unique tokens", "activations", "micro-batches", "sampling while training")
+    shown = ("8,190,735,360 parameters", "unique tokens", "activations", "micro-batches", "while training")
     shown += ("model_name_or_path=Qwen/Qwen3-8B (flag)", "warning")
     text = capsys.readouterr().out
     assert [one for one in shown if one not in text] == []
+    assert max(map(len, text.splitlines())) <= 80  # in a pipe or a log
 
 
 def test_the_source_of_every_setting(tmp_path: Path, base: dict[str, Any]) -> None:

@@ -141,6 +141,8 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-30"
     with pytest.raises(ConfigError, match="is no folder"):
         export(tmp_path / "checkpoint-31", tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"is no checkpoint: .* needs no export"):
+        export(tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match="exists: give a folder that does not"):
         export(checkpoint, tmp_path)
     (checkpoint / "model.safetensors").write_bytes(b"0" * (checkpoint / "model.safetensors").stat().st_size)
