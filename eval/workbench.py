@@ -7,6 +7,7 @@ from dataclasses import asdict, astuple
 from types import TracebackType
 from typing import Any
 
+from atommem.blocking import ended_by_ctrl_c
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, make_environments
@@ -96,7 +97,8 @@ class Workbench:
         key = policy_key(config)
         if self._policy is None or self._policy[0] != key:
             await self._close_policy()
-            policy = open_policy(config)
+            with ended_by_ctrl_c():  # minutes, for a large model
+                policy = open_policy(config)
             try:
                 self._policy = (key, policy, await policy_identity(config, policy))
             except BaseException:
@@ -107,7 +109,8 @@ class Workbench:
     async def _open_embedder(self, key: tuple[Any, ...], configs: Configs) -> Embedder:
         if self._embedder is None or self._embedder[0] != key:
             await self._close_embedder()
-            self._embedder = (key, make_embedder(configs[2]))
+            with ended_by_ctrl_c():
+                self._embedder = (key, make_embedder(configs[2]))
         return self._embedder[1]
 
     async def _close_policy(self) -> None:

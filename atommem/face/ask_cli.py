@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from atommem.blocking import ended_by_ctrl_c
 from atommem.command_line import CommandParser, check_writable
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
@@ -112,9 +113,13 @@ async def _run(arguments: argparse.Namespace, text: str | None) -> int:
     settings = given_settings(arguments, _OWN)
     policy = arguments.policy
     if arguments.memory is not None and saved.holds_memory(arguments.memory):
-        memory = await AsyncMemory.load(arguments.memory, policy, **settings)
+        with ended_by_ctrl_c():
+            stored = saved.read(arguments.memory)
+            engine = saved.open_engine(stored, policy, settings, reembed=False)
+        memory = await AsyncMemory.taken_up(stored, engine)
     else:
-        memory = await AsyncMemory.open(policy, **settings)
+        with ended_by_ctrl_c():
+            memory = AsyncMemory(policy, **settings)
     answers: list[Answer] = []
     async with memory:
         try:
