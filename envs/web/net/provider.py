@@ -10,7 +10,7 @@ from atommem.envs.web.net.net_config import NetConfig
 from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.tools import Run, ToolResult
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.client import OversizeError, RefusedError, ServerClient
 from atommem.servers.keys import Service, is_loopback, key_variable
 from atommem.servers.transport import tls_context
 
@@ -39,6 +39,7 @@ class Provider:
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
             headers=headers,
+            max_bytes=int(config.page_megabytes * 1e6),
         )
 
     async def get(self, path: str) -> Any:
@@ -49,7 +50,7 @@ class Provider:
         """POST `body` as JSON and return the JSON that comes back.
 
         Raises:
-            PageError: This one query or page is refused.
+            PageError: This one query or page is refused, or what it gives is larger than ``page_megabytes``.
             OutageError: The provider is gone, overloaded after its retries, or refuses the key.
         """
         return await self._answer(self._client.post(path, body), str(body))
@@ -58,6 +59,20 @@ class Provider:
         """The outage of a provider that says something else than what its documentation has."""
         return OutageError(f"{self._client.base_url} gives no {self.service} answer: {str(answer)[:200]}.")
 
+    async def breaks_at(self, error: OutageError, control: Callable[[], Awaitable[Any]]) -> bool:
+        """Whether an outage is one call's: the provider answered it with 5xx, and answers `control`, made now.
+
+        A query or an address that breaks a provider is as easy to write as any other: whoever could have outages by it
+        would not be scored.
+        """
+        if error.status is None or error.status < 500:
+            return False
+        try:
+            await control()
+        except (OutageError, PageError):
+            return False
+        return True
+
     async def close(self) -> None:
         """Close its connections."""
         await self._client.close()
@@ -65,6 +80,8 @@ class Provider:
     async def _answer(self, request: Awaitable[Any], asked: str) -> Any:
         try:
             return await request
+        except OversizeError as error:
+            raise PageError(f"{self.service} gives {error.message}.") from error
         except RefusedError as error:
             if error.status in _OF_THE_CALL and not error.of_account(unquote_plus(asked)):
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error

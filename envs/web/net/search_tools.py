@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from atommem.envs.web.net.page_error import PageError
 from atommem.envs.web.net.provider import Provider, host_lists, observed, served
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
@@ -20,6 +21,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 _LONGEST_QUERY = 2048
+_EASY_QUERY = "weather"
 _LONGEST_PASSAGE = 5000
 
 
@@ -65,7 +67,12 @@ class SearchSource(ToolSource):
         query = str(arguments["query"])[:_LONGEST_QUERY]
         if not query.strip():
             return ToolResult("The query is empty.", is_error=True)
-        found = await self._found(query)
+        try:
+            found = await self._found(query)
+        except OutageError as error:
+            if not await self._provider.breaks_at(error, lambda: self._found(_EASY_QUERY)):
+                raise
+            raise PageError(f"this query is too much for {self.service} ({error.status}): write another.") from error
         shown = [one for one in found if self._hosts.allows_name(one[1])][: self.config.search_results]
         if not shown:
             return ToolResult(f"No page was found for: {query}", is_error=True)
