@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atommem.errors import PolicyError
-from atommem.hub import not_loaded, only_here
+from atommem.hub import not_loaded, only_here, read_tokenizer
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.policy.completions import check_request, make_completion
 from atommem.policy.contract import Completion, Sampling
@@ -82,14 +82,14 @@ class LocalPolicy:
             PolicyError: There is no loadable model at `path`.
         """
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or ("float32" if device.type == "cpu" else "auto")
         try:
             found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
-            tokenizer = AutoTokenizer.from_pretrained(path, **found)
+            tokenizer = read_tokenizer(path, **found)
         except (OSError, ValueError) as error:
             raise PolicyError(
                 f"No causal language model could be loaded from {str(path)!r}: {not_loaded(str(path), error)}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from atommem.command_line import close_path
 from atommem.config import check_choice
 from atommem.errors import ConfigError, PolicyError
-from atommem.hub import hub_name, not_loaded, only_here
+from atommem.hub import hub_name, not_loaded, only_here, read_tokenizer
 
 if TYPE_CHECKING:
     from atommem.policy.chat import ChatPolicy
@@ -157,11 +157,9 @@ def load_tokenizer(name: str) -> Any:
         PolicyError: It cannot be loaded.
         ConfigError: Nothing follows the ``@``.
     """
-    from transformers import AutoTokenizer
-
     model, revision = hub_name(name)
     try:
-        return AutoTokenizer.from_pretrained(model, revision=revision, local_files_only=only_here(model))
+        return read_tokenizer(model, revision=revision, local_files_only=only_here(model))
     except (OSError, ValueError) as error:
         raise PolicyError(f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}") from error
 
