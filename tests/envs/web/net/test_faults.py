@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -36,6 +37,11 @@ def breaking(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
+def interim(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+    with suppress(OSError):  # nobody reads it to its end
+        handler.connection.sendall(b"HTTP/1.1 102 Processing\r\n\r\n" * 100_000)
+
+
 PAGES = {
     "/robots.txt": answering("User-agent: *\nDisallow: /robots", "text/plain"),
     "/fine": answering("<p>Ann lives in Oakrest.</p>"),
@@ -49,6 +55,7 @@ PAGES = {
     "/large": answering("x" * 2_000_000),
     "/slow": slow,
     "/breaking": breaking,
+    "/interim": interim,
     "/robots": answering("<p>x</p>"),
 }
 
@@ -80,6 +87,7 @@ PAGE_FAULTS = {
     "http://127.0.0.2:9/": "cannot be had",
     "/breaking": "cannot be had",
     "/slow": "longer than 2 seconds",
+    "/interim": "300,000 bytes came before an answer",
     "/large": "larger than 1 MB",
     "/image": "not a text",
     "/binary": "not a text",
