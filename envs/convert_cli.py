@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import chain, islice
 from pathlib import Path
 
 from atommem.envs.benchmarks.conversations import QUESTIONS
@@ -39,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"questions is {args.questions}: give at least 1.")
         wording = None if args.wording is None else read_wording(args.wording)
         tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
-    count = save_tasks(tasks, args.out)
-    if not count:
-        args.out.unlink()
+    tasks = iter(tasks)
+    first = list(islice(tasks, 1))  # before an earlier file of that name is replaced
+    if not first:
         raise DataError(f"{args.file}: has no rows. Get the file again, or give another one.")
+    count = save_tasks(chain(first, tasks), args.out)
     settings = {"wording": args.wording, "questions": args.questions, "input": describe_file(args.file)}
     beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
     print(f"{args.out}: {count} tasks; where it came from: {beside}")
