@@ -90,7 +90,8 @@ class LocalPolicy:
             found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
             tokenizer = read_tokenizer(path, **found)
-        except (OSError, ValueError) as error:
+        # Of the latter transformers makes its way through a config.json that is JSON, and no configuration.
+        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise PolicyError(
                 f"No causal language model could be loaded from {str(path)!r}: {not_loaded(str(path), error)}"
             ) from error

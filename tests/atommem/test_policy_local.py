@@ -198,6 +198,9 @@ def test_from_pretrained_and_close(model: Any, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text(damaged)
         with pytest.raises(PolicyError, match="its tokenizer cannot be read"):
             LocalPolicy.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("null")
+    with pytest.raises(PolicyError, match="No causal language model"):
+        LocalPolicy.from_pretrained(tmp_path)
 
 
 def test_batches_are_of_similar_length_and_within_the_limits() -> None:
