@@ -97,12 +97,13 @@ def test_another_s_conversation_is_not_there_and_an_erased_one_leaves_nothing(
 
 
 def test_the_migrations_make_the_tables_that_the_code_reads_and_another_database_is_refused(
-    log: ConversationLog,
+    log: ConversationLog, tmp_path: Path
 ) -> None:
     with log.engine.begin() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert connection.scalar(sa.text("PRAGMA journal_mode")) == "wal"
-    for url in ("nonsense", "mysql+nothing://x/y", "postgresql://127.0.0.1:1/none"):
+    (tmp_path / "text").write_text("a text of somebody's")
+    for url in ("nonsense", "mysql+nothing://x/y", "postgresql://127.0.0.1:1/none", f"sqlite:///{tmp_path / 'text'}"):
         with pytest.raises(ConfigError, match="database"):
             open_database(url)
 
