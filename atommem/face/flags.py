@@ -66,10 +66,14 @@ def given_settings(arguments: Any, own: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name not in own}
 
 
+_KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "dict": "a JSON object"}
+
+
 def _reader(annotation: str) -> Callable[[str], Any]:
     """What reads a value of this type: numbers, true, false and null as YAML has them, and text as it is."""
     kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "dict": (dict,)}
-    wanted = next((kinds[name] for name in kinds if name in annotation), None)
+    name = next((name for name in kinds if name in annotation), None)
+    wanted = None if name is None else kinds[name]
     optional = "None" in annotation
 
     def read(value: str) -> Any:
@@ -82,6 +86,7 @@ def _reader(annotation: str) -> Callable[[str], Any]:
         right = isinstance(found, wanted) and (wanted == (bool,) or not isinstance(found, bool))
         if right or (found is None and optional):
             return found
-        raise ArgumentTypeError(f"{value!r} is no {annotation}")
+        assert name is not None
+        raise ArgumentTypeError(f"{value!r} is not understood: give {_KINDS[name]}{', or null' if optional else ''}")
 
     return read
