@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from atommem.command_line import one_line
 from atommem.errors import ConfigError
@@ -54,19 +53,3 @@ def not_loaded(name: str, error: Exception) -> str:
     if Path(name).exists():
         return one_line(error)
     return "there is no such folder here, and the hub has no such model or cannot be reached. Check the name."
-
-
-def read_tokenizer(name: str | Path, **found: Any) -> Any:
-    """transformers' tokenizer of a folder or hub name, with what else its ``from_pretrained`` takes.
-
-    Raises:
-        OSError, ValueError: It cannot be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name, **found)
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # the bare ones of tokenizers, and whatever transformers stumbles over in a file
-        raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error

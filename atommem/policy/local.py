@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atommem.errors import PolicyError
-from atommem.hub import not_loaded, only_here, read_tokenizer
+from atommem.hub import not_loaded, only_here
 from atommem.micro_batching import RequestBatcher, Waiting
 from atommem.policy.completions import check_request, make_completion
 from atommem.policy.contract import Completion, Sampling
@@ -128,6 +128,22 @@ class LocalPolicy:
         with evaluating(self.model):
             decode(self.model, rows, self._eos_ids, pad_id=min(self._eos_ids, default=0))
         return [make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped) for row in rows]
+
+
+def read_tokenizer(name: str | Path, **found: Any) -> Any:
+    """transformers' tokenizer of a folder or hub name, with what else its ``from_pretrained`` takes.
+
+    Raises:
+        OSError, ValueError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, **found)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # the bare ones of tokenizers, and whatever transformers stumbles over in a file
+        raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error
 
 
 def plan_batches(lengths: Sequence[tuple[int, int]], max_batch_size: int, max_batch_tokens: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from atommem.command_line import close_path
 from atommem.config import check_choice
 from atommem.errors import ConfigError, PolicyError
-from atommem.hub import hub_name, not_loaded, only_here, read_tokenizer
+from atommem.hub import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
     from atommem.policy.chat import ChatPolicy
@@ -157,6 +157,8 @@ def load_tokenizer(name: str) -> Any:
         PolicyError: It cannot be loaded.
         ConfigError: Nothing follows the ``@``.
     """
+    from atommem.policy.local import read_tokenizer
+
     model, revision = hub_name(name)
     try:
         return read_tokenizer(model, revision=revision, local_files_only=only_here(model))

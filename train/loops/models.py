@@ -25,7 +25,8 @@ from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.errors import ConfigError
-from atommem.hub import not_loaded, only_here, read_tokenizer
+from atommem.hub import not_loaded, only_here
+from atommem.policy.local import read_tokenizer
 
 CPU_TILE_WIDTH = 512
 """Vocabulary columns a tile. Seen on two cores, forward and backward: 39 -> 22 ms for 4,096 tokens at a
