@@ -49,8 +49,42 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
+    for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # (>&-)
+        setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  # to the end of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no text of a model ends a command that shows it
+    name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
+    try:
+        status = _run(argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        return 0
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # rich's answer to it, in the tables
+            return 0
+        raise
+    except ModuleNotFoundError as error:
+        # A missing module of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
+        if error.name is None or error.name.split(".")[0] == "atommem":
+            raise
+        extra = extra_of(error.name, name.strip())
+        print(f"atommem{name} needs the package {error.name}: pip install 'atommem[{extra}]'.", file=sys.stderr)
+        return 2
+    except (AtomMemError, OSError) as error:
+        print(f"atommem{name}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except RecursionError:
+        print(f"atommem{name}: a file is nested too deeply to be read: give another.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\natommem{name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(argv: list[str]) -> int:
     commands = _commands()
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(commands))
@@ -62,31 +96,7 @@ def _main(argv: list[str]) -> int:
         meant = close_match(argv[0], commands)
         print(f"atommem: unknown command {argv[0][:80]!r}{meant} (see atommem --help).", file=sys.stderr)
         return 2
-    try:
-        command = _load(commands[argv[0]])
-        status = int(command(argv[1:]) or 0)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        if not _reader_is_gone():
-            raise
-        return 0
-    except ModuleNotFoundError as error:
-        # A missing module of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
-        if error.name is None or error.name.split(".")[0] == "atommem":
-            raise
-        extra = extra_of(error.name, argv[0])
-        print(f"atommem {argv[0]} needs the package {error.name}: pip install 'atommem[{extra}]'.", file=sys.stderr)
-        return 2
-    except (AtomMemError, OSError) as error:
-        print(f"atommem {argv[0]}: {one_line(error)}", file=sys.stderr)
-        return 2
-    except RecursionError:
-        print(f"atommem {argv[0]}: a file is nested too deeply to be read: give another.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\natommem {argv[0]}: interrupted", file=sys.stderr)
-        return 130
+    return int(_load(commands[argv[0]])(argv[1:]) or 0)
 
 
 @contextmanager

@@ -303,7 +303,9 @@ def reader(annotation: str) -> Callable[[str], Any]:
         right = isinstance(found, _TYPES[kind]) and (kind == "bool" or not isinstance(found, bool)) and found == found
         if right or (found is None and optional):
             return found
-        raise ValueError(f"give {_KINDS[kind]}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not understood: give {_KINDS[kind]}{', or null' if optional else ''}"
+        )
 
     read.__name__ = kind  # which argparse tells
     return read

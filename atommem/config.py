@@ -152,7 +152,7 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         path = found
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or no UTF-8
         raise ConfigError(f"{path} is not valid JSON ({error}): restore it or delete it.") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds {type(loaded).__name__}, not an object: restore it or delete it.")

@@ -31,8 +31,25 @@ def main(argv: list[str] | None = None) -> int:
         raise ConfigError(f"processes is {processes}: give 1, 2 or 4, which share a batch evenly.")
     out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
     check_writable("out", out, folder=True)
+    _check_ours(out)
     with ranks(processes, [sys.executable, "-m", "atommem.cli", "demo", *(sys.argv[1:] if argv is None else argv)]):
         return _run(args, out)
+
+
+def _check_ours(out: Path) -> None:
+    """Whether what the demo would replace in a folder is a demo's.
+
+    Raises:
+        ConfigError: A folder of another origin stands there (a checkout of this project has an ``eval``).
+    """
+    from atommem.demo.progress import FOLDERS, PROGRESS_FILE
+    from atommem.demo.results import SUMMARY_FILE
+
+    found = [name for name in FOLDERS if (out / name).exists()]
+    if found and not any((out / name).is_file() for name in (PROGRESS_FILE, SUMMARY_FILE)):
+        raise ConfigError(
+            f"out is {out}, which holds {', '.join(found)} of no demo, and would lose it: give a folder of its own."
+        )
 
 
 def _run(args: argparse.Namespace, out: Path) -> int:

@@ -11,6 +11,8 @@ from atommem.demo.recipe import Recipe
 from atommem.envs.task_files import write_json
 
 PROGRESS_FILE = "progress.json"
+FOLDERS = ("pretrained", "cold_start", "grpo", "eval")
+"""Of a demo, in its own: they are replaced by the next one."""
 
 
 class Progress:
@@ -35,6 +37,10 @@ class Progress:
                 self.done = found["done"]
         except (OSError, ValueError, LookupError, TypeError):
             pass  # none, or of another version: there is nothing to go on from
+
+    def begin(self) -> None:
+        """Nothing is done yet, but the folder is a demo's."""
+        write_json(self.path, {"of": self._of, "done": self.done})
 
     def add(self, stage: str, **facts: Any) -> None:
         """The stage has ended, and what it made is saved."""

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from atommem.config import drawn_capacity
 from atommem.demo.copying import pretrain_copying
-from atommem.demo.progress import Progress
+from atommem.demo.progress import FOLDERS, Progress
 from atommem.demo.recipe import Recipe
 from atommem.demo.results import (
     ABLATIONS,
@@ -99,8 +99,6 @@ class Demo:
         progress: Its stages are taken up instead, and those of this run noted there; GRPO writes checkpoints.
     """
 
-    FOLDERS = ("pretrained", "cold_start", "grpo", "eval")
-
     def __init__(
         self, recipe: Recipe, out: Path, seed: int, console: Console, progress: Progress | None = None
     ) -> None:
@@ -119,10 +117,12 @@ class Demo:
         if progress is not None and progress.done:
             console.print(f"{out}: taken up from an interrupted run: {', '.join(progress.done)}", soft_wrap=True)
         elif self._ranks.is_main_process:
-            for name in self.FOLDERS:
+            for name in FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
             for name in (SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
+            if progress is not None:
+                progress.begin()
         self._ranks.wait_for_everyone()
         self.settings = load_settings(out / "grpo", recipe, seed, {} if progress is None else _CHECKPOINTS)
         torch.manual_seed(seed)

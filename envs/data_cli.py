@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +146,11 @@ def _convert(args: argparse.Namespace) -> int:
         check_least(args, questions=1)
         wording = None if args.wording is None else read_wording(args.wording)
         tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
-    count = save_tasks(tasks, args.out)
-    if not count:
-        args.out.unlink()
+    tasks = iter(tasks)
+    first = list(islice(tasks, 1))  # before an earlier file of that name is replaced
+    if not first:
         raise DataError(f"{args.file}: has no rows. Give one that has; one that was downloaded, get again.")
+    count = save_tasks(chain(first, tasks), args.out)
     settings = {"wording": args.wording, "questions": args.questions, "input": describe_file(args.file)}
     beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
     print(f"{args.out}: {count} tasks; where it came from: {beside}")

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, astuple
 from typing import Any
 
+from atommem.blocking import ended_by_ctrl_c
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
@@ -97,7 +98,8 @@ class Workbench:
         if self._policy is None or self._policy[0] != choice:
             self._policy, self._environments = None, {}
             await self._to_close["policy"].aclose()
-            policy = open_policy(choice)
+            with ended_by_ctrl_c():  # minutes, for a large model
+                policy = open_policy(choice)
             self._to_close["policy"].push_async_callback(policy.close)
             self._policy = (choice, policy, await policy_identity(choice, policy))
         return self._policy[1], self._policy[2]
@@ -106,6 +108,7 @@ class Workbench:
         if self._embedder is None or self._embedder[0] != config:
             self._embedder = None
             await self._to_close["embedder"].aclose()
-            self._embedder = (config, make_embedder(config))
+            with ended_by_ctrl_c():
+                self._embedder = (config, make_embedder(config))
             self._to_close["embedder"].push_async_callback(self._embedder[1].close)
         return self._embedder[1]

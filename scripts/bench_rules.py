@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from quick import add_quick, command_line, last_line, seconds_of
@@ -81,7 +81,7 @@ class Given:
 class Told(Rule):
     """Breaks the last promise: it is told the question that comes after the half of the stream."""
 
-    later: set[str] = set()  # noqa: RUF012
+    later: ClassVar[set[str]] = set()
 
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
         return Accepted() if self.later & set(candidate.text.split()) else Refused("nobody will ask")

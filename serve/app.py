@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -91,8 +92,14 @@ def run(app: FastAPI, **options: Any) -> None:
     import uvicorn
 
     sys.setswitchinterval(0.001)  # the thread that commits waits so long for the event loop's after each of its calls
+    logging.getLogger("uvicorn.error").addFilter(_no_cancellation)
     with frozen_heap():
         uvicorn.run(app, access_log=False, **options)
+
+
+def _no_cancellation(record: logging.LogRecord) -> bool:
+    """Whoever presses Ctrl-C twice ends uvicorn before the app's own end, whose cancellation it would show in full."""
+    return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
 
 def _handler(status: int, code: str) -> Any:

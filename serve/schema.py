@@ -147,9 +147,9 @@ def open_database(url: str, *, pool_size: int = 8, make: bool = True) -> sa.Engi
         ) from error
     try:
         _upgrade(engine)
-    except sa.exc.OperationalError as error:
+    except sa.exc.DatabaseError as error:
         raise ConfigError(
-            f"the database {address.render_as_string()} is out of reach or no database: {error.orig}"
+            f"the database {address.render_as_string()} is out of reach or no database: {error.orig}. Give another."
         ) from error
     return engine
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -50,8 +49,9 @@ async def _ended(task: asyncio.Future[Any]) -> None:
     """Cancel, and wait until what it holds is free."""
     if not task.done():
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
+        await asyncio.wait((task,))  # whose cancellation is not taken for one of whoever waits here
+        if not task.cancelled():
+            task.exception()  # seen
 
 
 class ResponseEvents:

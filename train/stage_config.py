@@ -48,7 +48,7 @@ class StageConfig:
             self.bf16 = not self.fp16 and gpu and torch.cuda.is_bf16_supported()  # type: ignore[attr-defined]  # TRL's
         if self.gradient_checkpointing is None:
             self.gradient_checkpointing = gpu
-        self.dataloader_pin_memory &= gpu  # else torch warns of it
+        self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns of it
         super().__post_init__()  # type: ignore[misc]  # TRL's
         check_fixed(self, self.fixed)
         self.template_kwargs  # noqa: B018  # that it is an object

@@ -18,6 +18,8 @@ from atommem.errors import ConfigError, TraceError
 from atommem.memory.operations import Operation, operation_from_json, to_json
 
 FORMAT = 1
+_BEGINNING = b'{"type":"experience bank",'
+"""Of every bank: what else has a last line that seems cut off is somebody's file."""
 _ENCODING = "utf-8", "surrogatepass"
 """As `json.loads` decodes: half a character that a model wrote stops no bank."""
 
@@ -57,6 +59,8 @@ class BankFile:
         raw = self.path.read_bytes()
         end = raw.rfind(b"\n") + 1
         if end < len(raw):
+            if not raw.startswith(_BEGINNING[: len(raw)]):
+                raise TraceError(f"{self.path} is no experience bank, and is left as it is: take another file.")
             os.ftruncate(self._fd, end)
         if not end:
             header = {"type": "experience bank", "format": FORMAT, **header}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import json
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from atommem.blocking import ended_by_ctrl_c
 from atommem.command_line import CommandParser, check_writable
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
@@ -44,11 +47,41 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.file is not None:
             is_input = arguments.file == "-"
             text = decoded(sys.stdin.buffer.read(), "standard input") if is_input else read_file(Path(arguments.file))
-        return asyncio.run(_run(arguments, text))
+        with _held(arguments.memory):
+            return asyncio.run(_run(arguments, text))
     except KeyboardInterrupt:
         kept = f" What was read is in {arguments.memory}; the same command goes on from there."
         print(f"\natommem ask: interrupted.{kept if arguments.memory is not None else ''}", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+@contextmanager
+def _held(folder: Path | None) -> Iterator[None]:
+    """A memory is one command's at a time: of two, the last to save would take away what the other has read.
+
+    Raises:
+        ConfigError: Another has it.
+    """
+    if folder is None:
+        yield
+        return
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # file systems that know no locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"another command is using the memory {folder}: wait for it, or give another folder."
+                ) from error
+        yield
+    finally:
+        os.close(lock)
+        if made:
+            with suppress(OSError):  # something was saved in it
+                folder.rmdir()
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -112,9 +145,13 @@ async def _run(arguments: argparse.Namespace, text: str | None) -> int:
     settings = given_settings(arguments, _OWN)
     policy = arguments.policy
     if arguments.memory is not None and saved.holds_memory(arguments.memory):
-        memory = await AsyncMemory.load(arguments.memory, policy, **settings)
+        with ended_by_ctrl_c():
+            stored = saved.read(arguments.memory)
+            engine = saved.open_engine(stored, policy, settings, reembed=False)
+        memory = await AsyncMemory.taken_up(stored, engine)
     else:
-        memory = await AsyncMemory.open(policy, **settings)
+        with ended_by_ctrl_c():
+            memory = AsyncMemory(policy, **settings)
     answers: list[Answer] = []
     async with memory:
         try:

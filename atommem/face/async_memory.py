@@ -113,6 +113,11 @@ class AsyncMemory:
         """
         stored = await asyncio.to_thread(saved.read, folder)
         engine = await asyncio.to_thread(saved.open_engine, stored, policy, settings, reembed)
+        return await cls.taken_up(stored, engine, reembed)
+
+    @classmethod
+    async def taken_up(cls, stored: saved.Saved, engine: Engine, reembed: bool = False) -> Self:
+        """A memory that was saved, over an engine that is open; which is closed where that fails. Raises as `load`."""
         try:
             session = await Session.take_up(engine.agent, stored.session, reembed=reembed)
         except BaseException as error:

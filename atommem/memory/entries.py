@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+BETWEEN = " | "
+"""Of names of pieces: no address has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -13,7 +16,8 @@ class Source:
 
     Attributes:
         step: The step whose completion wrote it.
-        piece: What the policy was reading then (a chunk's name, a URL), where the session says so.
+        piece: What the policy was reading then (a chunk's name, a URL), where the session says so. Of a
+            search, the call and the addresses of what it found, with `BETWEEN` between them.
         start, end: Its span of characters in the text that was read in pieces, where the session says so.
     """
 

@@ -16,7 +16,7 @@ from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
 from atommem.memory.change import Change, Resources
 from atommem.memory.contents import Contents, Snapshot, replay
-from atommem.memory.entries import Entry, MemoryView, Source
+from atommem.memory.entries import BETWEEN, Entry, MemoryView, Source
 from atommem.memory.index import VectorIndex
 from atommem.memory.keeper import Rules
 from atommem.memory.operations import POLICY, USER, Operation, Outcome
@@ -177,7 +177,8 @@ class WorkingMemory:
     async def forget(
         self, piece: str, step: int, actor: str = USER, *, read: Container[int] | None = None
     ) -> tuple[Operation, ...]:
-        """Take out what was written while `piece` was shown: after a page turns out to be wrong, or hostile.
+        """Take out what was written while `piece` was shown: after a page turns out to be wrong, or hostile. It is
+        shown among the results of a search, too.
 
         Entries go that had any text from there, also where it was rewritten since: what a policy rewrites, it has read.
         The scratchpad and the query are emptied if any of their texts, since they were last empty, was written then.
@@ -197,8 +198,8 @@ class WorkingMemory:
         def is_meant(source: Source | None) -> bool:
             if source is None or (read is not None and source.step not in read):
                 return False
-            name = source.piece
-            return name is not None and (name == piece or name.startswith(f"{piece}, "))
+            names = [] if source.piece is None else [source.piece, *source.piece.split(BETWEEN)]
+            return any(name == piece or name.startswith(f"{piece}, ") for name in names)
 
         contents = self._state.contents
         entry_ids: set[int] = {entry.id for entry in contents.entries.values() if is_meant(entry.source)}

@@ -82,15 +82,16 @@ class LocalPolicy:
             PolicyError: There is no loadable model at `path`.
         """
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or ("float32" if device.type == "cpu" else "auto")
         try:
             found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
-            tokenizer = AutoTokenizer.from_pretrained(path, **found)
-        except (OSError, ValueError) as error:
+            tokenizer = read_tokenizer(path, **found)
+        # Of the latter transformers makes its way through a config.json that is JSON, and no configuration.
+        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise PolicyError(
                 f"No causal language model could be loaded from {str(path)!r}: {not_loaded(str(path), error)}"
             ) from error
@@ -127,6 +128,22 @@ class LocalPolicy:
         with evaluating(self.model):
             decode(self.model, rows, self._eos_ids, pad_id=min(self._eos_ids, default=0))
         return [make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped) for row in rows]
+
+
+def read_tokenizer(name: str | Path, **found: Any) -> Any:
+    """transformers' tokenizer of a folder or hub name, with what else its ``from_pretrained`` takes.
+
+    Raises:
+        OSError, ValueError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, **found)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # the bare ones of tokenizers, and whatever transformers stumbles over in a file
+        raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error
 
 
 def plan_batches(lengths: Sequence[tuple[int, int]], max_batch_size: int, max_batch_tokens: int) -> list[list[int]]:

@@ -127,11 +127,11 @@ def load_tokenizer(name: str) -> Any:
         PolicyError: It cannot be loaded.
         ConfigError: Nothing follows the ``@``.
     """
-    from transformers import AutoTokenizer
+    from atommem.policy.local import read_tokenizer
 
     model, revision = hub_name(name)
     try:
-        return AutoTokenizer.from_pretrained(model, revision=revision, local_files_only=only_here(model))
+        return read_tokenizer(model, revision=revision, local_files_only=only_here(model))
     except (OSError, ValueError) as error:
         raise PolicyError(f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}") from error
 

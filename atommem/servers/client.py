@@ -85,6 +85,13 @@ class RefusedError(Exception):
         return self.status == 400 and any(word not in asked.casefold() for word in said)
 
 
+class OversizeError(RefusedError):
+    """The server answered with more bytes than are taken."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(502, f"an answer of more than {most / 1e6:g} MB")
+
+
 @dataclass(slots=True)
 class _Connection:
     """The connections of one event loop; httpx binds them to it."""
@@ -113,11 +120,12 @@ class ServerClient:
     Args:
         base_url: The server, with or without the closing ``/v1``.
         service: Whose API key is sent (`atommem.servers.keys.api_key`).
-        timeout: Seconds that a request may take.
+        timeout: Seconds that a request may take, to the last byte of its answer.
         retries: How often a request is repeated after its first failure.
         max_in_flight: Most requests at the same time; the others wait.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
         headers: Sent with every request.
+        max_bytes: Longest answer, unpacked.
         transport: An httpx transport, for tests.
 
     Raises:
@@ -134,6 +142,7 @@ class ServerClient:
         max_in_flight: int = 64,
         backoff: float = 0.5,
         headers: Mapping[str, str] | None = None,
+        max_bytes: int = 1_000_000_000,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not _is_address(base_url):
@@ -144,6 +153,7 @@ class ServerClient:
         self._retries = retries
         self._max_in_flight = max_in_flight
         self._backoff = backoff
+        self._max_bytes = max_bytes
         self._transport = transport
         self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
 
@@ -159,7 +169,7 @@ class ServerClient:
         """POST `body` as JSON to `path` (``/v1/...``) and return the decoded JSON.
 
         Raises:
-            RefusedError: The server answered with a 4xx that no retry helps.
+            RefusedError: The server answered with a 4xx that no retry helps, or with too much (`OversizeError`).
             OutageError: The server is out of reach, or keeps failing.
         """
         return await self._request("POST", path, body, _json)
@@ -180,6 +190,8 @@ class ServerClient:
     ) -> _Answer:
         import httpx
 
+        from atommem.servers.transport import LargerError
+
         connection = self._connection()
         url, trouble, wait = self.base_url + path, "", 0.0
         status = None
@@ -189,9 +201,15 @@ class ServerClient:
                 await asyncio.sleep(wait)
             wait = min(MAX_WAIT_SECONDS, self._backoff * 2**attempt) * random.uniform(0.5, 1.5)
             try:
-                async with connection.slots:
-                    response = await _send(connection.client, method, url, content)
-            except httpx.TransportError as error:
+                # httpx bounds each part of an answer: one that drips would have no end.
+                async with connection.slots, asyncio.timeout(self._timeout):
+                    response = await _send(connection.client, method, url, content, self._max_bytes)
+            except LargerError as error:
+                raise OversizeError(self._max_bytes) from error
+            except TimeoutError:
+                trouble, status = f"no whole answer in {self._timeout:g} seconds", None
+                continue
+            except httpx.RequestError as error:
                 trouble, status = f"{type(error).__name__}: {error}".rstrip(": "), None
                 continue
             refusal = None if response.is_success else _refusal(response)
@@ -204,7 +222,7 @@ class ServerClient:
                 raise refusal
             try:
                 return read(response)
-            except ValueError:  # no JSON, or no UTF-8
+            except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
                 trouble = f"an answer that is not JSON: {response.text[:200]!r}"
         raise OutageError(
             f"{method} {url} failed {self._retries + 1} times, last with {trouble}: "
@@ -234,7 +252,11 @@ class ServerClient:
     def _own_transport(self) -> httpx.AsyncBaseTransport | None:
         from atommem.servers.transport import SHARDS, ShardedTransport
 
-        return None if _behind_proxy(self.base_url) else ShardedTransport(min(SHARDS, self._max_in_flight))
+        return (
+            None
+            if _behind_proxy(self.base_url)
+            else ShardedTransport(self._max_bytes, min(SHARDS, self._max_in_flight))
+        )
 
 
 def _is_address(url: str) -> bool:
@@ -245,7 +267,7 @@ def _is_address(url: str) -> bool:
         return False
 
 
-async def _send(client: httpx.AsyncClient, method: str, url: str, content: bytes | None) -> httpx.Response:
+async def _send(client: httpx.AsyncClient, method: str, url: str, content: bytes | None, most: int) -> httpx.Response:
     """Send a request; once more, at once, where the connection broke.
 
     A server closes a connection that has been idle for some seconds, maybe just as it is used again: that says nothing
@@ -253,11 +275,18 @@ async def _send(client: httpx.AsyncClient, method: str, url: str, content: bytes
     """
     import httpx
 
+    from atommem.servers.transport import whole
+
     headers = {} if content is None else {"Content-Type": "application/json"}
+
+    async def once() -> httpx.Response:
+        async with client.stream(method, url, content=content, headers=headers) as response:
+            return await whole(response, most)
+
     try:
-        return await client.request(method, url, content=content, headers=headers)
+        return await once()
     except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-        return await client.request(method, url, content=content, headers=headers)
+        return await once()
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
@@ -288,7 +317,7 @@ def _refusal(response: httpx.Response) -> RefusedError:
     try:
         error = response.json()["error"]
         return RefusedError(response.status_code, message, str(error.get("code") or ""), str(error.get("param") or ""))
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return RefusedError(response.status_code, message)
 
 
@@ -296,7 +325,7 @@ def _message(response: httpx.Response) -> str:
     """The server's own words: OpenAI's ``error.message``, or the beginning of the body."""
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return response.text[:500]
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)[:2000]

@@ -13,10 +13,38 @@ LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keep
 5 s, maybe while a request is sent."""
 
 
+_OF_SENDING = (b"content-encoding", b"content-length", b"transfer-encoding")
+"""Headers of how a body was sent, and not of what it is."""
+
+
 @cache
 def tls_context() -> ssl.SSLContext:
     """The one that all share: reading the certificates takes tens of milliseconds."""
     return ssl.create_default_context()
+
+
+class LargerError(Exception):
+    """An answer is larger than is taken."""
+
+
+async def whole(response: httpx.Response, most: int) -> httpx.Response:
+    """`response` with its body read and unpacked; of one that is, itself.
+
+    Raises:
+        LargerError: It is larger than `most` bytes. No more than a part has been read beyond them.
+    """
+    if response.is_closed:
+        return response
+    body = bytearray()
+    try:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > most:
+                raise LargerError
+    finally:
+        await response.aclose()
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _OF_SENDING]
+    return httpx.Response(response.status_code, headers=headers, content=bytes(body), extensions=response.extensions)
 
 
 class ShardedTransport(httpx.AsyncBaseTransport):
@@ -24,9 +52,14 @@ class ShardedTransport(httpx.AsyncBaseTransport):
 
     httpcore looks at every connection of a pool at the beginning and at the end of every request. With a
     thousand requests in flight in one pool that was three quarters of this process's time.
+
+    Args:
+        most: Bytes of an answer (`whole`).
+        shards: How many pools.
     """
 
-    def __init__(self, shards: int = SHARDS) -> None:
+    def __init__(self, most: int, shards: int = SHARDS) -> None:
+        self._most = most
         self._shards = [httpx.AsyncHTTPTransport(verify=tls_context(), limits=LIMITS) for _ in range(shards)]
         self._in_flight = [0] * shards
 
@@ -37,8 +70,7 @@ class ShardedTransport(httpx.AsyncBaseTransport):
         try:
             response = await self._shards[index].handle_async_request(request)
             # Read here, so that a pool counts as busy until its connection is free again.
-            await response.aread()
-            return response
+            return await whole(response, self._most)
         finally:
             self._in_flight[index] -= 1
 

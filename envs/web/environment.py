@@ -20,6 +20,7 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode
+from atommem.memory.entries import BETWEEN
 from atommem.observation import Observation, Piece
 from atommem.tokens import Tokenizer
 from atommem.untrusted import clean
@@ -182,7 +183,8 @@ class _Shown:
 
     @property
     def origin(self) -> str | None:
-        where = self.result.origin or self.call
+        found = [] if self.result.title else [link.target for link in self.result.links]
+        where = self.result.origin or BETWEEN.join((self.call, *found))
         return f"{where}, part {self.number + 1}/{len(self.parts)}" if len(self.parts) > 1 else where
 
     @property

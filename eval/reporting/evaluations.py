@@ -119,8 +119,10 @@ def read_evaluation(
     except ValueError as error:
         raise DataError(f"{folder / MANIFEST} is not valid JSON: {error}") from error
     records = tuple(parse_records(content[: content.rfind(b"\n") + 1], folder / EPISODES).values())
-    if seed is None:
-        seed = int(manifest.get("sampling", {}).get("seed") or 0)
+    try:
+        seed = int(manifest.get("sampling", {}).get("seed") or 0) if seed is None else seed
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{folder / MANIFEST} is none of `atommem eval`: {error}.") from error
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
     method, dataset = method or folder.resolve().name, dataset or sources
     return Evaluation(folder, method, dataset, seed=seed, manifest=manifest, records=records, **labels)

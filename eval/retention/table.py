@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ SEEDS = 5
 class NeedsOfTurns(GreedyOracle):
     """The oracle for the streams that are being evaluated; see `Table.fill`."""
 
-    needs: dict[str, int] = {}  # noqa: RUF012
+    needs: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
         super().__init__(self.needs)

@@ -145,6 +145,8 @@ def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(
     def pressed(text: str) -> str:
         asked.append(text)
         if len(asked) == 4:
+            with pytest.raises(AtomMemError, match="another command is using the memory"):
+                ask_cli.main([str(book), "Where?", "--memory", str(folder), "--policy", "x"])
             os.kill(os.getpid(), signal.SIGINT)
         return script(text)
 

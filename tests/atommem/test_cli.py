@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, version
@@ -18,6 +19,14 @@ def test_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
     assert cli.main(["fly"]) == 2
     assert "unknown command 'fly'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--version", "env list"])
+@pytest.mark.parametrize("into", [">&-", "2>&-", "| sleep 0"])
+def test_nobody_reads_what_is_printed(words: str, into: str) -> None:
+    line = f"set -o pipefail; {sys.executable} -m atommem.cli {words} {into}"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 Add = Callable[..., None]

@@ -194,6 +194,13 @@ def test_from_pretrained_and_close(model: Any, tmp_path: Path) -> None:
         complete_all(policy, [Sampling(max_tokens=2)], [[2]])
     with pytest.raises(PolicyError, match="nothing_here"):
         LocalPolicy.from_pretrained(tmp_path / "nothing_here")
+    for damaged in ("{}", '{"added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": "x"}}}'):
+        (tmp_path / "tokenizer.json").write_text(damaged)
+        with pytest.raises(PolicyError, match="its tokenizer cannot be read"):
+            LocalPolicy.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("null")
+    with pytest.raises(PolicyError, match="No causal language model"):
+        LocalPolicy.from_pretrained(tmp_path)
 
 
 def test_batches_are_of_similar_length_and_within_the_limits() -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.client import OversizeError, RefusedError, ServerClient
 
 Answer = httpx.Response | Exception
 
@@ -28,8 +29,8 @@ class Server:
         return answer
 
     def client(self, url: str = "http://server", **settings: Any) -> ServerClient:
-        settings = {"service": "policy", "retries": 3, "backoff": 0.001, **settings}
-        return ServerClient(url, timeout=5, max_in_flight=4, transport=httpx.MockTransport(self), **settings)
+        settings = {"service": "policy", "timeout": 5, "retries": 3, "backoff": 0.001, **settings}
+        return ServerClient(url, max_in_flight=4, transport=httpx.MockTransport(self), **settings)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,9 @@ class Server:
         httpx.Response(500, json={"error": {"message": "engine dead"}}),
         httpx.Response(200, text="<html>"),
         httpx.Response(200, content=b"\xff\xfe{"),
+        httpx.Response(200, text="[" * 100_000),
+        httpx.Response(503, text="[" * 100_000),
+        httpx.DecodingError("no gzip"),
     ],
 )
 async def test_passing_trouble_is_retried_and_lasting_trouble_is_an_outage(trouble: Answer) -> None:
@@ -50,6 +54,18 @@ async def test_passing_trouble_is_retried_and_lasting_trouble_is_an_outage(troub
     with pytest.raises(OutageError, match=r"POST http://server/v1/x failed 4 times, last with .+: check"):
         await server.client().post("/v1/x", {})
     assert len(server.requests) == 4
+
+
+async def test_an_answer_without_end_is_bounded_in_time_and_bytes() -> None:
+    async def dripping(bytes_at_a_time: int) -> AsyncIterator[bytes]:
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            yield b" " * bytes_at_a_time
+
+    with pytest.raises(OutageError, match=r"last with no whole answer in 0\.05 seconds"):
+        await Server(httpx.Response(200, content=dripping(1))).client(timeout=0.05, retries=0).get("/v1/x")
+    with pytest.raises(OversizeError, match=r"more than 0\.001 MB"):
+        await Server(httpx.Response(200, content=dripping(999))).client(max_bytes=1000).get("/v1/x")
 
 
 async def test_a_connection_that_breaks_is_replaced_once() -> None:

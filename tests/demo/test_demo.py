@@ -146,3 +146,10 @@ def test_of_another_seed_nothing_is_taken_up(tmp_path: Path) -> None:
     assert Progress(tmp_path, FULL, 0).done == {"pretrained": {"seconds": 1.0}}
     assert not Progress(tmp_path, FULL, 1).done
     assert not Progress(tmp_path, LIMITED, 0).done
+
+
+def test_nothing_of_somebody_elses_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    with pytest.raises(ConfigError, match="holds eval of no demo"):
+        main(["--out", str(tmp_path)])
+    assert (tmp_path / "eval").is_dir()

@@ -177,10 +177,11 @@ def test_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((path, "--out", out, "--questions", 0), "questions is 0: give at least 1"),
         ((path, "--out", tmp_path / "x.csv"), "the name must end in .parquet or .jsonl"),
         ((lines, "--out", lines), "would overwrite the input"),
-        ((write_json(tmp_path / "none.json", []), "--out", tmp_path / "o.jsonl"), "has no rows. Give one that has"),
+        ((write_json(tmp_path / "none.json", []), "--out", out), "has no rows. Give one that has"),
         ((lines, "--out", tmp_path / "o.jsonl", "--wording", "official"), "field 'sample_id' is missing"),
     ):
         capsys.readouterr()
         assert main(["convert", *map(str, arguments)]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "o.jsonl").exists()
+    assert load_tasks(out), "what was made before stays"

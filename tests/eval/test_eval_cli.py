@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -122,6 +123,18 @@ def test_an_interruption_says_how_to_continue(
     policy.asked.clear()
     assert eval_cli.main(arguments(data)) == 0
     assert set(policy.asked) == {"c", "d"}
+
+
+def test_ctrl_c_does_not_wait_for_a_model_to_be_loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+
+    def load(config: EvalConfig) -> None:
+        signal.raise_signal(signal.SIGINT)
+        loaded.append(config)
+
+    monkeypatch.setattr("atommem.eval.workbench.open_policy", load)
+    assert cli.main(["eval", *arguments(data)]) == 130
+    assert not loaded
 
 
 async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:

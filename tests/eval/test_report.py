@@ -149,6 +149,11 @@ async def test_what_is_no_evaluation_or_cannot_be_told_apart_is_refused(tmp_path
     with pytest.raises(ConfigError, match=r"holds no evaluation .* give the --out of `atommem eval`"):
         read_evaluation(tmp_path)
     (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "episodes.jsonl").touch()
+    for text in ("null", '{"sampling": {"seed": 1e400}}'):
+        (tmp_path / "before" / "run.json").write_text(text)
+        with pytest.raises(DataError, match=r"run\.json is none of `atommem eval`"):
+            read_evaluation(tmp_path / "before")
     with pytest.raises(ConfigError, match=r"did you mean \S+/before\?"):
         read_evaluation(tmp_path / "befor")
     (tmp_path / "cells").mkdir()

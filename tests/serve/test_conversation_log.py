@@ -111,8 +111,9 @@ def test_an_older_database_gets_the_tables_that_the_code_reads(revision: str, lo
         assert connection.scalar(sa.text("PRAGMA journal_mode")) == "wal"
 
 
-def test_another_database_is_refused() -> None:
-    for url in ("nonsense", "mysql+nothing://x/y", "postgresql://127.0.0.1:1/none"):
+def test_another_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a text of somebody's")
+    for url in ("nonsense", "mysql+nothing://x/y", "postgresql://127.0.0.1:1/none", f"sqlite:///{tmp_path / 'text'}"):
         with pytest.raises(ConfigError, match="database"):
             open_database(url)
 

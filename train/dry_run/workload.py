@@ -18,6 +18,7 @@ from atommem.dialects import get_dialect
 from atommem.environment import EnvironmentFactory
 from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
+from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
 from atommem.rough_tokens import RoughTokenizer
 from atommem.trace import read_trace
@@ -35,11 +36,9 @@ MOST_TRACES = 500
 
 def find_tokenizer(name: str) -> tuple[Any, str]:
     """The tokenizer of a model folder, else a rough one; and which of them it is. Never asks the network."""
-    from transformers import AutoTokenizer
-
     if Path(name).is_dir():
         try:
-            return AutoTokenizer.from_pretrained(name), "the model folder's tokenizer"
+            return read_tokenizer(name), "the model folder's tokenizer"
         except (OSError, ValueError):
             pass
     return RoughTokenizer(), "a rough count, as the tokenizer is not there"

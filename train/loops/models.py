@@ -17,7 +17,6 @@ from accelerate.utils import broadcast
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import AutoTokenizer
 from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
@@ -27,6 +26,7 @@ from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
 from atommem.errors import ConfigError
 from atommem.hub import not_loaded, only_here
+from atommem.policy.local import read_tokenizer
 
 CPU_TILE_WIDTH = 512
 """Vocabulary columns a tile. Seen on two cores, forward and backward: 39 -> 22 ms for 4,096 tokens at a
@@ -41,7 +41,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """
     name = str(config.model_name_or_path)
     try:
-        return AutoTokenizer.from_pretrained(name, revision=config.model_revision, local_files_only=only_here(name))
+        return read_tokenizer(name, revision=config.model_revision, local_files_only=only_here(name))
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer could be loaded from {name!r}: {not_loaded(name, error)}") from error
 

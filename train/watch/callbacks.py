@@ -15,6 +15,7 @@ from rich.text import Text
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from atommem.errors import DataError
 from atommem.train.watch.progress import ProgressBars
 
 METRICS_FILE = "metrics.jsonl"
@@ -175,13 +176,19 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The entries of a ``metrics.jsonl``, in order; a last line that was cut off is left out."""
+    """The entries of a ``metrics.jsonl``, in order; a last line that was cut off is left out.
+
+    Raises:
+        DataError: It is none.
+    """
     entries = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    for line in Path(path).read_bytes().splitlines():
         try:
             entries.append(json.loads(line))
-        except json.JSONDecodeError:
+        except ValueError:
             break
+        if not isinstance(entries[-1], dict):
+            raise DataError(f"{path} has a line {line[:80]!r}, which is no entry of a training run's metrics.")
     return entries
 
 

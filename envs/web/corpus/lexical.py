@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,9 @@ class LexicalIndex:
             analyzer = analyzer.filter(step)
         self._analyzer = analyzer.build()
         folder.mkdir(parents=True, exist_ok=True)
-        try:
+        self._folder = folder
+        with self._whole():
             self._index = tantivy.Index(self._schema, str(folder))
-        except ValueError as error:
-            raise DataError(f"{folder}: cannot be read ({str(error)[:200]}): build the corpus anew.") from error
         self._index.register_tokenizer("words", self._analyzer)
         self._index.config_reader("manual")
         self._written = folder / "meta.json"
@@ -86,7 +86,11 @@ class LexicalIndex:
         writer.wait_merging_threads()
 
     def search(self, query: str, count: int) -> Ranked:
-        """The passages that match any word of `query` best, by BM25 (k1 1.2, b 0.75)."""
+        """The passages that match any word of `query` best, by BM25 (k1 1.2, b 0.75).
+
+        Raises:
+            DataError: The index is damaged.
+        """
         import tantivy
 
         terms = sorted(set(self._analyzer.analyze(f"{query}\n{_pairs(query)}")))[:_MOST_TERMS]
@@ -99,16 +103,27 @@ class LexicalIndex:
         """The greatest number in the index; 0 where it is empty."""
         import tantivy
 
-        hits = self._searcher().search(tantivy.Query.all_query(), 1, count=False, order_by_field="number").hits
+        with self._whole():
+            hits = self._searcher().search(tantivy.Query.all_query(), 1, count=False, order_by_field="number").hits
         return int(hits[0][0]) if hits else 0
 
     def _hits(self, query: tantivy.Query, count: int) -> Ranked:
-        searcher = self._searcher()
-        hits: Sequence[Any] = searcher.search(query, count, count=False).hits
-        numbers = searcher.fast_field_values("number", [place for _, place in hits])
+        with self._whole():
+            searcher = self._searcher()
+            hits: Sequence[Any] = searcher.search(query, count, count=False).hits
+            numbers = searcher.fast_field_values("number", [place for _, place in hits])
         # Ties in the order in which pages came, however the index has sorted its segments.
         ranked = [(int(number or 0), float(score)) for number, (score, _) in zip(numbers, hits, strict=True)]
         return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # a panic of Rust's is no Exception
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                raise
+            raise DataError(f"{self._folder}: cannot be read ({str(error)[:200]}): build the corpus anew.") from error
 
     def _searcher(self) -> tantivy.Searcher:
         """Of what this process or another has written last."""

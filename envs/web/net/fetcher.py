@@ -14,12 +14,14 @@ import httpcore
 import httpx
 
 from atommem.envs.web.net.guard import GuardedBackend
+from atommem.envs.web.net.head_limit import HeadLimit
 from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import PageError
 from atommem.servers.transport import tls_context
 
 _MAX_URL = 4096
 _MOST_OF_A_TYPE = 200
+_MOST_HEAD_BYTES = 300_000
 _MOST_PARTS, _PARTS_AT_A_TIME = 100_000, 100
 _HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+")
 """What some readers unquote or fold is no name: they would visit another host than the one that was checked."""
@@ -115,11 +117,13 @@ class Fetcher:
     async def _get(self, url: httpx.URL) -> Fetched | str:
         """The page, or where its server says that it is."""
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        limit = HeadLimit(self._guard, _MOST_HEAD_BYTES)
         try:
             async with (
-                httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=self._guard) as pool,
+                httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=limit) as pool,
                 pool.stream("GET", target, headers=self._headers) as response,
             ):
+                limit.begun()
                 headers = httpx.Headers(response.headers)
                 location = headers.get("location")
                 if response.status in _REDIRECTS and location:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote_plus
@@ -11,7 +11,7 @@ from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import PageError, ToolSource
 from atommem.envs.web.web_config import WebConfig
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.client import OversizeError, RefusedError, ServerClient
 from atommem.servers.keys import Service, is_loopback, key_variable
 from atommem.servers.transport import tls_context
 
@@ -42,6 +42,7 @@ class Provider:
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
             headers=headers,
+            max_bytes=int(config.page_megabytes * 1e6),
         )
 
     async def get(self, path: str) -> Any:
@@ -52,7 +53,7 @@ class Provider:
         """POST `body` as JSON and return the JSON that comes back.
 
         Raises:
-            PageError: This one query or page is refused.
+            PageError: This one query or page is refused, or what it gives is larger than ``page_megabytes``.
             OutageError: The provider is gone, overloaded after its retries, or refuses the key.
         """
         return await self._answer(self._client.post(path, body), str(body))
@@ -66,6 +67,20 @@ class Provider:
             said = f"{self._client.base_url} gives no {self.service} answer: {str(answer)[:200]}."
             raise OutageError(said) from error
 
+    async def breaks_at(self, error: OutageError, control: Callable[[], Awaitable[Any]]) -> bool:
+        """Whether an outage is one call's: the provider answered it with 5xx, and answers `control`, made now.
+
+        A query or an address that breaks a provider is as easy to write as any other: whoever could have outages by it
+        would not be scored.
+        """
+        if error.status is None or error.status < 500:
+            return False
+        try:
+            await control()
+        except (OutageError, PageError):
+            return False
+        return True
+
     async def close(self) -> None:
         """Close its connections."""
         await self._client.close()
@@ -73,6 +88,8 @@ class Provider:
     async def _answer(self, request: Awaitable[Any], asked: str) -> Any:
         try:
             return await request
+        except OversizeError as error:
+            raise PageError(f"{self.service} gives {error.message}.") from error
         except RefusedError as error:
             if error.status in _OF_THE_CALL and not error.of_account(unquote_plus(asked)):
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error

@@ -119,7 +119,7 @@ class Jina(ProviderSource, ReaderSource):
         try:
             answer = await self._provider.post("/", {"url": url})
         except OutageError as error:
-            if error.status is None or error.status < 500 or not await self._reads(_ALWAYS_THERE):
+            if not await self._provider.breaks_at(error, lambda: self._provider.post("/", {"url": _ALWAYS_THERE})):
                 raise
             raise PageError(f"{url} is too much for the reader ({error.status}).") from error
         with self._provider.reading(answer):
@@ -135,14 +135,6 @@ class Jina(ProviderSource, ReaderSource):
         shown = tuple(Link(name.strip() or target, target) for name, target in pairs[:_MOST_LINKS])
         return ToolResult(text[:LONGEST_TEXT], title=title or at, links=shown, origin=at)
 
-    async def _reads(self, url: str) -> bool:
-        """Whether it reads a page that is surely there: then an error of its is another page's fault."""
-        try:
-            await self._provider.post("/", {"url": url})
-        except (OutageError, PageError):
-            return False
-        return True
-
 
 class Access(ProviderSource, ReaderSource):
     """Pages of a server with ASearcher's protocol (``POST /access`` with ``urls``)."""
@@ -157,7 +149,13 @@ class Access(ProviderSource, ReaderSource):
     async def _read(self, url: str) -> ToolResult:
         if not self._hosts.allows_name(url):
             raise PageError(f"{url} may not be visited.")
-        answer = await self._provider.post("/access", {"urls": [url]})
+        try:
+            answer = await self._provider.post("/access", {"urls": [url]})
+        except OutageError as error:
+            control = {"urls": [_ALWAYS_THERE]}  # there or not, it can be answered
+            if not await self._provider.breaks_at(error, lambda: self._provider.post("/access", control)):
+                raise
+            raise PageError(f"{url} is too much for the server of pages ({error.status}).") from error
         with self._provider.reading(answer):
             (page,) = answer["result"]
             if page is None:

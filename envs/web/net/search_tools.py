@@ -14,6 +14,7 @@ from atommem.servers.keys import Service
 
 SERPER = "https://google.serper.dev"
 _LONGEST_QUERY = 2048
+_EASY_QUERY = "weather"
 _LONGEST_PASSAGE = 5000
 
 
@@ -54,7 +55,12 @@ class SearchSource(ProviderSource):
         query = query[:_LONGEST_QUERY]
         if not query.strip():
             raise PageError("The query is empty.")
-        found = await self._found(query)
+        try:
+            found = await self._found(query)
+        except OutageError as error:
+            if not await self._provider.breaks_at(error, lambda: self._found(_EASY_QUERY)):
+                raise
+            raise PageError(f"this query is too much for {self.service} ({error.status}): write another.") from error
         shown = [one for one in found if self._hosts.allows_name(one[1])][: self.config.search_results]
         if not shown:
             raise PageError(f"No page was found for: {query}")

@@ -185,9 +185,11 @@ async def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:
     path.write_bytes(whole.replace(b'"kind":"create"', b'"kind":"cheat"', 1))
     with pytest.raises(TraceError):
         await bank().open(path)
-    path.write_text('{"type": "session"}\n')
-    with pytest.raises(TraceError, match="is no experience bank"):
-        await bank().open(path)
+    for text in ('{"type": "session"}\n', "notes of somebody's", "two lines\nof somebody's"):
+        path.write_text(text)
+        with pytest.raises(TraceError, match=r"is no experience bank|is damaged"):
+            await bank().open(path)
+        assert path.read_text() == text, "a file of somebody's is left as it is"
 
 
 WRITER = """

@@ -189,6 +189,8 @@ async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
     assert shown(m) == [(1, "cid sings")]
     assert m.log[-len(operations) :] == operations
     assert await m.forget(BAD, 2) == ()
+    await m.apply([Action(CREATE, "dan digs")], 3, Source(3, f"search dan | {GOOD} | {BAD}, part 1/2"))
+    assert await m.forget(BAD, 3), "a search showed it among others"
     # The log still holds it all.
     assert replay(m.log) == m.contents
     await m.undo(2)

@@ -105,7 +105,7 @@ def test_a_call_shows_its_result_at_the_next_step_and_nowhere_else() -> None:
     assert second == [PAGES[0].text]
     assert [text[:22] for text in third] == ["Bob Vin: Bob Vin lives"]
     assert [step.observation.values("left") for step in episode.steps] == [[40], [39], [38]]
-    assert [step.observation.origin for step in episode.steps] == [None, "Ann", "search Vin"]
+    assert [step.observation.origin for step in episode.steps] == [None, "Ann", "search Vin | Bob Vin | Ann"]
 
 
 @pytest.mark.parametrize(

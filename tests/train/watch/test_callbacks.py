@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from atommem.errors import DataError
 from atommem.train.watch.callbacks import GRPO_COLUMNS, ConsoleTable, MetricsFile, read_metrics
 from atommem.train.watch.progress import ProgressBars
 from tests.train.toys import make_episode
@@ -68,6 +69,9 @@ def test_a_resumed_run_replaces_the_steps_that_it_repeats(tmp_path: Path) -> Non
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
     assert read_metrics(tmp_path / "run" / "metrics.jsonl") == written
+    (tmp_path / "none.jsonl").write_text("null\n")
+    with pytest.raises(DataError, match="is no entry of a training run's metrics"):
+        read_metrics(tmp_path / "none.jsonl")
     history = [{"loss": float(step), "step": step} for step in (1, 2)]
     assert write(tmp_path / "run", state(2, history=history), [3, 4]) == [*written, {"step": 4, "loss": 4.0}]
     # The history is the checkpoint's: another folder gets it too. A fresh run begins the file anew.

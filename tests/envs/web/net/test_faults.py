@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -36,6 +37,11 @@ def breaking(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
+def interim(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+    with suppress(OSError):  # nobody reads it to its end
+        handler.connection.sendall(b"HTTP/1.1 102 Processing\r\n\r\n" * 100_000)
+
+
 PAGES = {
     "/robots.txt": answering("User-agent: *\nDisallow: /robots", "text/plain"),
     "/fine": answering("<p>Ann lives in Oakrest.</p>"),
@@ -49,6 +55,7 @@ PAGES = {
     "/large": answering("x" * 2_000_000),
     "/slow": slow,
     "/breaking": breaking,
+    "/interim": interim,
     "/robots": answering("<p>x</p>"),
 }
 
@@ -80,6 +87,7 @@ PAGE_FAULTS = {
     "http://127.0.0.2:9/": "cannot be had",
     "/breaking": "cannot be had",
     "/slow": "longer than 2 seconds",
+    "/interim": "300,000 bytes came before an answer",
     "/large": "larger than 1 MB",
     "/image": "not a text",
     "/binary": "not a text",
@@ -156,7 +164,7 @@ def test_a_providers_fault_is_an_outage(tool: str, status: int, answer: Any) -> 
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
     assert f"http://{host}" in str(episode.error)
     retried = 2 if status in (429, 500, 503) or answer == "no JSON" else 1
-    assert len(asked) == retried * (2 if (tool, status) == ("jina", 503) else 1), "it may have been the page"
+    assert len(asked) == retried * (2 if status >= 500 else 1), "it may have been the query or page"
 
 
 @pytest.mark.parametrize("tool", [DIRECT, "serper", "searxng", "retrieve", "access", "jina"])
@@ -182,6 +190,7 @@ LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "the answer", "c
         ("jina", 200, {"data": LEAK}, "may not be visited"),
         ("access", 200, {"result": [LEAK]}, "may not be visited"),
         ("access", 200, {"result": [None]}, "there is no page https://a.test/."),
+        ("searxng", 200, {"results": ["x" * 1_000_000]}, "gives an answer of more than 1 MB"),
     ],
 )
 def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(
@@ -197,12 +206,22 @@ def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(
     assert episode.steps[1].observation.stream[0].name == "failure"
 
 
-def test_a_page_that_a_reader_stumbles_over_while_it_reads_others_is_an_observation() -> None:
+@pytest.mark.parametrize(
+    ("tool", "answer", "said"),
+    [
+        ("jina", {"data": {"content": "Example"}}, "https://a.test/ is too much for the reader (524)."),
+        ("access", {"result": [None]}, "https://a.test/ is too much for the server of pages (524)."),
+        ("searxng", {"results": []}, "this query is too much for searxng (524): write another."),
+    ],
+)
+def test_what_a_provider_stumbles_over_while_it_answers_others_is_an_observation(
+    tool: str, answer: Any, said: str
+) -> None:
     def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-        status = 200 if b"example.com" in sent else 524
-        answering({"data": {"content": "Example"}}, "application/json", status)(handler, sent)
+        easy = b"example.com" in sent or "weather" in handler.path
+        answering(answer, "application/json", 200 if easy else 524)(handler, sent)
 
-    with serving({"/": route}, "127.0.0.1") as (host, _):
-        episode = ask("jina", f"http://{host}")
+    with serving({"/": route, "/access": route, "/search": route}, "127.0.0.1") as (host, _):
+        episode = ask(tool, f"http://{host}")
     assert episode.stop_reason is StopReason.ANSWERED
-    assert episode.steps[1].observation.values("text") == ["https://a.test/ is too much for the reader (524)."]
+    assert episode.steps[1].observation.values("text") == [said]
