@@ -303,9 +303,7 @@ def reader(annotation: str) -> Callable[[str], Any]:
         right = isinstance(found, _TYPES[kind]) and (kind == "bool" or not isinstance(found, bool)) and found == found
         if right or (found is None and optional):
             return found
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not understood: give {_KINDS[kind]}{', or null' if optional else ''}"
-        )
+        raise ValueError(f"give {_KINDS[kind]}")
 
     read.__name__ = kind  # which argparse tells
     return read

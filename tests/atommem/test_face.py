@@ -276,7 +276,7 @@ def test_it_has_every_method_of_the_other() -> None:
     def public(kind: type) -> dict[str, object]:
         return {name: item for name, item in inspect.getmembers(kind) if not name.startswith("_")}
 
-    assert {*public(AsyncMemory)} - {*public(Memory)} == {"open"}
+    assert {*public(AsyncMemory)} - {*public(Memory)} == {"open", "taken_up"}
     for name, method in public(Memory).items():
         if inspect.isfunction(method):
             assert inspect.signature(method).parameters == inspect.signature(public(AsyncMemory)[name]).parameters, name  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: 
     # What no flag says is as the checkpoint was trained, though a server does not tell.
     assert summary["run"]["memory"]["scratchpad_tokens"] == 32
     trace = read_trace(tmp_path / "out" / "traces" / "Ann.0.jsonl")
-    assert [step.observation.origin for step in trace.episode.steps] == [None, "search lives"]
+    assert [step.observation.origin for step in trace.episode.steps] == [None, "search lives | Ann | Bob"]
 
 
 # Files of other projects are evaluated as they are: MemAgent's, the multi-question parquet, LoCoMo's.
