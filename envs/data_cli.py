@@ -100,7 +100,7 @@ def _show(args: argparse.Namespace) -> int:
     environment = find_environment(args.environment)
     # Of a file of ours no more is read than is shown.
     read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
-    for task in islice(read(args.file), args.n):
+    for task in islice(read(args.file), min(args.n, sys.maxsize)):
         print(printable(_described(task, environment.describe(task))), end="\n\n")
     return 0
 
