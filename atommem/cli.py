@@ -52,7 +52,9 @@ def _main(argv: list[str]) -> int:
     for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # (>&-)
         setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  # to the end of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # no text of a model ends a command that shows it
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # no text of a model ends a command that shows it
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
     try:
         status = _run(argv)
@@ -71,13 +73,18 @@ def _main(argv: list[str]) -> int:
         if error.name is None or error.name.split(".")[0] == "atommem":
             raise
         extra = extra_of(error.name, name.strip())
-        print(f"atommem{name} needs the package {error.name}: pip install 'atommem[{extra}]'.", file=sys.stderr)
+        print(
+            f"atommem{name} needs the package {error.name}: pip install 'atommem[{extra}]'.",
+            file=sys.stderr,
+        )
         return 2
     except (AtomMemError, OSError) as error:
         print(f"atommem{name}: {one_line(error)}", file=sys.stderr)
         return 2
     except RecursionError:
-        print(f"atommem{name}: a file is nested too deeply to be read: give another.", file=sys.stderr)
+        print(
+            f"atommem{name}: a file is nested too deeply to be read: give another.", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print(f"\natommem{name}: interrupted", file=sys.stderr)
@@ -94,7 +101,10 @@ def _run(argv: list[str]) -> int:
         return 0
     if argv[0] not in commands:
         meant = close_match(argv[0], commands)
-        print(f"atommem: unknown command {argv[0][:80]!r}{meant} (see atommem --help).", file=sys.stderr)
+        print(
+            f"atommem: unknown command {argv[0][:80]!r}{meant} (see atommem --help).",
+            file=sys.stderr,
+        )
         return 2
     return int(_load(commands[argv[0]])(argv[1:]) or 0)
 
@@ -137,7 +147,9 @@ def _reader_is_gone() -> bool:
 def _commands() -> dict[str, EntryPoint]:
     """Every command by its name, ours first; nothing is imported, so that a broken one leaves the others alone."""
     found = registered("atommem.commands")
-    commands = {entry.name: entry for entry in sorted(found, key=_is_ours)}  # another's cannot take our name
+    commands = {
+        entry.name: entry for entry in sorted(found, key=_is_ours)
+    }  # another's cannot take our name
     order = [*_SUMMARIES, *sorted(commands)]
     return {name: commands[name] for name in sorted(commands, key=order.index)}
 
@@ -160,7 +172,10 @@ def _load(entry: EntryPoint) -> Any:
 
 
 def _usage(commands: dict[str, EntryPoint]) -> str:
-    lines = [f"  {name:<9} {_SUMMARIES.get(name, _origin(entry))}".rstrip() for name, entry in commands.items()]
+    lines = [
+        f"  {name:<9} {_SUMMARIES.get(name, _origin(entry))}".rstrip()
+        for name, entry in commands.items()
+    ]
     return (
         "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:\n"
         + "\n".join(lines)

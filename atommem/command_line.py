@@ -73,7 +73,9 @@ def names_of(config: type) -> list[str]:
     return [item.name for item in fields(config) if item.init]
 
 
-def add_flags(parser: argparse._ActionsContainer, config: type, leave_out: Iterable[str] = ()) -> None:
+def add_flags(
+    parser: argparse._ActionsContainer, config: type, leave_out: Iterable[str] = ()
+) -> None:
     """Add a flag for each setting of a dataclass, of its type and with its help; None where it is not given."""
     kinds = get_type_hints(config)
     for item in fields(config):
@@ -81,7 +83,10 @@ def add_flags(parser: argparse._ActionsContainer, config: type, leave_out: Itera
             continue
         kind, default = kinds[item.name], item.default
         shown = "" if default is None or default is False else f" (default: {_shown(default)})"
-        options: dict[str, Any] = {"help": f"{item.metadata['help']}{shown}".replace("%", "%%"), "default": None}
+        options: dict[str, Any] = {
+            "help": f"{item.metadata['help']}{shown}".replace("%", "%%"),
+            "default": None,
+        }
         if kind is bool:
             options["action"] = "store_true"
         elif isinstance(default, tuple):
@@ -103,7 +108,9 @@ def number_range(text: str) -> tuple[int, int]:
     try:
         return int(low), int(high or low)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number or a range such as 1-4") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number or a range such as 1-4"
+        ) from None
 
 
 def _shown(value: Any) -> str:
@@ -120,7 +127,9 @@ def one_line(error: BaseException) -> str:
 def _os_problem(error: OSError) -> str:
     if error.filename is None and error.errno is None:
         return _cut(" ".join(str(error).split()), 800)
-    paths = " and ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+    paths = " and ".join(
+        str(path) for path in (error.filename, error.filename2) if path is not None
+    )
     return f"{f'{_cut(paths, 400)}: ' if paths else ''}{error.strerror or type(error).__name__}; {remedy(error)}."
 
 
@@ -146,22 +155,35 @@ def check_writable(name: str, given: str | os.PathLike[str] | None, *, folder: b
                 is_now, wanted = ("a file", "a folder") if folder else ("a folder", "a file")
                 raise ConfigError(f"{name} is {path}, which is {is_now}: give {wanted}.")
             if not folder and not path.is_file():
-                raise ConfigError(f"{name} is {path}, which is a device: give a file, which is replaced as a whole.")
+                raise ConfigError(
+                    f"{name} is {path}, which is a device: give a file, which is replaced as a whole."
+                )
             at = path
         else:
             at = next(parent for parent in path.absolute().parents if parent.exists())
             if not at.is_dir():
                 raise ConfigError(f"{name} is {path}, and {at} is a file: give another path.")
             if path.is_symlink():
-                raise ConfigError(f"{name} is {path}, a link that leads nowhere: give another path.")
+                raise ConfigError(
+                    f"{name} is {path}, a link that leads nowhere: give another path."
+                )
         if len(os.fsencode(path.name)) > os.pathconf(at, "PC_NAME_MAX"):
-            raise ConfigError(f"{name} has a name of {len(path.name):,} characters: give a shorter one.")
+            raise ConfigError(
+                f"{name} has a name of {len(path.name):,} characters: give a shorter one."
+            )
         with tempfile.TemporaryFile(dir=at if at.is_dir() else at.parent):
             pass  # permissions do not tell all: file systems refuse, and disks are full
     except OSError as error:
-        raise ConfigError(f"{name} is {str(path)[:200]}: {error.strerror}; give another path.") from error
-    if not os.access(at, os.W_OK | (os.X_OK if at.is_dir() else 0)) or os.statvfs(at).f_flag & os.ST_RDONLY:
-        raise ConfigError(f"{name} is {path}: {at} cannot be written; give a path that you may write.")
+        raise ConfigError(
+            f"{name} is {str(path)[:200]}: {error.strerror}; give another path."
+        ) from error
+    if (
+        not os.access(at, os.W_OK | (os.X_OK if at.is_dir() else 0))
+        or os.statvfs(at).f_flag & os.ST_RDONLY
+    ):
+        raise ConfigError(
+            f"{name} is {path}: {at} cannot be written; give a path that you may write."
+        )
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -205,7 +227,9 @@ class CommandParser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if flag.startswith("-"):
                 known = list(self.options())
-                elsewhere = [f"--{name}" for name in _ELSEWHERE.get(flag.lstrip("-").replace("-", "_"), ())]
+                elsewhere = [
+                    f"--{name}" for name in _ELSEWHERE.get(flag.lstrip("-").replace("-", "_"), ())
+                ]
                 named = next((name for name in elsewhere if name in known), None)
                 return close_match(flag, known) if named is None else f" (did you mean {named}?)"
         return ""
@@ -247,11 +271,19 @@ _KINDS = {
 
 def _cut(text: str, length: int = 120) -> str:
     """`text`, from whose middle so much is left out that beginning and end fit."""
-    return text if len(text) <= length else f"{text[: length // 2]}...{text[len(text) - length // 2 + 3 :]}"
+    return (
+        text
+        if len(text) <= length
+        else f"{text[: length // 2]}...{text[len(text) - length // 2 + 3 :]}"
+    )
 
 
 def add_fields(
-    parser: argparse._ActionsContainer, config: type, texts: Mapping[str, str] | None = None, *, but: Sequence[str] = ()
+    parser: argparse._ActionsContainer,
+    config: type,
+    texts: Mapping[str, str] | None = None,
+    *,
+    but: Sequence[str] = (),
 ) -> None:
     """Add a flag for every setting of a dataclass; one that is not given stays out of what was parsed.
 
@@ -281,7 +313,12 @@ def add_fields(
         )
 
 
-_TYPES: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "dict": (dict,)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "dict": (dict,),
+}
 
 
 def reader(annotation: str) -> Callable[[str], Any]:
@@ -289,7 +326,10 @@ def reader(annotation: str) -> Callable[[str], Any]:
 
     It raises ValueError for a value of another type; the message says what to give.
     """
-    kind, optional = next((kind for kind in _TYPES if kind in annotation), "str"), "None" in annotation
+    kind, optional = (
+        next((kind for kind in _TYPES if kind in annotation), "str"),
+        "None" in annotation,
+    )
 
     def read(text: str) -> Any:
         import yaml
@@ -300,7 +340,11 @@ def reader(annotation: str) -> Callable[[str], Any]:
             found = yaml.safe_load(text)
         except yaml.YAMLError:
             found = text
-        right = isinstance(found, _TYPES[kind]) and (kind == "bool" or not isinstance(found, bool)) and found == found
+        right = (
+            isinstance(found, _TYPES[kind])
+            and (kind == "bool" or not isinstance(found, bool))
+            and found == found
+        )
         if right or (found is None and optional):
             return found
         raise ValueError(f"give {_KINDS[kind]}")
@@ -317,13 +361,17 @@ class SettingsParser(CommandParser):
         groups: Title -> the settings under it, in the order of the help. All others are told by ``--help-all``.
     """
 
-    def __init__(self, dataclass_types: Iterable[type], groups: Mapping[str, Iterable[str]], **kwargs: Any) -> None:
+    def __init__(
+        self, dataclass_types: Iterable[type], groups: Mapping[str, Iterable[str]], **kwargs: Any
+    ) -> None:
         self._groups = {title: list(names) for title, names in groups.items()}
         self._hints: dict[str, Any] = {}
         self.whole = False
         super().__init__(dataclass_types, **kwargs)
         self.add_argument(
-            "--help-all", action=_HelpAll, help="show every setting, those of TRL and transformers included, and exit"
+            "--help-all",
+            action=_HelpAll,
+            help="show every setting, those of TRL and transformers included, and exit",
         )
 
     def _add_dataclass_arguments(self, dtype: type) -> None:
@@ -338,13 +386,24 @@ class SettingsParser(CommandParser):
         """Our settings, one line each; after ``--help-all``, everything."""
         if self.whole:
             return super().format_help()
-        lines = [f"usage: {self.prog} [--config FILE|NAME] [--SETTING VALUE ...]", "", self.description or ""]
+        lines = [
+            f"usage: {self.prog} [--config FILE|NAME] [--SETTING VALUE ...]",
+            "",
+            self.description or "",
+        ]
         by_name = {action.dest: action for action in reversed(self._actions)}
         for title, names in self._groups.items():
             lines += ["", f"{title}:"]
             lines += [_line(by_name[name]) for name in names if name in by_name]
         more = len(by_name.keys() - {name for names in self._groups.values() for name in names})
-        return "\n".join([*lines, "", f"--help-all shows {more} more, of TRL and transformers, and all in full.", ""])
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"--help-all shows {more} more, of TRL and transformers, and all in full.",
+                "",
+            ]
+        )
 
     def set_defaults_with_config(self, **given: Any) -> list[str]:
         """As TRL's; values that a flag could not have are refused here.
@@ -356,7 +415,9 @@ class SettingsParser(CommandParser):
             if name not in self._hints:
                 if name == "env":
                     continue
-                raise ConfigError(f"{name} is no setting{close_match(name, self._hints)} (see {self.prog} --help).")
+                raise ConfigError(
+                    f"{name} is no setting{close_match(name, self._hints)} (see {self.prog} --help)."
+                )
             self._check(name, value)
         return super().set_defaults_with_config(**given)  # type: ignore[misc]  # TrlParser's
 
@@ -373,7 +434,9 @@ class SettingsParser(CommandParser):
                     action.type(str(one))
             except (ValueError, TypeError, argparse.ArgumentTypeError):
                 kind = getattr(action.type, "__name__", "value")
-                raise ConfigError(f"{name} is {_cut(repr(one))}: give {_KINDS.get(kind, kind)}.") from None
+                raise ConfigError(
+                    f"{name} is {_cut(repr(one))}: give {_KINDS.get(kind, kind)}."
+                ) from None
 
     def parse_args_into_dataclasses(self, args: Sequence[str], **kwargs: Any) -> Any:
         """As transformers' own, but what is not understood is a wrong call before any setting is looked at."""
@@ -386,9 +449,17 @@ class SettingsParser(CommandParser):
 
 class _HelpAll(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=kwargs["help"])
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help=kwargs["help"],
+        )
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> NoReturn:
         parser.whole = True
         parser.print_help()
         raise SystemExit(0)
@@ -396,7 +467,9 @@ class _HelpAll(argparse.Action):
 
 def _line(action: argparse.Action) -> str:
     """A flag, the first sentence on it, and its default."""
-    text = re.split(r"(?<=[a-z)])[.;] ", str(action.help or "").replace("%%", "%"), maxsplit=1)[0].rstrip(".;")
+    text = re.split(r"(?<=[a-z)])[.;] ", str(action.help or "").replace("%%", "%"), maxsplit=1)[
+        0
+    ].rstrip(".;")
     default = action.default
     shown = "" if default in (None, "", [], argparse.SUPPRESS) else f" ({default})"
     return f"  --{action.dest:<29} {textwrap.shorten(text, 118 - 34 - len(shown), placeholder=' ...')}{shown}"

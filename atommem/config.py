@@ -34,9 +34,15 @@ def setting(default: _Value, help: str) -> _Value:
 class MemoryConfig:
     """What the memory can do and how it is shown."""
 
-    dialect: str = setting("paper", "What completions are read as: paper, released, memagent, or a registered one.")
-    templates: str = setting("full", "Prompt wording: full, compact, memagent, or the path of a template file (YAML).")
-    layout: str = setting("prefix", "prefix: chunk before memory (shares the prefix cache); paper: after it.")
+    dialect: str = setting(
+        "paper", "What completions are read as: paper, released, memagent, or a registered one."
+    )
+    templates: str = setting(
+        "full", "Prompt wording: full, compact, memagent, or the path of a template file (YAML)."
+    )
+    layout: str = setting(
+        "prefix", "prefix: chunk before memory (shares the prefix cache); paper: after it."
+    )
     retrieve_k: int = setting(6, "Entries shown for the current query.")
     capacity: int | None = setting(None, "Most entries in the store; unset is unlimited.")
     capacities: list[int] = setting(
@@ -45,25 +51,36 @@ class MemoryConfig:
         "unlimited. A capacity that is set goes before them.",
     )
     retention: str = setting(
-        "reject", "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class."
+        "reject",
+        "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class.",
     )
     admission: str = setting("accept", "Rule before every create: accept, or package.module:Class.")
-    capacity_notice: bool = setting(True, "Tell the model the capacity of its store and how full it is.")
+    capacity_notice: bool = setting(
+        True, "Tell the model the capacity of its store and how full it is."
+    )
     scratchpad_tokens: int = setting(1024, "Longest scratchpad, in tokens.")
     query_tokens: int = setting(256, "Longest query, in tokens.")
     entry_tokens: int = setting(1024, "Longest entry, in tokens.")
-    disabled_actions: list[str] = setting([], "Memory actions to switch off, in the environment and the prompt.")
+    disabled_actions: list[str] = setting(
+        [], "Memory actions to switch off, in the environment and the prompt."
+    )
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LAYOUTS)
         for name in self.disabled_actions:
             check_choice("disabled_actions", name, MEMORY_KINDS)
         if self.retrieve_k < 1:
-            raise ConfigError(f"retrieve_k is {self.retrieve_k}: give at least 1, or disable the read action.")
+            raise ConfigError(
+                f"retrieve_k is {self.retrieve_k}: give at least 1, or disable the read action."
+            )
         if self.capacity is not None and self.capacity < 1:
-            raise ConfigError(f"capacity is {self.capacity}: give at least 1, or leave it unset for no limit.")
+            raise ConfigError(
+                f"capacity is {self.capacity}: give at least 1, or leave it unset for no limit."
+            )
         if any(capacity < 0 for capacity in self.capacities):
-            raise ConfigError(f"capacities are {self.capacities}: give at least 1 each, or 0 for no limit.")
+            raise ConfigError(
+                f"capacities are {self.capacities}: give at least 1 each, or 0 for no limit."
+            )
         check_least(self, scratchpad_tokens=1, query_tokens=1, entry_tokens=1)
 
     def of_task(self, task_id: str) -> MemoryConfig:
@@ -73,7 +90,9 @@ class MemoryConfig:
         """
         settings = self
         if self.capacity is None and self.capacities:
-            settings = replace(self, capacity=drawn_capacity(self.capacities, task_id), capacities=[])
+            settings = replace(
+                self, capacity=drawn_capacity(self.capacities, task_id), capacities=[]
+            )
         if "$task" in self.retention:
             settings = replace(settings, retention=self.retention.replace("$task", task_id))
         return settings
@@ -88,29 +107,41 @@ def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:
 class EmbedderConfig:
     """Which model embeds entries and queries."""
 
-    embedder: str = setting("sentence_transformer", "sentence_transformer, http, hashing or random.")
+    embedder: str = setting(
+        "sentence_transformer", "sentence_transformer, http, hashing or random."
+    )
     embedder_model: str = setting(
         "Qwen/Qwen3-Embedding-0.6B",
         "Folder or hub name (NAME, NAME@REVISION); with http, the model's name on the server.",
     )
-    embedder_url: str | None = setting(None, "Base URL of an OpenAI-compatible /v1/embeddings server (http).")
+    embedder_url: str | None = setting(
+        None, "Base URL of an OpenAI-compatible /v1/embeddings server (http)."
+    )
     embedder_dim: int = setting(256, "Vector length (hashing, random).")
 
     def __post_init__(self) -> None:
         check_choice("embedder", self.embedder, EMBEDDERS)
         if self.embedder == "http" and not self.embedder_url:
-            raise ConfigError("embedder is http but embedder_url is not set: give the server's base URL.")
+            raise ConfigError(
+                "embedder is http but embedder_url is not set: give the server's base URL."
+            )
 
     @property
     def name(self) -> str:
         """For people: the model, or the kind where there is none."""
-        return self.embedder_model if self.embedder in ("sentence_transformer", "http") else self.embedder
+        return (
+            self.embedder_model
+            if self.embedder in ("sentence_transformer", "http")
+            else self.embedder
+        )
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise ConfigError when the setting `name` has a value that is not allowed."""
     if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}{close_match(value, allowed)}: give one of {', '.join(allowed)}.")
+        raise ConfigError(
+            f"{name} is {value!r}{close_match(value, allowed)}: give one of {', '.join(allowed)}."
+        )
 
 
 def check_least(config: object, **least: float) -> None:
@@ -125,7 +156,9 @@ def check_probabilities(config: object, *names: str) -> None:
     """Raise ConfigError when a setting of `config` is no probability."""
     for name in names:
         if not 0 <= getattr(config, name) <= 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}: give a probability between 0 and 1.")
+            raise ConfigError(
+                f"{name} is {getattr(config, name)}: give a probability between 0 and 1."
+            )
 
 
 def save_config(folder: str | Path, *configs: Any) -> Path:
@@ -153,21 +186,33 @@ def load_config(folder: str | Path) -> dict[str, Any]:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # no JSON, or no UTF-8
-        raise ConfigError(f"{path} is not valid JSON ({error}): restore it or delete it.") from error
+        raise ConfigError(
+            f"{path} is not valid JSON ({error}): restore it or delete it."
+        ) from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} holds {type(loaded).__name__}, not an object: restore it or delete it.")
+        raise ConfigError(
+            f"{path} holds {type(loaded).__name__}, not an object: restore it or delete it."
+        )
     return without_addresses(loaded)
 
 
 def _of_hub(name: str) -> Path | None:
     """The file of a model on the hub, downloaded once; None of a path, and where there is none or no hub."""
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name.split("/")[0]).exists():
+    if (
+        name.count("/") != 1
+        or name.startswith((".", "/", "~"))
+        or Path(name.split("/")[0]).exists()
+    ):
         return None
     try:
         from huggingface_hub import hf_hub_download
 
         model, revision = hub_name(name)
-        return Path(hf_hub_download(model, CONFIG_FILE, revision=revision, local_files_only=only_here(model)))
+        return Path(
+            hf_hub_download(
+                model, CONFIG_FILE, revision=revision, local_files_only=only_here(model)
+            )
+        )
     except (ImportError, OSError, ValueError):
         return None
 

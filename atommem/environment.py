@@ -111,7 +111,9 @@ class EnvironmentConfig:
 
     environment: str = field(
         default=DEFAULT_ENVIRONMENT,
-        metadata={"help": "What feeds the policy and scores it: a name (`atommem env list`), or package.module:Class."},
+        metadata={
+            "help": "What feeds the policy and scores it: a name (`atommem env list`), or package.module:Class."
+        },
     )
 
 
@@ -175,7 +177,9 @@ class EnvironmentFactory(ABC):
             DialectError: There is none, or it lacks a piece or a placeholder.
         """
         config = config or cls.config_class()
-        return load_section(templates, config.environment, cls.templates, cls.pieces, cls.shown(config))
+        return load_section(
+            templates, config.environment, cls.templates, cls.pieces, cls.shown(config)
+        )
 
     async def prepare(self, task: Any) -> None:
         """Whatever takes a while before an episode of `task` can start."""
@@ -192,7 +196,9 @@ class EnvironmentFactory(ABC):
         Raises:
             ConfigError: This environment cannot build any.
         """
-        raise ConfigError(f"{cls.__name__} builds no tasks: write its task file yourself, and give it as --data.")
+        raise ConfigError(
+            f"{cls.__name__} builds no tasks: write its task file yourself, and give it as --data."
+        )
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
         """The observations in which `atommem.Memory` reads a text: the same as in an episode.
@@ -214,7 +220,9 @@ class EnvironmentFactory(ABC):
         Raises:
             ConfigError: This environment asks no questions.
         """
-        raise ConfigError(f"{type(self).__name__} asks no questions: Memory and `atommem ask` need one that does.")
+        raise ConfigError(
+            f"{type(self).__name__} asks no questions: Memory and `atommem ask` need one that does."
+        )
 
     def blank(self, phase: str) -> Observation:
         """An observation of `phase` with nothing in it: for the length of what is always there."""
@@ -227,7 +235,9 @@ class EnvironmentFactory(ABC):
             ConfigError: This environment gives no estimate.
             DataError: The file is no task file.
         """
-        raise ConfigError(f"{type(self).__name__} gives no estimate of its tasks: a dry run of it is not possible.")
+        raise ConfigError(
+            f"{type(self).__name__} gives no estimate of its tasks: a dry run of it is not possible."
+        )
 
     def identity(self) -> dict[str, Any]:
         """Settings that only say where something lies, as what lies there: for the manifest of an evaluation."""
@@ -250,7 +260,9 @@ def find_environment(name: str) -> type[EnvironmentFactory]:
     """
     found = plugins.find(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
-        raise ConfigError(f"environment {name!r} is {found!r}: it must be a subclass of EnvironmentFactory.")
+        raise ConfigError(
+            f"environment {name!r} is {found!r}: it must be a subclass of EnvironmentFactory."
+        )
     return found
 
 
@@ -266,7 +278,9 @@ def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
         ConfigError: There is no such environment, or a setting is unknown or out of range.
     """
     kind = find_environment(name)
-    unknown = [setting for setting in settings if setting not in kind.config_class.__dataclass_fields__]
+    unknown = [
+        setting for setting in settings if setting not in kind.config_class.__dataclass_fields__
+    ]
     if unknown:
         raise ConfigError(
             f"environment {name!r} has no setting {', '.join(unknown)}; it has "

@@ -46,7 +46,9 @@ class Limits:
         for name in ("max_steps", "max_tokens", "max_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ConfigError(f"{name} of an episode is {value}: give a positive number, or leave it unset.")
+                raise ConfigError(
+                    f"{name} of an episode is {value}: give a positive number, or leave it unset."
+                )
 
 
 class EpisodeRunner:
@@ -67,7 +69,9 @@ class EpisodeRunner:
         max_in_flight: int | asyncio.Semaphore | None = None,
     ) -> None:
         if isinstance(max_in_flight, int) and max_in_flight < 1:
-            raise ConfigError(f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset.")
+            raise ConfigError(
+                f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset."
+            )
         self.agent = agent
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
@@ -85,7 +89,9 @@ class EpisodeRunner:
             setattr(runner.agent, name, value)
         return runner
 
-    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None) -> Episode:
+    async def run(
+        self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None
+    ) -> Episode:
         """Run one episode of `task` (anything with an ``id`` that the environment understands).
 
         An outage does not raise: it ends the episode with stop reason FAILED and no reward; the steps until then are
@@ -140,7 +146,9 @@ class EpisodeRunner:
         run = self.run if kept is None else partial(self.run, kept=kept)
         return await run_jobs(run, jobs, on_episode, self.max_in_flight, stop)
 
-    async def _steps(self, episode: Episode, environment: Environment, task: Any, spent: float) -> StopReason:
+    async def _steps(
+        self, episode: Episode, environment: Environment, task: Any, spent: float
+    ) -> StopReason:
         limits = self.limits
         loop = asyncio.get_running_loop()
         deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds - spent
@@ -171,7 +179,11 @@ class EpisodeRunner:
                 if deadline is not None and loop.time() >= deadline:
                     return StopReason.TIME_LIMIT
                 step = await session.turn(
-                    observation, affinity=episode.task_id, max_tokens=room, deadline=deadline, steps=episode.steps
+                    observation,
+                    affinity=episode.task_id,
+                    max_tokens=room,
+                    deadline=deadline,
+                    steps=episode.steps,
                 )
                 started = time.perf_counter()
                 result = await advance(step)

@@ -17,7 +17,14 @@ from atommem.observation import StopReason
 
 WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
 
-_PER_EPISODE = ("steps", "tokens/prompt", "tokens/completion", "retrievals", "store_size", "seconds")
+_PER_EPISODE = (
+    "steps",
+    "tokens/prompt",
+    "tokens/completion",
+    "retrievals",
+    "store_size",
+    "seconds",
+)
 _ACTION = "actions/"
 _PER_STEP = (
     *(f"{_ACTION}{kind}" for kind in (*MEMORY_KINDS, ANSWER)),
@@ -62,7 +69,9 @@ def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
         sums["tokens/completion"] += step.completion_tokens
         sums["malformed"] += len(step.problems)
         sums["truncated"] += step.finish_reason == "length"
-        sums["thinking_cut"] += any(problem.reason is ProblemReason.UNCLOSED_THINKING for problem in step.problems)
+        sums["thinking_cut"] += any(
+            problem.reason is ProblemReason.UNCLOSED_THINKING for problem in step.problems
+        )
         for action in step.actions:
             sums[_ACTION + action.kind] += 1
         # What rules did stands in the log too, but is none of the policy's doing.
@@ -72,7 +81,8 @@ def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
                 sums[f"wasted/{operation.outcome}"] += 1
         # Several reads of one completion set one query: the last one's.
         sums["retrievals"] += any(
-            operation.kind == "read" and operation.outcome is Outcome.APPLIED for operation in operations
+            operation.kind == "read" and operation.outcome is Outcome.APPLIED
+            for operation in operations
         )
 
 
@@ -107,7 +117,9 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         result.update({key: sums[key] / ended for key in _PER_EPISODE})
     if rewarded := ended - sums.get(_UNSCORED, 0.0):
         result["reward"] = sums["reward"] / rewarded
-        result["reward_std"] = sqrt(max(sums["reward_squared"] / rewarded - result["reward"] ** 2, 0.0))
+        result["reward_std"] = sqrt(
+            max(sums["reward_squared"] / rewarded - result["reward"] ** 2, 0.0)
+        )
     if sums["steps"]:
         per_step = [key for key in sums if key in _PER_STEP or key.startswith(_ACTION)]
         result.update({key: sums[key] / sums["steps"] for key in per_step})
@@ -120,7 +132,12 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 def action_names(*statistics: Mapping[str, object]) -> list[str]:
     """The actions that `means` (or entries of a training log) count: memory's, then what environments brought."""
-    found = {key.removeprefix(_ACTION) for entry in statistics for key in entry if key.startswith(_ACTION)}
+    found = {
+        key.removeprefix(_ACTION)
+        for entry in statistics
+        for key in entry
+        if key.startswith(_ACTION)
+    }
     return [*MEMORY_KINDS, *sorted(found - set(MEMORY_KINDS))]
 
 

@@ -65,7 +65,11 @@ class Observation:
     @property
     def asked(self) -> range:
         """Indices of the questions that are asked at this step."""
-        return range(0) if self.question is None else range(self.question, self.question + self.questions)
+        return (
+            range(0)
+            if self.question is None
+            else range(self.question, self.question + self.questions)
+        )
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

@@ -103,7 +103,10 @@ class Grammar:
     @cached_property
     def specs(self) -> dict[str, ActionSpec]:
         """All actions that can be written, by name."""
-        return {spec.name: spec for spec in (*self.tags.values(), *self.tools.values(), *self.whole.values())}
+        return {
+            spec.name: spec
+            for spec in (*self.tags.values(), *self.tools.values(), *self.whole.values())
+        }
 
     @cached_property
     def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec | None, str]]]:
@@ -111,8 +114,13 @@ class Grammar:
         known: dict[str, tuple[ActionSpec | None, str]] = {THINK: (None, THINK)}
         known |= {tag.lower(): (spec, tag) for tag, spec in self.tags.items()}
         if self.call_tag is not None:
-            known[self.call_tag.lower()] = (ActionSpec(self.call_tag, Body.ARGUMENTS), self.call_tag)
-        alternatives = "|".join(re.escape(name) for name in sorted(name for _, name in known.values()))
+            known[self.call_tag.lower()] = (
+                ActionSpec(self.call_tag, Body.ARGUMENTS),
+                self.call_tag,
+            )
+        alternatives = "|".join(
+            re.escape(name) for name in sorted(name for _, name in known.values())
+        )
         # ASCII: without it, the Kelvin sign would match as the letter k.
         return re.compile(f"<(/?)({alternatives})>", re.IGNORECASE | re.ASCII), known
 
@@ -154,7 +162,9 @@ class Grammar:
                 if tag.closing:
                     problems.append(Problem(ProblemReason.STRAY_CLOSE, THINK, tag.start, tag.end))
                 elif closer is None:
-                    problems.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, tag.start, len(text)))
+                    problems.append(
+                        Problem(ProblemReason.UNCLOSED_THINKING, THINK, tag.start, len(text))
+                    )
                     break
                 else:
                     index = closer + 1
@@ -162,7 +172,11 @@ class Grammar:
                 problems.append(Problem(ProblemReason.STRAY_CLOSE, tag.name, tag.start, tag.end))
             elif closer is not None:
                 body = text[tag.end : tags[closer].start].strip()
-                _add(self._element(tag.spec, tag.name, body, tag.start, tags[closer].end), actions, problems)
+                _add(
+                    self._element(tag.spec, tag.name, body, tag.start, tags[closer].end),
+                    actions,
+                    problems,
+                )
                 problems.extend(
                     Problem(ProblemReason.NESTED, inner.name, inner.start, inner.end)
                     for inner in tags[index:closer]
@@ -214,7 +228,9 @@ def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
         problems.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, thinking_from, len(text)))
     body = "".join(pieces).strip()
     if not body:
-        return Parsed((), tuple(problems) or (Problem(ProblemReason.EMPTY, spec.name, 0, len(text)),))
+        return Parsed(
+            (), tuple(problems) or (Problem(ProblemReason.EMPTY, spec.name, 0, len(text)),)
+        )
     item = _element(spec, spec.name, body, 0, len(text))
     if isinstance(item, Problem):
         return Parsed((), (item, *problems))
@@ -295,7 +311,9 @@ def _boxes(body: str) -> list[str]:
     quadratic time on ``\boxed{\boxed{\boxed{``.
     """
     open_boxes: list[int | None] = []  # where a box's content begins; None for any other brace
-    spans: list[tuple[int, int]] = []  # in the order of their ends, and of their beginnings: none holds another
+    spans: list[
+        tuple[int, int]
+    ] = []  # in the order of their ends, and of their beginnings: none holds another
     for match in _BRACE.finditer(body):
         if match[0] == "{":
             open_boxes.append(None)

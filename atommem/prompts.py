@@ -87,10 +87,16 @@ class PromptBuilder:
             "scratchpad": SCRATCHPAD in self._enabled,
             "store": READ in self._enabled and CREATE in self._enabled,
         }
-        self._places = {place for place, is_used in used.items() if is_used or not self._templates.places}
+        self._places = {
+            place for place, is_used in used.items() if is_used or not self._templates.places
+        }
         explained = () if dialect.whole else actions
         self._tools: Tools = []
-        told = shown_tools(explained, self._tool_guard()) if any(spec.is_tool for spec in explained) else []
+        told = (
+            shown_tools(explained, self._tool_guard())
+            if any(spec.is_tool for spec in explained)
+            else []
+        )
         self._shown = {tool["function"]["name"]: tool for tool in told}
         self.system = self._system = self._instructions(explained)
         if self._templates.chat:
@@ -102,7 +108,9 @@ class PromptBuilder:
             self._system = untold if self._tools else self.system
         frame = self._rendered(self._messages("", self._system))
         self.opens_thinking = self._templates.chat and frame.rstrip().endswith(f"<{THINK}>")
-        wording = {f"{_MEMORY}{name}": getattr(self._templates, name) for name in _MEMORY_PIECES} | dict(section.pieces)
+        wording = {
+            f"{_MEMORY}{name}": getattr(self._templates, name) for name in _MEMORY_PIECES
+        } | dict(section.pieces)
         self._words = {name: self._tagged(template) for name, template in wording.items()}
         self._structure = Structure(
             self._words,
@@ -115,12 +123,18 @@ class PromptBuilder:
         )
         self._numbers = frozenset(numbers)
         self._words[f"{_MEMORY}empty"] = self._templates.empty
-        self._words[_NO_NOTICE] = self._words[f"{_MEMORY}memory"].replace("{capacity_notice}", "").rstrip()
-        self._guard = PromptGuard(tokenizer, self._structure, forms_in(frame) if self._templates.chat else ())
+        self._words[_NO_NOTICE] = (
+            self._words[f"{_MEMORY}memory"].replace("{capacity_notice}", "").rstrip()
+        )
+        self._guard = PromptGuard(
+            tokenizer, self._structure, forms_in(frame) if self._templates.chat else ()
+        )
         # None where the pieces themselves hold control tokens: then it depends on which are shown.
         bare = not any(self._guard.controls(self._encoded(words)) for words in self._words.values())
         self._controls = self._guard.controls(self._encoded(frame)) if bare else None
-        self._guard.learn_head([self._rendered(self._messages(user, self._system)) for user in _USERS])
+        self._guard.learn_head(
+            [self._rendered(self._messages(user, self._system)) for user in _USERS]
+        )
 
     @classmethod
     def of(
@@ -146,7 +160,9 @@ class PromptBuilder:
 
     def build(self, observation: Observation, view: MemoryView) -> list[int]:
         """The prompt of one step as token ids."""
-        return self._guard.encode(lambda rewrite: self._text(observation, view, rewrite), self._controls)
+        return self._guard.encode(
+            lambda rewrite: self._text(observation, view, rewrite), self._controls
+        )
 
     def text(self, observation: Observation, view: MemoryView) -> str:
         """The prompt of one step as text, chat markup included."""
@@ -168,7 +184,11 @@ class PromptBuilder:
         memory = self._memory(view)
         pieces = [
             *observation.task,
-            *((*observation.stream, *memory) if self.layout == "prefix" else (*memory, *observation.stream)),
+            *(
+                (*observation.stream, *memory)
+                if self.layout == "prefix"
+                else (*memory, *observation.stream)
+            ),
             *observation.closing,
         ]
         shown = (self._piece(piece, rewrite) for piece in pieces)
@@ -187,7 +207,9 @@ class PromptBuilder:
         if self._templates.chat:
             tools = self._tools if tools is None else tools
             return render_chat(
-                self.tokenizer, messages, self._chat_template_kwargs | ({"tools": tools} if tools else {})
+                self.tokenizer,
+                messages,
+                self._chat_template_kwargs | ({"tools": tools} if tools else {}),
             )
         return self._templates.join.join(message["content"] for message in messages)
 
@@ -221,7 +243,11 @@ class PromptBuilder:
             return self._section.actions[spec.name]
         if spec.is_tool:
             tool = self._shown[spec.name]
-            described = {"name": spec.name, "description": tool["function"]["description"], "schema": schema_text(tool)}
+            described = {
+                "name": spec.name,
+                "description": tool["function"]["description"],
+                "schema": schema_text(tool),
+            }
             return fill(self._templates.call, described)
         tag = self._tags[f"tag.{spec.name}"]
         return f"<{tag}>...</{tag}> {spec.description}" if spec.description else ""
@@ -233,20 +259,29 @@ class PromptBuilder:
         """A piece in words; nothing where it needs an action that cannot be written."""
         if piece.needs is not None and piece.needs not in self._enabled:
             return ""
-        values = {name: self._value(piece.name, name, value, rewrite) for name, value in piece.values.items()}
+        values = {
+            name: self._value(piece.name, name, value, rewrite)
+            for name, value in piece.values.items()
+        }
         return fill(self._words[piece.name], values)
 
-    def _value(self, owner: str, name: str, value: str | int | Piece | tuple[Piece, ...], rewrite: Rewrite) -> str:
+    def _value(
+        self, owner: str, name: str, value: str | int | Piece | tuple[Piece, ...], rewrite: Rewrite
+    ) -> str:
         if isinstance(value, str):
             if name in self._numbers:
-                raise DialectError(f"piece {owner} has {value!r} for {{{name}}}, which its environment calls a number.")
+                raise DialectError(
+                    f"piece {owner} has {value!r} for {{{name}}}, which its environment calls a number."
+                )
             return rewrite(value, owner, name)
         if isinstance(value, int):
             return str(value)
         pieces = (value,) if isinstance(value, Piece) else value
         for piece in pieces:
             if not piece.name.startswith(_MEMORY) and self._inside.get(piece.name) != owner:
-                raise DialectError(f"piece {piece.name} stands in {owner}: say so in `inside` of its environment.")
+                raise DialectError(
+                    f"piece {piece.name} stands in {owner}: say so in `inside` of its environment."
+                )
         between = "\n" if self._templates.chat else self._templates.join
         return between.join(self._piece(piece, rewrite) for piece in pieces)
 
@@ -258,19 +293,24 @@ class PromptBuilder:
             pieces.append(Piece(f"{_MEMORY}scratchpad", {"text": view.scratchpad or empty}))
         if "store" in self._places:
             entries = tuple(
-                Piece(f"{_MEMORY}entry", {"handle": item.handle, "text": item.text}) for item in view.retrieved
+                Piece(f"{_MEMORY}entry", {"handle": item.handle, "text": item.text})
+                for item in view.retrieved
             )
             values: dict[str, Any] = {"entries": entries or empty, "size": view.size}
             name = _NO_NOTICE
             if self._capacity_notice and view.capacity is not None:
                 name, filled = f"{_MEMORY}memory", {"size": view.size, "capacity": view.capacity}
                 values["capacity_notice"] = Piece(f"{_MEMORY}capacity_notice", filled)
-            pieces.append(Piece(f"{_MEMORY}query", {"text": empty if view.query is None else view.query}))
+            pieces.append(
+                Piece(f"{_MEMORY}query", {"text": empty if view.query is None else view.query})
+            )
             pieces.append(Piece(name, values))
         return pieces
 
 
-def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], chat_template_kwargs: Mapping[str, Any]) -> str:
+def render_chat(
+    tokenizer: Tokenizer, messages: list[dict[str, str]], chat_template_kwargs: Mapping[str, Any]
+) -> str:
     """Messages as the policy reads them: through its chat template, or joined where its tokenizer has none."""
     if getattr(tokenizer, "chat_template", "") is None:
         return "\n\n".join(message["content"] for message in messages)

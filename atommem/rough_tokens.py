@@ -21,10 +21,15 @@ class RoughTokenizer:
 
     chat_template = None
 
-    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> dict[str, Any]:
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
+    ) -> dict[str, Any]:
         """Ids and the character span of every piece."""
         spans = [match.span() for match in _TOKEN.finditer(text)]
-        return {"input_ids": [_id(text[start:end]) for start, end in spans], "offset_mapping": spans}
+        return {
+            "input_ids": [_id(text[start:end]) for start, end in spans],
+            "offset_mapping": spans,
+        }
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Text to ids."""

@@ -68,14 +68,18 @@ class Agent:
         Rules(memory.admission, memory.retention)  # a wrong name is told now
         self.dialect = get_dialect(memory.dialect, memory.templates)
         self.grammar = self.dialect.grammar(environments.actions, environments.phases)
-        self.prompts = PromptBuilder.of(self.tokenizer, self.dialect, memory, environments, self.chat_template_kwargs)
+        self.prompts = PromptBuilder.of(
+            self.tokenizer, self.dialect, memory, environments, self.chat_template_kwargs
+        )
         self._threads: ThreadPoolExecutor | None = None
         # Where a policy samples whatever waits, the loop has nothing else to do meanwhile, and threads that hand over
         # prompts one by one, each waiting for the interpreter, would have it begin with the first that is ready.
         if self.encode_threads and not getattr(self.policy, "samples_what_waits", False):
             # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
             self.tokenizer.encode("", add_special_tokens=False)
-            self._threads = ThreadPoolExecutor(self.encode_threads, thread_name_prefix="atommem-prompts")
+            self._threads = ThreadPoolExecutor(
+                self.encode_threads, thread_name_prefix="atommem-prompts"
+            )
 
     def new_memory(self, key: str = "") -> WorkingMemory:
         """An empty memory of a session ``TASK/SAMPLE``, whose task may draw the capacity.
@@ -91,9 +95,13 @@ class Agent:
         self, observation: Observation, view: MemoryView, sampling: Sampling
     ) -> tuple[list[int], Completion]:
         """The prompt of a step as token ids (none for a policy that has no tokens), and its completion."""
-        acts = getattr(self.policy, "complete_observation", None)  # a script that looks at what the prompt would say
+        acts = getattr(
+            self.policy, "complete_observation", None
+        )  # a script that looks at what the prompt would say
         chat = getattr(self.policy, "complete_chat", None)
-        prompt_ids = [] if chat is not None and acts is None else await self._encoded(observation, view)
+        prompt_ids = (
+            [] if chat is not None and acts is None else await self._encoded(observation, view)
+        )
         with self.activity.busy("generate"):
             if acts is not None:
                 return prompt_ids, await acts(observation, view, sampling)
@@ -162,7 +170,9 @@ class Session:
         sampling = request_sampling(agent.sampling, self.key, index, affinity)
         if max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
-        prompt_ids, completion = await in_time(agent.complete(observation, view, sampling), deadline)
+        prompt_ids, completion = await in_time(
+            agent.complete(observation, view, sampling), deadline
+        )
         self.turns += 1
         text = clean(completion.text)
         thinking = agent.prompts.opens_thinking
@@ -270,7 +280,9 @@ async def in_time(work: Awaitable[Result], deadline: float | None) -> Result:
         raise TurnTimeoutError from error
 
 
-def request_sampling(sampling: Sampling, key: str, index: int, affinity: str | None = None) -> Sampling:
+def request_sampling(
+    sampling: Sampling, key: str, index: int, affinity: str | None = None
+) -> Sampling:
     """How request number `index` of a session is sampled: with a seed of its own, near its task's other requests."""
     sampling = replace(sampling, affinity=affinity)
     if sampling.seed is None:

@@ -71,7 +71,9 @@ class SessionState:
         if not isinstance(record, Mapping) or record.get("type") != "session":
             raise TraceError("this is no session that was put down.")
         if record.get("format") != FORMAT:
-            raise TraceError(f"this session has format {record.get('format')!r}, this version reads {FORMAT}.")
+            raise TraceError(
+                f"this session has format {record.get('format')!r}, this version reads {FORMAT}."
+            )
         try:
             memory = Snapshot.from_json(record["memory"])
             return _since(SessionState(str(record["key"]), 0, 0, memory), record)
@@ -144,7 +146,9 @@ class SessionFile:
             line = {
                 "turns": state.turns,
                 "sampled": state.sampled,
-                "operations": [to_json(operation) for operation in state.operations[len(before.operations) :]],
+                "operations": [
+                    to_json(operation) for operation in state.operations[len(before.operations) :]
+                ],
             }
             with self.path.open("r+b") as file:
                 file.truncate(self._end)  # of a line that was cut off

@@ -19,7 +19,10 @@ _FOLDER = Path(__file__).with_name("configs")
 
 def shipped_files() -> dict[str, Path]:
     """Every shipped file by its name: ``train/qwen3_8b_hotpotqa``, ``accelerate/fsdp2``, ..."""
-    return {path.relative_to(_FOLDER).with_suffix("").as_posix(): path for path in sorted(_FOLDER.rglob("*.yaml"))}
+    return {
+        path.relative_to(_FOLDER).with_suffix("").as_posix(): path
+        for path in sorted(_FOLDER.rglob("*.yaml"))
+    }
 
 
 def find_file(name: str, given: str | Path, folder: str | None = None, field: str = "") -> Path:
@@ -41,13 +44,23 @@ def find_file(name: str, given: str | Path, folder: str | None = None, field: st
     wanted = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     if wanted in files:
         return files[wanted]
-    short = {key.rpartition("/")[2]: file for key, file in files.items() if folder in (None, key.partition("/")[0])}
+    short = {
+        key.rpartition("/")[2]: file
+        for key, file in files.items()
+        if folder in (None, key.partition("/")[0])
+    }
     if wanted in short:
         return short[wanted]
-    short = {key: file for key, file in short.items() if f"\n{field}" in file.read_text(encoding="utf-8")}
+    short = {
+        key: file for key, file in short.items() if f"\n{field}" in file.read_text(encoding="utf-8")
+    }
     close = close_match(wanted.rpartition("/")[2], short)
-    listed = "`atommem configs` lists what is shipped" if close else f"shipped are {', '.join(short)}"
-    raise ConfigError(f"{name} is {str(given)!r}: there is no such file{close}; {listed}, or give another's path.")
+    listed = (
+        "`atommem configs` lists what is shipped" if close else f"shipped are {', '.join(short)}"
+    )
+    raise ConfigError(
+        f"{name} is {str(given)!r}: there is no such file{close}; {listed}, or give another's path."
+    )
 
 
 def with_config_path(argv: Sequence[str], folder: str) -> list[str]:
@@ -95,11 +108,15 @@ def main(argv: list[str] | None = None) -> int:
     files = shipped_files()
     width = max(len(name) for name in files)
     for name, path in files.items():
-        print(f"{name:<{width}}  {textwrap.shorten(_first_sentence(path), 118 - width, placeholder=' ...')}")
+        print(
+            f"{name:<{width}}  {textwrap.shorten(_first_sentence(path), 118 - width, placeholder=' ...')}"
+        )
     return 0
 
 
 def _first_sentence(path: Path) -> str:
     """What the file says of itself: the comment at its top, up to its first full stop."""
-    comment = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
+    comment = takewhile(
+        lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines()
+    )
     return " ".join(line[2:].strip() for line in comment).partition(". ")[0]

@@ -37,13 +37,19 @@ def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
         return tokenizer.encode(text, add_special_tokens=False)
 
     def quickly(text: str) -> list[int]:
-        if backend.truncation is not None or backend.padding is not None:  # as somebody else's call has left it
+        if (
+            backend.truncation is not None or backend.padding is not None
+        ):  # as somebody else's call has left it
             return slowly(text)
         ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     # A class of transformers may do more than its library: then it does so with this, too.
-    return quickly if hasattr(backend, "encode_batch_fast") and quickly(_PROBE) == slowly(_PROBE) else slowly
+    return (
+        quickly
+        if hasattr(backend, "encode_batch_fast") and quickly(_PROBE) == slowly(_PROBE)
+        else slowly
+    )
 
 
 _PROBE = "  A probe,\n\tof 12 words & \u00e9, \u4e2d; \U0001f600 it's <s> <|x|> "

@@ -16,7 +16,9 @@ _DEEPEST = 64
 """How deeply the arguments of a call may be nested."""
 
 
-def arguments_action(spec: ActionSpec, tag: str, body: str, start: int, end: int) -> Action | Problem:
+def arguments_action(
+    spec: ActionSpec, tag: str, body: str, start: int, end: int
+) -> Action | Problem:
     """The action whose body is its arguments."""
     loaded, wrong = _json_object(body)
     if wrong:
@@ -24,18 +26,28 @@ def arguments_action(spec: ActionSpec, tag: str, body: str, start: int, end: int
     return _with_arguments(spec, tag, loaded, body, start, end)
 
 
-def tool_call(tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int) -> Action | Problem:
+def tool_call(
+    tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int
+) -> Action | Problem:
     """The action of a call ``{"name": ..., "arguments": {...}}`` of one of `tools`, by their names."""
     loaded, wrong = _json_object(body)
     if wrong:
         return Problem(ProblemReason.NOT_JSON, tag, start, end, wrong)
     name, arguments = loaded.get("name"), loaded.get("arguments", {})
     if not isinstance(name, str) or name not in tools:
-        return Problem(ProblemReason.UNKNOWN_TOOL, tag, start, end, f"no tool {name!r}; there are {', '.join(tools)}")
+        return Problem(
+            ProblemReason.UNKNOWN_TOOL,
+            tag,
+            start,
+            end,
+            f"no tool {name!r}; there are {', '.join(tools)}",
+        )
     if isinstance(arguments, str):  # some models write them as JSON in a string
         arguments, wrong = _json_object(arguments)
     if wrong or not isinstance(arguments, dict):
-        return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{name}: arguments must be a JSON object")
+        return Problem(
+            ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{name}: arguments must be a JSON object"
+        )
     return _with_arguments(tools[name], tag, arguments, body, start, end)
 
 
@@ -51,7 +63,11 @@ def _with_arguments(
         except ValidationError as error:
             detail = f"{spec.name}: {error.message[:200]}"
             return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
-        except (RecursionError, OverflowError, Unresolvable) as error:  # a number of hundreds of digits is no float
+        except (
+            RecursionError,
+            OverflowError,
+            Unresolvable,
+        ) as error:  # a number of hundreds of digits is no float
             return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: {error}")
     return Action(spec.name, body, arguments=arguments, start=start, end=end)
 

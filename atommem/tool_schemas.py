@@ -33,7 +33,9 @@ def shown_tools(actions: Sequence[ActionSpec], guard: PromptGuard) -> Tools:
                 "most 128. Leave out the source that it comes from."
             )
         if spec.is_tool and spec.name in OUR_KINDS:
-            raise ConfigError(f"a tool is called {spec.name}, as an action of ours is: give it another name.")
+            raise ConfigError(
+                f"a tool is called {spec.name}, as an action of ours is: give it another name."
+            )
 
     def rewritten(value: Any) -> Any:
         if isinstance(value, str):
@@ -43,10 +45,15 @@ def shown_tools(actions: Sequence[ActionSpec], guard: PromptGuard) -> Tools:
             return {rewritten(str(name)): rewritten(item) for name, item in value.items()}
         return [rewritten(item) for item in value] if isinstance(value, list | tuple) else value
 
-    return [_function(spec.name, rewritten(spec.description), rewritten(spec.schema or {})) for spec in _tools(actions)]
+    return [
+        _function(spec.name, rewritten(spec.description), rewritten(spec.schema or {}))
+        for spec in _tools(actions)
+    ]
 
 
-def native_tools(actions: Sequence[ActionSpec], tools: Tools, tokenizer: Tokenizer, tag: str, render: Render) -> Tools:
+def native_tools(
+    actions: Sequence[ActionSpec], tools: Tools, tokenizer: Tokenizer, tag: str, render: Render
+) -> Tools:
     """`tools`, if the chat template words tools itself, and asks for calls as they are read here; else none.
 
     Args:
@@ -66,13 +73,22 @@ def native_tools(actions: Sequence[ActionSpec], tools: Tools, tokenizer: Tokeniz
     except Exception:  # a template raises what it likes where it takes no tools
         return []
     names = [tool["function"]["name"] for tool in tools]
-    if f"<{tag}>" not in rendered or f"<{tag}>" in render([]) or not all(name in rendered for name in names):
+    if (
+        f"<{tag}>" not in rendered
+        or f"<{tag}>" in render([])
+        or not all(name in rendered for name in names)
+    ):
         return []
     guard = PromptGuard(tokenizer)
     bare = render([_function(spec.name, "", {}) for spec in _tools(actions)])
-    found, expected = (guard.controls(tokenizer.encode(text, add_special_tokens=False)) for text in (rendered, bare))
+    found, expected = (
+        guard.controls(tokenizer.encode(text, add_special_tokens=False))
+        for text in (rendered, bare)
+    )
     if found != expected:
-        raise ConfigError(f"what is said of the tools {', '.join(names)} holds control tokens: leave out their source.")
+        raise ConfigError(
+            f"what is said of the tools {', '.join(names)} holds control tokens: leave out their source."
+        )
     return tools
 
 
@@ -86,4 +102,7 @@ def _tools(actions: Sequence[ActionSpec]) -> list[ActionSpec]:
 
 
 def _function(name: str, description: str, parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }

@@ -62,8 +62,14 @@ def write_trace(
         "task": dict(task),
         "config": dict(config or {}),
     }
-    end = {"type": "end"} | {name: getattr(episode, name) for name in _END} | {"seconds": round(episode.seconds, 4)}
-    for name, said in zip(_MAYBE, (episode.question_metrics, any(episode.question_notes)), strict=True):
+    end = (
+        {"type": "end"}
+        | {name: getattr(episode, name) for name in _END}
+        | {"seconds": round(episode.seconds, 4)}
+    )
+    for name, said in zip(
+        _MAYBE, (episode.question_metrics, any(episode.question_notes)), strict=True
+    ):
         if not said:
             del end[name]
     lines = [header, *(step_record(step, tokens) for step in episode.steps), end]
@@ -87,8 +93,13 @@ def read_trace(path: str | Path) -> Trace:
     try:
         raw = path.read_text(encoding="utf-8")
     except OSError as error:
-        hint = close_path(path) or ": give a file, as in the folder traces/ of an evaluation or a training run"
-        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}{hint}.") from error
+        hint = (
+            close_path(path)
+            or ": give a file, as in the folder traces/ of an evaluation or a training run"
+        )
+        raise TraceError(
+            f"cannot read the trace {path}: {error.strerror or error}{hint}."
+        ) from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path} is not a trace: it is not UTF-8 text.") from error
     records = []
@@ -97,13 +108,17 @@ def read_trace(path: str | Path) -> Trace:
             records.append(json.loads(line))
         except json.JSONDecodeError as error:
             if number == 1:
-                raise TraceError(f"{path} is not a trace: line 1 is not JSON ({error.msg}).") from error
+                raise TraceError(
+                    f"{path} is not a trace: line 1 is not JSON ({error.msg})."
+                ) from error
             break
     header = records[0] if records else None
     if not isinstance(header, dict) or header.get("type") != "episode":
         raise TraceError(f"{path} is not a trace: its first line is not an episode header.")
     if header.get("format") != FORMAT:
-        raise TraceError(f"{path} has trace format {header.get('format')!r}, this version reads {FORMAT}.")
+        raise TraceError(
+            f"{path} has trace format {header.get('format')!r}, this version reads {FORMAT}."
+        )
     try:
         return _trace(header, records[1:])
     except (KeyError, TypeError, ValueError) as error:
@@ -133,10 +148,17 @@ def step_record(step: Step, tokens: bool) -> dict[str, Any]:
         "type": "step",
         "index": step.index,
         "observation": _observation_record(step.observation),
-        "view": {**_values(step.view), "retrieved": [_values(item) for item in step.view.retrieved]},
+        "view": {
+            **_values(step.view),
+            "retrieved": [_values(item) for item in step.view.retrieved],
+        },
         "prompt_tokens": step.prompt_tokens,
         "token_ids": step.token_ids,
-        **({} if step.completion_tokens == len(step.token_ids) else {"completion_tokens": step.completion_tokens}),
+        **(
+            {}
+            if step.completion_tokens == len(step.token_ids)
+            else {"completion_tokens": step.completion_tokens}
+        ),
         **({"prompt_ids": step.prompt_ids, "logprobs": step.logprobs} if tokens else {}),
         **({} if step.prompt is None else {"prompt": step.prompt}),
         "text": step.text,
@@ -164,7 +186,9 @@ def _piece_record(piece: Piece) -> dict[str, Any]:
         if isinstance(value, Piece):
             values[name] = _piece_record(value)
         else:
-            values[name] = [_piece_record(item) for item in value] if isinstance(value, tuple) else value
+            values[name] = (
+                [_piece_record(item) for item in value] if isinstance(value, tuple) else value
+            )
     return {"name": piece.name, "values": values, **({"needs": piece.needs} if piece.needs else {})}
 
 
@@ -207,7 +231,10 @@ def step_of(record: Mapping[str, Any]) -> Step:
         text=record["text"],
         finish_reason=record["finish_reason"],
         actions=tuple(Action(**item) for item in record["actions"]),
-        problems=tuple(Problem(**{**item, "reason": ProblemReason(item["reason"])}) for item in record["problems"]),
+        problems=tuple(
+            Problem(**{**item, "reason": ProblemReason(item["reason"])})
+            for item in record["problems"]
+        ),
         operations=tuple(operation_from_json(item) for item in record["operations"]),
         store_size=record["store_size"],
         prompt_tokens=record["prompt_tokens"],

@@ -51,10 +51,14 @@ def main(argv: list[str] | None = None) -> int:
         ConfigError: There is no such step.
     """
     parser = CommandParser(prog="atommem trace", description="Replay an episode step by step.")
-    parser.add_argument("file", help="a trace: one of the files that `atommem eval` writes to OUT/traces")
+    parser.add_argument(
+        "file", help="a trace: one of the files that `atommem eval` writes to OUT/traces"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="show step N only (from 1)")
     parser.add_argument("--full", action="store_true", help="show chunks and long texts whole")
-    parser.add_argument("--no_pager", "--no-pager", action="store_true", help="print, even to a terminal")
+    parser.add_argument(
+        "--no_pager", "--no-pager", action="store_true", help="print, even to a terminal"
+    )
     arguments = parser.parse_args(argv)
     trace = read_trace(arguments.file)
     rendered = render_trace(trace, step=arguments.step, full=arguments.full)
@@ -81,7 +85,9 @@ def render_trace(trace: Trace, *, step: int | None = None, full: bool = False) -
     """
     steps = trace.episode.steps
     if step is not None and not 1 <= step <= len(steps):
-        raise ConfigError(f"step is {step}: this trace has {_count(len(steps), 'step')}, numbered from 1.")
+        raise ConfigError(
+            f"step is {step}: this trace has {_count(len(steps), 'step')}, numbered from 1."
+        )
     parts: list[RenderableType] = [_header(trace)]
     for item, entries in zip(steps, _entries_before(steps), strict=True):
         if step is None or item is steps[step - 1]:
@@ -103,7 +109,9 @@ def _header(trace: Trace) -> RenderableType:
             lines.append(_field("gold", " | ".join(golds), "green"))
     memory = trace.config.get("memory")
     if isinstance(memory, dict):
-        lines.append(_field("memory", ", ".join(f"{name} {value}" for name, value in memory.items()), "dim"))
+        lines.append(
+            _field("memory", ", ".join(f"{name} {value}" for name, value in memory.items()), "dim")
+        )
     return Group(Rule("episode", characters="="), *lines)
 
 
@@ -119,14 +127,21 @@ def _entries_before(steps: Iterable[Step]) -> Iterator[Mapping[int, Entry]]:
             contents = Contents()
 
 
-def _step(step: Step, entries: Mapping[int, Entry], count: int, complete: bool, full: bool) -> RenderableType:
+def _step(
+    step: Step, entries: Mapping[int, Entry], count: int, complete: bool, full: bool
+) -> RenderableType:
     observation = step.observation
     where = f", {observation.label}" if observation.label else ""
     total = f"/{count}" if complete else ""
     title = f"step {step.index + 1}{total}, {observation.phase}{where}"
     parts: list[RenderableType] = [Rule(title, characters="-", align="left"), Text("shown", "bold")]
     parts += _indented(_shown(step, entries, full))
-    parts.append(Text(f"wrote ({step.completion_tokens} tokens, {step.finish_reason}, {step.seconds:.1f} s)", "bold"))
+    parts.append(
+        Text(
+            f"wrote ({step.completion_tokens} tokens, {step.finish_reason}, {step.seconds:.1f} s)",
+            "bold",
+        )
+    )
     parts += _indented([_completion(step, full)])
     if step.problems:
         parts.append(Text("malformed", "bold"))
@@ -152,11 +167,17 @@ def _shown(step: Step, entries: Mapping[int, Entry], full: bool) -> Iterator[Ren
     for piece in (*asked, *observation.stream):
         for name, value in piece.walk():
             if isinstance(value, str):
-                yield _field(name.replace("_", " "), _abbreviated(value, _CHUNK_CHARACTERS, full), "dim")
-    yield _field("scratchpad", _abbreviated(view.scratchpad, _TEXT_CHARACTERS, full) or "(empty)", "blue")
+                yield _field(
+                    name.replace("_", " "), _abbreviated(value, _CHUNK_CHARACTERS, full), "dim"
+                )
+    yield _field(
+        "scratchpad", _abbreviated(view.scratchpad, _TEXT_CHARACTERS, full) or "(empty)", "blue"
+    )
     yield _field("query", view.query or "(none)", "cyan")
     for item in view.retrieved:
-        told = f"entry {item.entry_id}, score {item.score:.3f}{_history(entries.get(item.entry_id))}"
+        told = (
+            f"entry {item.entry_id}, score {item.score:.3f}{_history(entries.get(item.entry_id))}"
+        )
         yield _field(f"Memory {item.handle}", f"{item.text}  [{told}]")
 
 
@@ -207,7 +228,9 @@ def _change(operation: Operation, full: bool) -> Iterator[RenderableType]:
         name += f": {printable(operation.reason)}"
     yield Text(name, _STYLES.get(operation.kind, ""))
     if operation.scores:
-        yield Text("  " + ", ".join(f"entry {entry_id}: {score:g}" for entry_id, score in operation.scores))
+        yield Text(
+            "  " + ", ".join(f"entry {entry_id}: {score:g}" for entry_id, score in operation.scores)
+        )
         return
     yield from _difference(operation.before or "", operation.after or "", full)
 
@@ -218,10 +241,13 @@ def _difference(before: str, after: str, full: bool) -> Iterator[RenderableType]
         yield Text("  (unchanged)", "dim")
         return
     old, new = (
-        re.findall(r"\s+|\S+", printable(_abbreviated(text, _TEXT_CHARACTERS, full))) for text in (before, after)
+        re.findall(r"\s+|\S+", printable(_abbreviated(text, _TEXT_CHARACTERS, full)))
+        for text in (before, after)
     )
     removed, added = Text("  - ", "red"), Text("  + ", "green")
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(
+        None, old, new, autojunk=False
+    ).get_opcodes():
         removed.append("".join(old[i1:i2]), "red" if tag == "equal" else "bold red")
         added.append("".join(new[j1:j2]), "green" if tag == "equal" else "bold green")
     if before:
@@ -237,7 +263,9 @@ def _size(step: Step) -> Text:
 
 def _end(trace: Trace) -> RenderableType:
     if not trace.complete:
-        note = f"The file ends here, after {_count(len(trace.episode.steps), 'step')}: it was cut off."
+        note = (
+            f"The file ends here, after {_count(len(trace.episode.steps), 'step')}: it was cut off."
+        )
         return Group(Rule("cut off", characters="="), Text(note, "yellow"))
     episode = trace.episode
     questions = _questions(trace.task)
@@ -248,7 +276,9 @@ def _end(trace: Trace) -> RenderableType:
             lines.append(_field("gold", " | ".join(questions[number - 1][1]), "green"))
         if number <= len(episode.question_notes) and episode.question_notes[number - 1]:
             lines.append(_field("note", episode.question_notes[number - 1]))
-    lines.append(_field("reward", "none" if episode.reward is None else f"{episode.reward:g}", "bold"))
+    lines.append(
+        _field("reward", "none" if episode.reward is None else f"{episode.reward:g}", "bold")
+    )
     lines += [_field(name, f"{value:g}") for name, value in episode.metrics.items()]
     lines.append(_field("stop reason", str(episode.stop_reason)))
     if episode.error:

@@ -22,12 +22,17 @@ _RECENT = 10
 _TOLD = 50
 
 
-def copying_rows(tokens: range, kind: Sequences, rng: random.Random) -> tuple[list[list[int]], list[list[bool]]]:
+def copying_rows(
+    tokens: range, kind: Sequences, rng: random.Random
+) -> tuple[list[list[int]], list[list[bool]]]:
     """A batch of sequences, and which of their tokens can be predicted."""
     rows, predictable = [], []
     for _ in range(kind.batch_size):
         drawn = iter(rng.sample(tokens, kind.pieces * kind.longest))
-        pieces = [[next(drawn) for _ in range(rng.randint(_SHORTEST, kind.longest))] for _ in range(kind.pieces)]
+        pieces = [
+            [next(drawn) for _ in range(rng.randint(_SHORTEST, kind.longest))]
+            for _ in range(kind.pieces)
+        ]
         row: list[int] = []
         known: list[bool] = []
         seen: set[int] = set()
@@ -43,7 +48,12 @@ def copying_rows(tokens: range, kind: Sequences, rng: random.Random) -> tuple[li
 
 
 def pretrain_copying(
-    model: Any, config: CopyingConfig, seed: int, progress: bool = True, rank: int = 0, ranks: int = 1
+    model: Any,
+    config: CopyingConfig,
+    seed: int,
+    progress: bool = True,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> float:
     """Train `model` in place, and return the mean loss of the last ten updates, in nats a token.
 
@@ -58,7 +68,9 @@ def pretrain_copying(
 
     rng = random.Random(seed)
     tokens = range(model.config.vocab_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.1
+    )
     model.train()
     recent: deque[float] = deque(maxlen=_RECENT)
     kinds = iter(config.stages)
@@ -75,7 +87,10 @@ def pretrain_copying(
             logits = model(input_ids=ids).logits[:, :-1]
             mask = torch.tensor(predictable[rank::ranks])[:, 1:]
             # The first occurrences are noise: only what the sequence determines is in the loss.
-            value = torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask], reduction="sum") / count
+            value = (
+                torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask], reduction="sum")
+                / count
+            )
             optimizer.zero_grad()
             value.backward()
             if ranks > 1:

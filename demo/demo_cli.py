@@ -26,13 +26,18 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
-    processes = (1 if args.quick else min(MOST, cores())) if args.processes is None else args.processes
+    processes = (
+        (1 if args.quick else min(MOST, cores())) if args.processes is None else args.processes
+    )
     if processes not in (1, 2, 4):
         raise ConfigError(f"processes is {processes}: give 1, 2 or 4, which share a batch evenly.")
     out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
     check_writable("out", out, folder=True)
     _check_ours(out)
-    with ranks(processes, [sys.executable, "-m", "atommem.cli", "demo", *(sys.argv[1:] if argv is None else argv)]):
+    with ranks(
+        processes,
+        [sys.executable, "-m", "atommem.cli", "demo", *(sys.argv[1:] if argv is None else argv)],
+    ):
         return _run(args, out)
 
 
@@ -67,7 +72,13 @@ def _run(args: argparse.Namespace, out: Path) -> int:
         recipe = quick(recipe)
     if args.updates is not None:
         recipe = replace(recipe, updates=args.updates)
-    run_demo(recipe, out, args.seed, Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0"), started)
+    run_demo(
+        recipe,
+        out,
+        args.seed,
+        Console(highlight=False, quiet=os.environ.get("RANK", "0") != "0"),
+        started,
+    )
     return 0
 
 
@@ -86,22 +97,44 @@ def _parser() -> argparse.ArgumentParser:
     which = parser.add_mutually_exclusive_group()
     for world, described in (
         ("web", "a site to browse: pages are visited by their links, and only memory stays"),
-        ("injected", "that site with instructions of strangers on its pages, which the policy has to learn to ignore"),
-        ("limited", "a store of three entries in a world with more facts: the policy has to learn to delete as well"),
-        ("bounded", "stores of 2, 3, 5, 8, 20 entries or no limit, drawn for each task: one policy for every budget"),
+        (
+            "injected",
+            "that site with instructions of strangers on its pages, which the policy has to learn to ignore",
+        ),
+        (
+            "limited",
+            "a store of three entries in a world with more facts: the policy has to learn to delete as well",
+        ),
+        (
+            "bounded",
+            "stores of 2, 3, 5, 8, 20 entries or no limit, drawn for each task: one policy for every budget",
+        ),
         (
             "blind",
             "half of the tasks show their question only when the text is over: the policy has to learn what to keep "
             "without knowing what for",
         ),
     ):
-        which.add_argument(f"--{world}", dest="world", action="store_const", const=world, default="", help=described)
-    parser.add_argument("--seed", type=int, default=0, help="of weights, tasks and sampling (%(default)s)")
-    parser.add_argument("--updates", type=int, help="updates of GRPO (default: what the recipe says)")
+        which.add_argument(
+            f"--{world}",
+            dest="world",
+            action="store_const",
+            const=world,
+            default="",
+            help=described,
+        )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights, tasks and sampling (%(default)s)"
+    )
+    parser.add_argument(
+        "--updates", type=int, help="updates of GRPO (default: what the recipe says)"
+    )
     parser.add_argument(
         "--processes",
         type=int,
         help="that share the work: 1, 2 or 4 (default: two, where there are two cores and it is not --quick)",
     )
-    parser.add_argument("--quick", action="store_true", help="run every part for a few seconds; teaches nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="run every part for a few seconds; teaches nothing"
+    )
     return parser

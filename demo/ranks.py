@@ -46,15 +46,27 @@ def ranks(count: int, command: Sequence[str]) -> Iterator[None]:
                 environment = before | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 with Path(folder, str(rank)).open("wb") as log:
                     others.append(
-                        subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                        subprocess.Popen(
+                            command,
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                        )
                     )
             os.environ.update(shared, RANK="0", LOCAL_RANK="0")
             yield
-        except RuntimeError as error:  # as torch says that the connection to another is gone; or our own
+        except (
+            RuntimeError
+        ) as error:  # as torch says that the connection to another is gone; or our own
             for rank, other in enumerate(others, 1):
                 with suppress(subprocess.TimeoutExpired):
                     if other.wait(1) not in (0, -2, 130):
-                        wrote = Path(folder, str(rank)).read_text(encoding="utf-8", errors="replace").strip()
+                        wrote = (
+                            Path(folder, str(rank))
+                            .read_text(encoding="utf-8", errors="replace")
+                            .strip()
+                        )
                         last = wrote.splitlines()[-1:] or ["it wrote nothing"]
                         raise AtomMemError(
                             f"process {rank} of the demo's {count} ended with status {other.returncode}: {last[0]} "

@@ -67,7 +67,9 @@ class ColdStart:
     steps: int = 1200
     batch_size: int = 64
     learning_rate: float = 3e-3
-    faults: Any = field(default_factory=lambda: Faults(create=0.45, read=0.2, update=0.25, scratchpad=0.05))
+    faults: Any = field(
+        default_factory=lambda: Faults(create=0.45, read=0.2, update=0.25, scratchpad=0.05)
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,10 @@ class Recipe:
 FULL = Recipe(
     size=PolicySize(head_width=32),
     copying=CopyingConfig(
-        800, (Sequences(4, 3, length=24, batch_size=128, until=0.5), Sequences(until=0.3)), 100, warmup=50
+        800,
+        (Sequences(4, 3, length=24, batch_size=128, until=0.5), Sequences(until=0.3)),
+        100,
+        warmup=50,
     ),
     cold_start=ColdStart(steps=900),
     updates=50,
@@ -165,7 +170,9 @@ WEB = Recipe(
     world=SiteConfig(),
     cold_start=ColdStart(faults=BrowsingFaults(create=0.4, read=0.2, scratchpad=0.15, wander=0.15)),
     ablations=("store_off", "scratchpad_off", "tools_off"),
-    bars=Bars(after=0.8, lost={"store_off": 0.2, "scratchpad_off": 0.2}, chance=1 / SiteConfig().names),
+    bars=Bars(
+        after=0.8, lost={"store_off": 0.2, "scratchpad_off": 0.2}, chance=1 / SiteConfig().names
+    ),
 )
 """The synthetic site: pages that are visited by their links, with at most six calls."""
 INJECTED = replace(
@@ -187,5 +194,9 @@ def quick(recipe: Recipe) -> Recipe:
         cold_start=cold_start,
         updates=2,
         heldout=8,
-        settings={**recipe.settings, "per_device_train_batch_size": ("64",), "max_completion_length": ("12",)},
+        settings={
+            **recipe.settings,
+            "per_device_train_batch_size": ("64",),
+            "max_completion_length": ("12",),
+        },
     )

@@ -62,7 +62,13 @@ from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.held_out import held_out_metrics
 from atommem.train.rollout.local_backend import local_backend
 from atommem.train.train_config import ColdStartConfig
-from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
+from atommem.train.watch.callbacks import (
+    GRPO_COLUMNS,
+    METRICS_FILE,
+    SFT_COLUMNS,
+    read_metrics,
+    use_console,
+)
 from atommem.train.watch.plot_training import PLOT_FILE, plot_training
 
 HELDOUT_FILE = "heldout.parquet"
@@ -100,7 +106,12 @@ class Demo:
     """
 
     def __init__(
-        self, recipe: Recipe, out: Path, seed: int, console: Console, progress: Progress | None = None
+        self,
+        recipe: Recipe,
+        out: Path,
+        seed: int,
+        console: Console,
+        progress: Progress | None = None,
     ) -> None:
         self.recipe = recipe
         self.out = out
@@ -115,7 +126,10 @@ class Demo:
         self._ranks = PartialState()
         out.mkdir(parents=True, exist_ok=True)
         if progress is not None and progress.done:
-            console.print(f"{out}: taken up from an interrupted run: {', '.join(progress.done)}", soft_wrap=True)
+            console.print(
+                f"{out}: taken up from an interrupted run: {', '.join(progress.done)}",
+                soft_wrap=True,
+            )
         elif self._ranks.is_main_process:
             for name in FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
@@ -124,9 +138,13 @@ class Demo:
             if progress is not None:
                 progress.begin()
         self._ranks.wait_for_everyone()
-        self.settings = load_settings(out / "grpo", recipe, seed, {} if progress is None else _CHECKPOINTS)
+        self.settings = load_settings(
+            out / "grpo", recipe, seed, {} if progress is None else _CHECKPOINTS
+        )
         torch.manual_seed(seed)
-        self.tokenizer = make_tokenizer(recipe.world, self.settings.memory, self.settings.environment)
+        self.tokenizer = make_tokenizer(
+            recipe.world, self.settings.memory, self.settings.environment
+        )
         self.model = make_model(recipe.size, self.tokenizer)
         self.embedder = make_embedder(self.settings.embedder)
         self.dialect = get_dialect(self.settings.memory.dialect, self.settings.memory.templates)
@@ -165,9 +183,13 @@ class Demo:
         """Pretraining: the ability to look something up in the context."""
         if self._taken_up("pretrained"):
             return
-        with self._phase("pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"):
+        with self._phase(
+            "pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"
+        ):
             rank, ranks = self._ranks.process_index, self._ranks.num_processes
-            loss = pretrain_copying(self.model, self.recipe.copying, self.seed, rank == 0, rank, ranks)
+            loss = pretrain_copying(
+                self.model, self.recipe.copying, self.seed, rank == 0, rank, ranks
+            )
             self.console.print(f"loss {loss:.3f} nats a token")
         if self.progress is not None and self._ranks.is_main_process:
             self.model.save_pretrained(self.out / "pretrained")
@@ -178,8 +200,12 @@ class Demo:
         if self._taken_up("cold_start"):
             return
         recipe = self.recipe.cold_start
-        faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in asdict(recipe.faults).items() if rate)
-        with self._phase("sft", f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"):
+        faults = ", ".join(
+            f"{rate:.0%} of {name}s" for name, rate in asdict(recipe.faults).items() if rate
+        )
+        with self._phase(
+            "sft", f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
+        ):
             episodes = self.demonstrate(recipe.episodes)
             rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]
             if self._ranks.num_processes > 1:
@@ -242,9 +268,13 @@ class Demo:
             result = asyncio.run(run())
         if name in ("before", "after") and self._card is not None:
             folder, facts, state = self._card
-            measured = {f"eval_{name}": value for name, value in held_out_metrics(result.records).items()}
+            measured = {
+                f"eval_{name}": value for name, value in held_out_metrics(result.records).items()
+            }
             measured["step"] = state["global_step"]
-            save_model_card(folder, facts, {**state, "log_history": [*state["log_history"], measured]})
+            save_model_card(
+                folder, facts, {**state, "log_history": [*state["log_history"], measured]}
+            )
         self._tell(name, result)
         return result
 
@@ -271,12 +301,18 @@ class Demo:
             return
         settings = self.settings
         args = settings.args
-        args.resume_from_checkpoint = "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
+        args.resume_from_checkpoint = (
+            "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
+        )
         resume = resume_folder(args, settings.memory)
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
-        with self._phase("grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"):
-            rollouts = Rollouts(args, self.tokenizer, self.embedder, settings.memory, settings.environment)
+        with self._phase(
+            "grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"
+        ):
+            rollouts = Rollouts(
+                args, self.tokenizer, self.embedder, settings.memory, settings.environment
+            )
             trainer = MemoryGRPOTrainer(
                 self.model,
                 args,
@@ -300,7 +336,9 @@ class Demo:
             for checkpoint in all_checkpoints(args.output_dir):
                 discard(checkpoint)
 
-    def _agent(self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False) -> Agent:
+    def _agent(
+        self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False
+    ) -> Agent:
         """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
         settings, train = self.settings, self.settings.args
         return Agent(
@@ -309,7 +347,9 @@ class Demo:
             tokenizer=self.tokenizer,
             environments=make_environments(settings.environment, self.tokenizer),
             memory=replace(settings.memory, disabled_actions=list(disabled)),
-            sampling=Sampling(train.temperature, max_tokens=train.max_completion_length or 48, seed=self.seed),
+            sampling=Sampling(
+                train.temperature, max_tokens=train.max_completion_length or 48, seed=self.seed
+            ),
             keep_prompts=keep_prompts,
         )
 
@@ -327,11 +367,16 @@ class Demo:
     def _save(self, trainer: Any) -> None:
         """Save the model; its card gets the evaluation that follows."""
         folder = save_final(trainer)
-        state = {name: getattr(trainer.state, name) for name in ("log_history", "global_step", "max_steps")}
+        state = {
+            name: getattr(trainer.state, name)
+            for name in ("log_history", "global_step", "max_steps")
+        }
         self._card = folder, training_facts(trainer), state
 
 
-def run_demo(recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None) -> dict[str, Any]:
+def run_demo(
+    recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None
+) -> dict[str, Any]:
     """Run all phases, write ``summary.json`` and the plot, print the table; returns the summary.
 
     One that was interrupted goes on, given the same recipe, folder and seed. `started` is the `time.perf_counter()`

@@ -34,10 +34,17 @@ def load_settings(
     for name, value in (("max_steps", recipe.updates), ("capacity", recipe.capacity)):
         if value is not None:
             words[name] = [str(value)]
-    arguments = ["--config", str(world.grpo_config), *(word for name in words for word in (f"--{name}", *words[name]))]
+    arguments = [
+        "--config",
+        str(world.grpo_config),
+        *(word for name in words for word in (f"--{name}", *words[name])),
+    ]
     settings = Settings(*parser.parse_args_and_config(arguments))
     ranks = PartialState().num_processes
     if ranks > 1:  # the file's batch is that of all
-        arguments += ["--per_device_train_batch_size", str(settings.args.per_device_train_batch_size // ranks)]
+        arguments += [
+            "--per_device_train_batch_size",
+            str(settings.args.per_device_train_batch_size // ranks),
+        ]
         settings = Settings(*parser.parse_args_and_config(arguments))
     return settings

@@ -20,7 +20,9 @@ _PLACEHOLDER = re.compile(r"\{[a-z_.]+\}")
 
 
 def make_tokenizer(
-    world: WorldConfig | SiteConfig, memory: MemoryConfig, environment: EnvironmentConfig | None = None
+    world: WorldConfig | SiteConfig,
+    memory: MemoryConfig,
+    environment: EnvironmentConfig | None = None,
 ) -> Any:
     """A word-level tokenizer that knows every word of the world, the templates and the dialect's tags.
 
@@ -37,15 +39,23 @@ def word_tokenizer(texts: Iterable[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = dict.fromkeys([PAD, EOS, UNK, *(word for text in texts for word in text.split())])
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNK))
+    tokenizer = Tokenizer(
+        WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNK)
+    )
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNK, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        clean_up_tokenization_spaces=False,
     )
 
 
 def vocabulary(
-    world: WorldConfig | SiteConfig, memory: MemoryConfig, environment: EnvironmentConfig | None = None
+    world: WorldConfig | SiteConfig,
+    memory: MemoryConfig,
+    environment: EnvironmentConfig | None = None,
 ) -> list[str]:
     """The words of templates and prose, tags, numbers, and the names last."""
     config = environment or environment_config(world_of(world).environment)
@@ -59,7 +69,12 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
     section, shown = kind.section(memory.templates, environment), kind.shown(environment)
     pieces = [getattr(dialect.templates, item.name) for item in fields(dialect.templates)]
     pieces += [words for name, words in section.pieces.items() if name in shown]
-    words = [word for piece in pieces if isinstance(piece, str) for word in _PLACEHOLDER.sub(" ", piece).split()]
+    words = [
+        word
+        for piece in pieces
+        if isinstance(piece, str)
+        for word in _PLACEHOLDER.sub(" ", piece).split()
+    ]
     return [*words, *(f"<{slash}{tag}>" for tag in dialect.tags.values() for slash in ("", "/"))]
 
 

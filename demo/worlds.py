@@ -52,7 +52,9 @@ def bounded_world(world: WorldConfig, capacity: int | None, task_id: str) -> Wor
     The task draws how much there is to keep: from less than the store holds to more than that.
     """
     most = (_UNLIMITED if capacity is None else capacity) + 2
-    return replace(world, capacity=capacity, distractors=Random(f"distractors/{task_id}").randint(1, most))
+    return replace(
+        world, capacity=capacity, distractors=Random(f"distractors/{task_id}").randint(1, most)
+    )
 
 
 def world_words(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
@@ -72,7 +74,9 @@ def _document_words(config: WorldConfig, memory: MemoryConfig) -> list[str]:
 
 
 def _site_words(config: SiteConfig, memory: MemoryConfig) -> list[str]:
-    most = max(10, config.catalogues * config.works + config.doubles + 1)  # links, calls left, handles
+    most = max(
+        10, config.catalogues * config.works + config.doubles + 1
+    )  # links, calls left, handles
     lists = (f"list{number}" for number in range(1, config.catalogues + 1))
     refusal = "There is no page: Write a tool (search, visit) and what it is given."
     others = [*[*REGISTERS.values()][4 - config.hops :], *([OLD] if config.doubles else [])]
@@ -87,13 +91,17 @@ def _prose_words(prose: Prose) -> list[str]:
     sentences += [prose.sentence(Statement("withdrawal", subject)), *prose.filler]
     sentences += [prose.question(subject, hops) for hops in range(1, len(RELATIONS) + 1)]
     sentences += [prose.answer(None), prose.answer(facts[-1])]
-    return [word for sentence in sentences for word in sentence.split() if word not in (subject, value)]
+    return [
+        word for sentence in sentences for word in sentence.split() if word not in (subject, value)
+    ]
 
 
 _UNLIMITED = 8
 """A store without a limit is given as much as one of so many entries."""
 _WORLDS: dict[type, World] = {
-    WorldConfig: World("longdoc", GRPO_CONFIG, generate, Expert, lambda config: config.hops[1], _document_words),
+    WorldConfig: World(
+        "longdoc", GRPO_CONFIG, generate, Expert, lambda config: config.hops[1], _document_words
+    ),
     SiteConfig: World(
         "web",
         GRPO_CONFIG.with_name("grpo_web.yaml"),

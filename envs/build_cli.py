@@ -44,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
         benchmark = with_aliases(benchmark, args.aliases)
     folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
-    check_out(args.out, [*files, *args.exclude, *([args.aliases] if args.aliases is not None else [])])
+    check_out(
+        args.out, [*files, *args.exclude, *([args.aliases] if args.aliases is not None else [])]
+    )
     asked = [read_asked(file) for file in args.exclude]
     rows_of: dict[Path, int] = {}
 
@@ -54,21 +56,29 @@ def main(argv: Sequence[str]) -> int:
             rows_of[file] = 0
             for row in benchmark.read(file):
                 rows_of[file] += 1
-                shared = [questions.note(row) for questions in asked]  # with each file, whatever the others say
+                shared = [
+                    questions.note(row) for questions in asked
+                ]  # with each file, whatever the others say
                 if not any(shared):
                     yield row
             if not rows_of[file]:
-                raise DataError(f"{file}: has no rows. Give one that has; one that was downloaded, get again.")
+                raise DataError(
+                    f"{file}: has no rows. Give one that has; one that was downloaded, get again."
+                )
 
     if config.unanswerable and benchmark.name != MUSIQUE:
-        raise ConfigError(f"unanswerable is given for {benchmark.name}; only {MUSIQUE} (Full) has such questions.")
+        raise ConfigError(
+            f"unanswerable is given for {benchmark.name}; only {MUSIQUE} (Full) has such questions."
+        )
     pool = Pool(rows(), config.unanswerable)
     if not args.drop_overlap:
         for questions in asked:
             questions.check()
     used: dict[str, int] = {"tasks": 0, "questions": 0, "documents": 0}
     tasks = build_tasks(pool, config, benchmark.name, args.split, args.workers)
-    save_tasks(_counted(tqdm(tasks, "building", config.n, unit="task", disable=None), used), args.out)
+    save_tasks(
+        _counted(tqdm(tasks, "building", config.n, unit="task", disable=None), used), args.out
+    )
     beside = write_provenance(
         args.out,
         {
@@ -78,7 +88,9 @@ def main(argv: Sequence[str]) -> int:
             **asdict(config),
             "inputs": [{**describe_file(file), "rows": rows_of[file]} for file in files],
             "aliases": None if args.aliases is None else describe_file(args.aliases),
-            "excluded": [{**describe_file(q.path), "shared_questions": len(q.shared)} for q in asked],
+            "excluded": [
+                {**describe_file(q.path), "shared_questions": len(q.shared)} for q in asked
+            ],
             "pool": {
                 "questions": len(pool.questions),
                 "documents": len(pool.documents),
@@ -108,8 +120,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Build long-document tasks: the questions' gold documents, shuffled among distractors.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--benchmark", required=True, choices=list(BENCHMARKS), help="whose format the input has")
-    parser.add_argument("--split", required=True, choices=SPLITS, help="which official file to look for in a folder")
+    parser.add_argument(
+        "--benchmark", required=True, choices=list(BENCHMARKS), help="whose format the input has"
+    )
+    parser.add_argument(
+        "--split", required=True, choices=SPLITS, help="which official file to look for in a folder"
+    )
     parser.add_argument(
         "--input",
         action="append",
@@ -118,10 +134,16 @@ def _parser() -> argparse.ArgumentParser:
         help="the benchmark's file, or a folder that holds it (itself or in a folder with the benchmark's name); may "
         "be repeated; default: $ATOMMEM_DATA, or else the folder data",
     )
-    parser.add_argument("--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA: its names count as right")
+    parser.add_argument(
+        "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA: its names count as right"
+    )
     parser.add_argument("--docs", type=int, default=200, help="documents of a task")
     parser.add_argument(
-        "--questions", type=number_range, default=(1, 1), metavar="Q or Q-Q", help="questions of a task"
+        "--questions",
+        type=number_range,
+        default=(1, 1),
+        metavar="Q or Q-Q",
+        help="questions of a task",
     )
     parser.add_argument("--n", type=int, required=True, help="tasks to build")
     parser.add_argument("--seed", type=int, default=42, help="seed of every draw")
@@ -150,6 +172,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="an evaluation file whose questions the input must not share, in any format read here; may be repeated",
     )
-    parser.add_argument("--drop_overlap", action="store_true", help="leave shared questions out instead of refusing")
-    parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes")
+    parser.add_argument(
+        "--drop_overlap", action="store_true", help="leave shared questions out instead of refusing"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes"
+    )
     return parser

@@ -33,7 +33,9 @@ class Ahead:
     stored: dict[str, Any]
 
 
-def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any] | None = None) -> Ahead:
+def read_ahead(
+    argv: Sequence[str], model_field: str, settings: Mapping[str, Any] | None = None
+) -> Ahead:
     """Find the environment and the model folder that a command line names: of a server, the folder of its tokenizer.
 
     Args:
@@ -55,7 +57,9 @@ def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any
     if named.config is not None:
         written = yaml.safe_load(Path(named.config).read_text(encoding="utf-8")) or {}
         if not isinstance(written, dict):
-            raise ConfigError(f"config {named.config} holds a {type(written).__name__}: give settings, NAME: VALUE.")
+            raise ConfigError(
+                f"config {named.config} holds a {type(written).__name__}: give settings, NAME: VALUE."
+            )
         values |= written
     model = named.model or values.get(model_field)
     if isinstance(model, list):  # servers, or a folder written as a list of one
@@ -63,7 +67,12 @@ def read_ahead(argv: Sequence[str], model_field: str, settings: Mapping[str, Any
     if model is not None and is_server([model]):  # it does not tell how its model was trained
         model = named.tokenizer or values.get("tokenizer")
     stored = load_config(model) if model is not None else {}
-    name = named.environment or values.get("environment") or stored.get("environment") or DEFAULT_ENVIRONMENT
+    name = (
+        named.environment
+        or values.get("environment")
+        or stored.get("environment")
+        or DEFAULT_ENVIRONMENT
+    )
     environment = find_environment(name)
     defaults: dict[str, Any] = {}
     for config in (MemoryConfig, EmbedderConfig, environment.config_class):

@@ -26,10 +26,14 @@ def joined_text(task: Task) -> str:
     """The whole text of a task: its ready context, or its documents separated by blank lines."""
     if task.context is not None:
         return task.context
-    return "\n\n".join(document_text(document, n) for n, document in enumerate(task.documents, start=1))
+    return "\n\n".join(
+        document_text(document, n) for n, document in enumerate(task.documents, start=1)
+    )
 
 
-def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int, whole_sentences: bool = False) -> list[str]:
+def chunk_text(
+    text: str, tokenizer: Tokenizer, chunk_tokens: int, whole_sentences: bool = False
+) -> list[str]:
     """Cut `text` into pieces of at most `chunk_tokens` tokens, which joined give `text` again.
 
     Tokens are counted in the whole text; a chunk encoded by itself may differ by a token at its edges.
@@ -60,17 +64,22 @@ def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int, whole_sentenc
     return chunks
 
 
-def chunk_task(task: Task, tokenizer: Tokenizer, chunking: str, chunk_tokens: int, whole_sentences: bool) -> list[str]:
+def chunk_task(
+    task: Task, tokenizer: Tokenizer, chunking: str, chunk_tokens: int, whole_sentences: bool
+) -> list[str]:
     """The chunks of a task: by tokens of its joined text, or (`chunking` ``documents``) one a document."""
     if chunking == "documents" and task.context is None:
-        return [f"{item.title}\n{item.text}" if item.title else item.text for item in task.documents]
+        return [
+            f"{item.title}\n{item.text}" if item.title else item.text for item in task.documents
+        ]
     return chunk_text(clean(joined_text(task)), tokenizer, chunk_tokens, whole_sentences)
 
 
 def chunks_of_documents(task: Task, chunks: Sequence[str]) -> list[range]:
     """For each document the places of the chunks that it stands in; [] where the chunks are not those of the task."""
     if len(chunks) == len(task.documents) and all(
-        clean(document.text) in chunk for document, chunk in zip(task.documents, chunks, strict=True)
+        clean(document.text) in chunk
+        for document, chunk in zip(task.documents, chunks, strict=True)
     ):
         return [range(place, place + 1) for place in range(len(chunks))]  # one chunk a document
     if "".join(chunks) != clean(joined_text(task)):

@@ -58,30 +58,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     show = commands.add_parser("show", help="print the first tasks of a file")
     show.add_argument(
-        "file", type=Path, help="a file that build, convert or synthetic wrote, or one that convert reads"
+        "file",
+        type=Path,
+        help="a file that build, convert or synthetic wrote, or one that convert reads",
     )
     show.add_argument("--n", type=int, default=3, help="how many (default: 3)")
-    show.add_argument("--environment", default=DEFAULT_ENVIRONMENT, help="whose file it is (default: %(default)s)")
+    show.add_argument(
+        "--environment", default=DEFAULT_ENVIRONMENT, help="whose file it is (default: %(default)s)"
+    )
     show.set_defaults(run=_show)
     convert = commands.add_parser(
-        "convert", help="write a task file of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
+        "convert",
+        help="write a task file of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent",
     )
-    convert.add_argument("file", type=Path, help="of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent")
-    convert.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
+    convert.add_argument(
+        "file", type=Path, help="of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
+    )
+    convert.add_argument(
+        "--out", type=Path, required=True, help="file to write: .parquet or .jsonl"
+    )
     convert.add_argument(
         "--wording",
         metavar="official|FILE",
         help="LoCoMo: ask as its authors do, in our words or in those of a YAML file (docs/data.md)",
     )
-    convert.add_argument("--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})")
+    convert.add_argument(
+        "--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})"
+    )
     convert.set_defaults(run=_convert)
     synthetic = commands.add_parser("synthetic", help="generate tasks of the synthetic world")
     synthetic.add_argument("--n", type=int, required=True, help="Tasks to generate.")
     synthetic.add_argument("--seed", type=int, default=42, help="Seed of every draw (default: 42).")
-    synthetic.add_argument("--out", type=Path, required=True, help="File to write: .parquet or .jsonl.")
+    synthetic.add_argument(
+        "--out", type=Path, required=True, help="File to write: .parquet or .jsonl."
+    )
     add_flags(synthetic.add_argument_group("world", "What the tasks are like."), WorldConfig)
     synthetic.set_defaults(run=_synthetic)
-    told = {"from-conversations": "served conversations as tasks and traces, where their owners agree"}
+    told = {
+        "from-conversations": "served conversations as tasks and traces, where their owners agree"
+    }
     for name in plugins.names(GROUP, _MORE):
         commands.add_parser(name, help=told.get(name))
     return parser
@@ -115,7 +130,9 @@ def _described(task: Any, description: TaskDescription) -> str:
             for number, document in enumerate(task.documents, start=1)
             if document.gold
         ]
-        characters = len(task.context or "") + sum(len(document.text) for document in task.documents)
+        characters = len(task.context or "") + sum(
+            len(document.text) for document in task.documents
+        )
         size += f", {len(task.documents)} documents, {len(shown)} of them gold, {characters:,} characters"
         shown += [] if task.context is None else [f"context: {_cut(task.context)}"]
     lines = [f"{description.id}  ({description.source or 'no source'}: {size})"]
@@ -149,9 +166,15 @@ def _convert(args: argparse.Namespace) -> int:
     tasks = iter(tasks)
     first = list(islice(tasks, 1))  # before an earlier file of that name is replaced
     if not first:
-        raise DataError(f"{args.file}: has no rows. Give one that has; one that was downloaded, get again.")
+        raise DataError(
+            f"{args.file}: has no rows. Give one that has; one that was downloaded, get again."
+        )
     count = save_tasks(chain(first, tasks), args.out)
-    settings = {"wording": args.wording, "questions": args.questions, "input": describe_file(args.file)}
+    settings = {
+        "wording": args.wording,
+        "questions": args.questions,
+        "input": describe_file(args.file),
+    }
     beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
     print(f"{args.out}: {count} tasks; where it came from: {beside}")
     return 0
@@ -162,7 +185,9 @@ def _synthetic(args: argparse.Namespace) -> int:
     config = WorldConfig(**given_flags(args, WorldConfig))
     check_least(args, n=1)
     check_out(args.out, [])
-    tasks = tqdm(generate(config, args.n, args.seed), "generating", args.n, unit="task", disable=None)
+    tasks = tqdm(
+        generate(config, args.n, args.seed), "generating", args.n, unit="task", disable=None
+    )
     count = save_tasks(tasks, args.out)
     settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
     beside = write_provenance(args.out, settings)

@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     check_writable("out", args.out, folder=False)
     config = JudgeConfig(**given_flags(args, JudgeConfig))
     if config.judge_url is None:
-        raise ConfigError("judge_url and judge_model are not set: give the judge that is to be checked.")
+        raise ConfigError(
+            "judge_url and judge_model are not set: give the judge that is to be checked."
+        )
     report = asyncio.run(check(read_labelled(args.file), config, args.repeats, args.temperature))
     print("\n".join(_described(report)))
     if args.out is not None:
@@ -62,7 +64,9 @@ def read_labelled(path: str | Path) -> list[Labelled]:
     return found
 
 
-async def check(items: Sequence[Labelled], config: JudgeConfig, repeats: int = 3, temperature: float = 0.7) -> Any:
+async def check(
+    items: Sequence[Labelled], config: JudgeConfig, repeats: int = 3, temperature: float = 0.7
+) -> Any:
     """Hold a judge against labels: once as it judges, greedily, and `repeats` times at `temperature`.
 
     No answer is right without asking, and no number of unreadable verdicts stops it: both are what is measured.
@@ -82,24 +86,37 @@ async def check(items: Sequence[Labelled], config: JudgeConfig, repeats: int = 3
         judge = make_judge(config, temperature if seed else 0.0, seed * 1000)
         assert judge is not None
         try:
-            runs.append(list(await asyncio.gather(*(judge(item.question, item.answer) for item in items))))
+            runs.append(
+                list(await asyncio.gather(*(judge(item.question, item.answer) for item in items)))
+            )
         finally:
             await judge.close()
         usage = {name: usage.get(name, 0) + count for name, count in judge.usage.items()}
     first, labels = runs[0], [item.label for item in items]
-    agree = [float((label == RIGHT) == bool(verdict.score)) for label, verdict in zip(labels, first, strict=True)]
+    agree = [
+        float((label == RIGHT) == bool(verdict.score))
+        for label, verdict in zip(labels, first, strict=True)
+    ]
     said = [_grade(verdict) for verdict in first]
-    confusion = {label: dict.fromkeys((*_GRADES, "unreadable"), 0) for label in _GRADES if label in labels}
+    confusion = {
+        label: dict.fromkeys((*_GRADES, "unreadable"), 0) for label in _GRADES if label in labels
+    }
     for label, grade in zip(labels, said, strict=True):
         confusion[label][grade] += 1
-    repeated = [{_grade(verdict) for verdict in verdicts} for verdicts in zip(*runs[1:], strict=True)]
+    repeated = [
+        {_grade(verdict) for verdict in verdicts} for verdicts in zip(*runs[1:], strict=True)
+    ]
     return {
         "n": len(items),
         "accuracy": asdict(clustered_estimate(agree, [item.question.text for item in items])),
-        "kappa": kappa([label == RIGHT for label in labels], [bool(verdict.score) for verdict in first]),
+        "kappa": kappa(
+            [label == RIGHT for label in labels], [bool(verdict.score) for verdict in first]
+        ),
         "confusion": confusion,
         "unreadable": sum(not verdict.readable for verdict in first) / len(items),
-        "self_consistency": sum(len(grades) == 1 for grades in repeated) / len(items) if repeats > 1 else None,
+        "self_consistency": sum(len(grades) == 1 for grades in repeated) / len(items)
+        if repeats > 1
+        else None,
         "repeats": repeats,
         "temperature": temperature,
         "usage": usage,
@@ -149,7 +166,9 @@ def _described(report: dict[str, Any]) -> list[str]:
         shown = ", ".join(f"{count} {grade}" for grade, count in verdicts.items() if count)
         lines.append(f"labelled {label}: {shown}")
     usage = report["usage"]
-    lines.append(f"{usage['requests']} requests, {usage['prompt_tokens']} + {usage['completion_tokens']} tokens")
+    lines.append(
+        f"{usage['requests']} requests, {usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
+    )
     return lines
 
 
@@ -158,9 +177,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     command = commands.add_parser("check", help="hold a judge against labelled answers")
     command.add_argument(
-        "file", type=Path, help="rows with question, golds, answer, and label (true, false, correct, incorrect, ...)"
+        "file",
+        type=Path,
+        help="rows with question, golds, answer, and label (true, false, correct, incorrect, ...)",
     )
-    command.add_argument("--repeats", type=int, default=3, help="further verdicts on each answer (default: 3)")
+    command.add_argument(
+        "--repeats", type=int, default=3, help="further verdicts on each answer (default: 3)"
+    )
     command.add_argument("--temperature", type=float, default=0.7, help="of these (default: 0.7)")
     command.add_argument("--out", type=Path, help="write the report here, too (JSON)")
     add_flags(command, JudgeConfig, leave_out=["judge_exact"])

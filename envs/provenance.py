@@ -38,7 +38,9 @@ def check_out(out: Path, inputs: Iterable[Path]) -> None:
     for made in (out, provenance_path(out)):
         for given in inputs:
             if made.exists() and given.exists() and made.samefile(given):
-                raise ConfigError(f"out is {out}, which would overwrite the input {given}: give another name.")
+                raise ConfigError(
+                    f"out is {out}, which would overwrite the input {given}: give another name."
+                )
 
 
 def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:

@@ -24,8 +24,12 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
     """How much a step shows, how long a question may take, and how an episode is scored."""
 
     chunk_tokens: int = setting(4000, "Tokens of a document or page that a step shows.")
-    max_reads: int = setting(3, "Steps that a question may use before the step that must answer it.")
-    reward: str = setting("em", "em, f1, judge, or gaia (its own rule): the mean over a task's questions.")
+    max_reads: int = setting(
+        3, "Steps that a question may use before the step that must answer it."
+    )
+    reward: str = setting(
+        "em", "em, f1, judge, or gaia (its own rule): the mean over a task's questions."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,7 +128,11 @@ class AskedInTurn:
             self.reads_left -= 1
             return None
         batch = self._left.pop(0)
-        given = answers_in(turn.actions, len(batch)) if self._several else [None if answer is None else answer.text]
+        given = (
+            answers_in(turn.actions, len(batch))
+            if self._several
+            else [None if answer is None else answer.text]
+        )
         self.answers[batch.start : batch.stop] = given
         self.reads_left = self._max_reads
         if self._left:

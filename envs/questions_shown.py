@@ -70,8 +70,16 @@ class TrainedFor:
         """A sentence for people."""
         if not self.blind:
             return "trained with the questions in view while it reads: give a goal, or expect it to keep little"
-        told = "with and without questions in view while it reads" if self.shown else "without questions while it reads"
-        asked = ", asked after the text and in the middle of it" if self.between else ", asked after the text"
+        told = (
+            "with and without questions in view while it reads"
+            if self.shown
+            else "without questions while it reads"
+        )
+        asked = (
+            ", asked after the text and in the middle of it"
+            if self.between
+            else ", asked after the text"
+        )
         return f"trained {told}{asked}{', on texts of unknown length' if self.open_ended else ''}"
 
 
@@ -85,4 +93,9 @@ def trained_for(settings: Mapping[str, Any]) -> TrainedFor:
     """
     modes = check_modes(settings.get("questions_shown", "reading"))
     between = "arriving" in modes
-    return TrainedFor("reading" in modes, modes != ["reading"] * len(modes), between, bool(settings.get("open_ended")))
+    return TrainedFor(
+        "reading" in modes,
+        modes != ["reading"] * len(modes),
+        between,
+        bool(settings.get("open_ended")),
+    )

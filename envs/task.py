@@ -69,19 +69,30 @@ def describe_task(task: Task) -> TaskDescription:
     """What records, reports and traces say of `task`."""
     questions = (
         QuestionDescription(
-            item.text, item.answers, item.id, str(item.metadata.get("category", "")), _attributes(item, task)
+            item.text,
+            item.answers,
+            item.id,
+            str(item.metadata.get("category", "")),
+            _attributes(item, task),
         )
         for item in task.questions
     )
-    return TaskDescription(task.id, task.source, tuple(questions), str(task.metadata.get("sample_id", "")))
+    return TaskDescription(
+        task.id, task.source, tuple(questions), str(task.metadata.get("sample_id", ""))
+    )
 
 
 def _attributes(question: Question, task: Task) -> dict[str, str]:
     """What scores can be broken down by: the benchmark's own, and in which fifths of the text the evidence lies."""
-    found = {name: str(question.metadata[name]) for name in _ATTRIBUTES if name in question.metadata}
+    found = {
+        name: str(question.metadata[name]) for name in _ATTRIBUTES if name in question.metadata
+    }
     places, count = question.metadata.get("documents"), len(task.documents)
     if places:
-        found |= {"first evidence": _fifth(min(places), count), "last evidence": _fifth(max(places), count)}
+        found |= {
+            "first evidence": _fifth(min(places), count),
+            "last evidence": _fifth(max(places), count),
+        }
     return found
 
 
@@ -95,5 +106,8 @@ def questions_piece(texts: Sequence[str]) -> Piece:
     """The questions that are shown, as a piece of an observation: one as it is, several numbered."""
     if len(texts) == 1:
         return Piece("questions", {"questions": texts[0]})
-    lines = (Piece("question_line", {"number": number, "text": text}) for number, text in enumerate(texts, start=1))
+    lines = (
+        Piece("question_line", {"number": number, "text": text})
+        for number, text in enumerate(texts, start=1)
+    )
     return Piece("questions", {"questions": tuple(lines)})

@@ -16,14 +16,19 @@ from atommem.envs.benchmarks.beam import is_beam, parse_beam
 from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
 from atommem.envs.benchmarks.longmemeval import is_longmemeval, parse_longmemeval
 from atommem.envs.benchmarks.memagent import is_memagent, parse_memagent
-from atommem.envs.benchmarks.memory_agent_bench import is_memory_agent_bench, parse_memory_agent_bench
+from atommem.envs.benchmarks.memory_agent_bench import (
+    is_memory_agent_bench,
+    parse_memory_agent_bench,
+)
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, read_rows
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 
 # Documents in a row group: some 10 MB of text, so that neither side ever holds much of a file in memory.
 _DOCUMENTS_PER_GROUP = 20_000
-_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Row], Iterable[Task]]], ...] = (
+_FORMATS: tuple[
+    tuple[Callable[[Mapping[str, Any]], bool], Callable[[Row], Iterable[Task]]], ...
+] = (
     (is_memagent, lambda row: (parse_memagent(row),)),
     (is_locomo, parse_locomo),
     (is_longmemeval, parse_longmemeval),
@@ -118,7 +123,9 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}; {remedy(error)}.") from error
+        raise DataError(
+            f"{path}: cannot be written: {error.strerror or error}; {remedy(error)}."
+        ) from error
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -171,7 +178,9 @@ def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
 
 def _schema(pa: Any) -> Any:
     text = pa.string()
-    question = pa.struct([("text", text), ("answers", pa.list_(text)), ("id", text), ("metadata", text)])
+    question = pa.struct(
+        [("text", text), ("answers", pa.list_(text)), ("id", text), ("metadata", text)]
+    )
     document = pa.struct([("title", text), ("text", text), ("gold", pa.bool_())])
     return pa.schema(
         [
@@ -198,7 +207,9 @@ def _table(pa: Any, tasks: list[Task]) -> Any:
         fields=list(schema.field("documents").type.value_type),
     )
     offsets = pa.array(accumulate((len(task.documents) for task in tasks), initial=0), pa.int32())
-    questions = [[{**asdict(q), "metadata": _dumps(q.metadata)} for q in task.questions] for task in tasks]
+    questions = [
+        [{**asdict(q), "metadata": _dumps(q.metadata)} for q in task.questions] for task in tasks
+    ]
     return pa.table(
         [
             pa.array([task.id for task in tasks], pa.string()),
@@ -224,7 +235,9 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
     found = row.check_list("documents", row.values.get("documents") or [])
     if context is not None and found:
         raise row.error("documents", "and 'context': give one of them, not both")
-    if context is None and row.values.get("documents") is None:  # an empty list is said on purpose: a task for tools
+    if (
+        context is None and row.values.get("documents") is None
+    ):  # an empty list is said on purpose: a task for tools
         raise row.error("documents", "and 'context': give one of them")
     parsed = [_document(row, i, item) for i, item in enumerate(found)]
     return Task(

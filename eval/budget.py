@@ -55,12 +55,18 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.tokens < 1:
-            raise ConfigError(f"budget_tokens is {self.tokens}: give at least 1, or leave it unset for no limit.")
+            raise ConfigError(
+                f"budget_tokens is {self.tokens}: give at least 1, or leave it unset for no limit."
+            )
         if self.money is not None and not self.money > 0:
-            raise ConfigError(f"budget_money is {self.money:g}: give more than 0, or leave it unset for no limit.")
+            raise ConfigError(
+                f"budget_money is {self.money:g}: give more than 0, or leave it unset for no limit."
+            )
         for name in ("prompt_price", "completion_price"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name):g}: give 0 or more, for a million tokens.")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name):g}: give 0 or more, for a million tokens."
+                )
         if self.money is not None and not (self.prompt_price or self.completion_price):
             raise ConfigError(
                 f"budget_money is {self.money:g} and no price is known: give prompt_price and completion_price, "
@@ -78,7 +84,9 @@ class Budget:
     def cost(self) -> float:
         """What was spent, in money; 0 without prices."""
         used = self.used
-        return (used.prompt * self.prompt_price + used.completion * self.completion_price) / PER_PRICE
+        return (
+            used.prompt * self.prompt_price + used.completion * self.completion_price
+        ) / PER_PRICE
 
     def add(self, usage: Usage) -> None:
         """Count what an episode cost."""

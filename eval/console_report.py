@@ -21,7 +21,10 @@ EXIT_TOO_MANY_FAILED = 3
 EXIT_BUDGET_SPENT = 4
 EXIT_INTERRUPTED = 130
 """How an evaluation may end, or a suite of them, beside 0."""
-_SHARES_OF_TEXT = (("episodes with a cut text", "truncated"), ("text shown / episode", "context_kept"))
+_SHARES_OF_TEXT = (
+    ("episodes with a cut text", "truncated"),
+    ("text shown / episode", "context_kept"),
+)
 """Of a method that cuts what does not fit."""
 
 
@@ -41,7 +44,8 @@ def complain(text: str) -> None:
 def interrupted(out: str | Path) -> int:
     """Say how what was interrupted goes on; the exit status."""
     print(
-        f"\nInterrupted. Every episode that ended is in {out}; the same command continues from there.", file=sys.stderr
+        f"\nInterrupted. Every episode that ended is in {out}; the same command continues from there.",
+        file=sys.stderr,
     )
     return EXIT_INTERRUPTED
 
@@ -81,7 +85,9 @@ def report_table(columns: Mapping[str, Mapping[str, Any]]) -> Table:
     def occurs(key: str) -> bool:
         return any(item["means"].get(key) for item in items)
 
-    for place, name in enumerate(ordered(name for item in items for name in (item["metric"], *item["metrics"]))):
+    for place, name in enumerate(
+        ordered(name for item in items for name in (item["metric"], *item["metrics"]))
+    ):
         add(label(name) + ("" if place else " [95% interval]"), partial(_interval, metric=name))
     table.add_section()
     add("independent units / questions", _counts)
@@ -113,7 +119,12 @@ def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`atommem.envs.scoring.breakdowns.breakdowns` as a table: a line for each value, a column for each score."""
     names = ordered(row["metric"] for row in rows)
     table = Table(
-        "by", "n", *map(label, names), title="Breakdowns (n questions)", title_justify="left", box=SIMPLE_HEAD
+        "by",
+        "n",
+        *map(label, names),
+        title="Breakdowns (n questions)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
     )
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True

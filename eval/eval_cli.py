@@ -99,7 +99,9 @@ def _print_report(result: EvalResult, out: Path) -> None:
     console = wide_console()
     for table in report_tables(summary, console):
         console.print(table)
-    if rows := breakdowns(result.records, [name for name in (summary["metric"], "f1") if name in summary["metrics"]]):
+    if rows := breakdowns(
+        result.records, [name for name in (summary["metric"], "f1") if name in summary["metrics"]]
+    ):
         console.print(breakdown_table(rows))
     for error, count in sorted(summary["errors"].items(), key=lambda item: -item[1]):
         console.print(f"failed {count} x: {error}", markup=False)

@@ -33,59 +33,98 @@ class EvalConfig:
             "that of a chat server (--api chat)."
         }
     )
-    data: str = field(metadata={"help": "Task file (`atommem data build`), MemAgent's or LoCoMo's."})
-    out: str = field(metadata={"help": "Folder for records, traces and summary; an interrupted run continues in it."})
-    method: str = field(default="atommem", metadata={"help": f"How the task is read: {', '.join(METHODS)}."})
+    data: str = field(
+        metadata={"help": "Task file (`atommem data build`), MemAgent's or LoCoMo's."}
+    )
+    out: str = field(
+        metadata={
+            "help": "Folder for records, traces and summary; an interrupted run continues in it."
+        }
+    )
+    method: str = field(
+        default="atommem", metadata={"help": f"How the task is read: {', '.join(METHODS)}."}
+    )
     context_tokens: int = field(
-        default=32_768, metadata={"help": "Longest prompt and completion together (full_context cuts to it)."}
+        default=32_768,
+        metadata={"help": "Longest prompt and completion together (full_context cuts to it)."},
     )
     yarn_factor: float | None = field(
-        default=None, metadata={"help": "Factor of YaRN that the server or model config applies; stated in the result."}
+        default=None,
+        metadata={
+            "help": "Factor of YaRN that the server or model config applies; stated in the result."
+        },
     )
     api: str = field(default="completions", metadata={"help": API_HELP})
     model: str | None = field(default=None, metadata={"help": "Name of the model on the server."})
-    tokenizer: str | None = field(default=None, metadata={"help": "Tokenizer folder or hub name (server)."})
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "Tokenizer folder or hub name (server)."}
+    )
     limit: int | None = field(default=None, metadata={"help": "Only the first so many tasks."})
     samples_per_task: int = field(default=1, metadata={"help": "Episodes of each task."})
     temperature: float = field(default=0.7, metadata={"help": "Sampling temperature; 0 is greedy."})
     top_p: float = field(default=1.0, metadata={"help": "Nucleus mass; 1 keeps everything."})
     top_k: int = field(default=0, metadata={"help": "Keep the k most likely tokens; 0 keeps all."})
-    max_tokens: int = field(default=1024, metadata={"help": "Longest completion of a step, tokens."})
-    seed: int = field(default=0, metadata={"help": "Every request derives its own seed from this one."})
+    max_tokens: int = field(
+        default=1024, metadata={"help": "Longest completion of a step, tokens."}
+    )
+    seed: int = field(
+        default=0, metadata={"help": "Every request derives its own seed from this one."}
+    )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."},
+        metadata={
+            "help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."
+        },
     )
-    max_in_flight: int = field(default=64, metadata={"help": "Most episodes at the same time, on all servers."})
+    max_in_flight: int = field(
+        default=64, metadata={"help": "Most episodes at the same time, on all servers."}
+    )
     max_batch_tokens: int = field(
-        default=65_536, metadata={"help": "Most tokens in one batch of a model folder: bounds the key-value cache."}
+        default=65_536,
+        metadata={
+            "help": "Most tokens in one batch of a model folder: bounds the key-value cache."
+        },
     )
     max_failed_fraction: float = field(
         default=0.05,
-        metadata={"help": "Exit with status 3 when more than this fraction of the episodes failed, or overflowed."},
+        metadata={
+            "help": "Exit with status 3 when more than this fraction of the episodes failed, or overflowed."
+        },
     )
     budget_tokens: int | None = field(
-        default=None, metadata={"help": "Start no episode after so many tokens of prompts and completions (status 4)."}
+        default=None,
+        metadata={
+            "help": "Start no episode after so many tokens of prompts and completions (status 4)."
+        },
     )
     budget_money: float | None = field(
-        default=None, metadata={"help": "Start no episode after so much money, by the prices (status 4)."}
+        default=None,
+        metadata={"help": "Start no episode after so much money, by the prices (status 4)."},
     )
     prompt_price: float = field(default=0.0, metadata={"help": "Price of a million prompt tokens."})
-    completion_price: float = field(default=0.0, metadata={"help": "Price of a million completion tokens."})
+    completion_price: float = field(
+        default=0.0, metadata={"help": "Price of a million completion tokens."}
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, str):  # from a YAML file
             self.policy = [self.policy]
         check_choice("method", self.method, METHODS)
         if self.yarn_factor is not None and self.yarn_factor < 1:
-            raise ConfigError(f"yarn_factor is {self.yarn_factor}: give 1 or more, or leave it unset.")
+            raise ConfigError(
+                f"yarn_factor is {self.yarn_factor}: give 1 or more, or leave it unset."
+            )
         for name in ("samples_per_task", "max_tokens", "max_in_flight", "max_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
         if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is {self.limit}: give at least 1, or leave it unset for all tasks.")
+            raise ConfigError(
+                f"limit is {self.limit}: give at least 1, or leave it unset for all tasks."
+            )
         if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
+            raise ConfigError(
+                f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1."
+            )
         check_sampling(self)
         if self.max_tokens >= self.context_tokens:
             raise ConfigError(
@@ -110,7 +149,9 @@ class EvalConfig:
             ConfigError: Its settings do not fit together.
         """
         names = tuple(self.policy)
-        return PolicyChoice(names, self.api, self.model, self.tokenizer, self.max_in_flight, self.max_batch_tokens)
+        return PolicyChoice(
+            names, self.api, self.model, self.tokenizer, self.max_in_flight, self.max_batch_tokens
+        )
 
     @property
     def is_server(self) -> bool:
@@ -119,7 +160,9 @@ class EvalConfig:
 
     def make_budget(self) -> Budget:
         """The limits on spending, with nothing spent yet."""
-        return Budget(self.budget_tokens, self.budget_money, self.prompt_price, self.completion_price)
+        return Budget(
+            self.budget_tokens, self.budget_money, self.prompt_price, self.completion_price
+        )
 
 
 Configs = tuple[EvalConfig, MemoryConfig, EmbedderConfig, EnvironmentConfig]
@@ -146,7 +189,12 @@ def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = No
     argv = with_config_path(argv, "eval")
     try:
         ahead = read_ahead(argv, "policy", settings)
-        kinds: tuple[type, ...] = (EvalConfig, MemoryConfig, EmbedderConfig, ahead.environment.config_class)
+        kinds: tuple[type, ...] = (
+            EvalConfig,
+            MemoryConfig,
+            EmbedderConfig,
+            ahead.environment.config_class,
+        )
         titles = ("evaluation", "memory", "embedder", f"environment {ahead.environment.__name__}")
         parser = Parser(
             kinds,

@@ -74,7 +74,9 @@ class Journal:
 
 
 @contextmanager
-def resumable(folder: Path, name: str, settings: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Journal]:
+def resumable(
+    folder: Path, name: str, settings: Mapping[str, Any], tell: Callable[[str], None]
+) -> Iterator[Journal]:
     """A journal for one computation: kept when that is interrupted or cannot go on, removed when it is done.
 
     Its file is named by what the results depend on, so that those of other settings are never taken up. An error that
@@ -87,7 +89,9 @@ def resumable(folder: Path, name: str, settings: Mapping[str, Any], tell: Callab
         tell: Gets a line when results are taken up, and when they are left for the next run.
     """
     inputs = [[name, value, _state(value)] for name, value in sorted(settings.items())]
-    digest = hashlib.sha256(json.dumps([__version__, inputs], default=str).encode("utf-8", "replace")).hexdigest()[:16]
+    digest = hashlib.sha256(
+        json.dumps([__version__, inputs], default=str).encode("utf-8", "replace")
+    ).hexdigest()[:16]
     path = folder / f"{name}-{digest}.jsonl"
     journal = Journal(path)
     if journal:
@@ -116,7 +120,9 @@ def _state(value: Any) -> Any:
     if not isinstance(value, (str, Path)):
         return None
     files: list[Path] = []
-    words = {str(value), *re.split(r"[=(),]", str(value))} - {""}  # the rule linear(weights=FILE) names one
+    words = {str(value), *re.split(r"[=(),]", str(value))} - {
+        ""
+    }  # the rule linear(weights=FILE) names one
     for path in map(Path, words):
         if os.path.isdir(path):
             files += [file for kind in _INPUTS for file in path.glob(kind)]

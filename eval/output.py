@@ -99,11 +99,15 @@ class OutputFolder:
             write_json(path, self.manifest)
             return
         if not path.exists():
-            raise ConfigError(f"{self.path} holds {EPISODES} but no {MANIFEST}: give another output folder.")
+            raise ConfigError(
+                f"{self.path} holds {EPISODES} but no {MANIFEST}: give another output folder."
+            )
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ConfigError(f"{path} is not valid JSON ({error}): give another output folder.") from error
+            raise ConfigError(
+                f"{path} is not valid JSON ({error}): give another output folder."
+            ) from error
         differences = list(_differences(stored, self.manifest))
         if differences:
             raise ConfigError(
@@ -144,7 +148,9 @@ def _records(content: bytes, path: Path) -> Iterator[EpisodeRecord]:
         try:
             yield EpisodeRecord.from_json(json.loads(line))
         except (ValueError, DataError) as error:
-            raise DataError(f"{path}, line {number}: {error}. Remove the line to run its episode again.") from error
+            raise DataError(
+                f"{path}, line {number}: {error}. Remove the line to run its episode again."
+            ) from error
 
 
 def trace_path(folder: Path, record: EpisodeRecord) -> Path:
@@ -168,7 +174,9 @@ def _open_locked(path: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        raise ConfigError(f"an evaluation is running in {path.parent}: wait for it or give another folder.") from error
+        raise ConfigError(
+            f"an evaluation is running in {path.parent}: wait for it or give another folder."
+        ) from error
     return file
 
 
@@ -180,7 +188,9 @@ def _differences(stored: Any, given: Any, name: str = "") -> Iterator[str]:
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in sorted(stored.keys() | given.keys()):
             yield from _differences(
-                stored.get(key, _MISSING), given.get(key, _MISSING), f"{name}.{key}" if name else key
+                stored.get(key, _MISSING),
+                given.get(key, _MISSING),
+                f"{name}.{key}" if name else key,
             )
     elif stored != given:
         yield f"{name} is {_shown(stored)} there and {_shown(given)} now"

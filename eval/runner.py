@@ -94,14 +94,20 @@ async def evaluate(
                 on_record(record)
 
         with frozen_heap():
-            await runner.run_all(pending, on_episode, None if budget is None else lambda: budget.spent)
+            await runner.run_all(
+                pending, on_episode, None if budget is None else lambda: budget.spent
+            )
         left = len(jobs) - len(records)
         if left:
-            raise BudgetSpentError(f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run.")
+            raise BudgetSpentError(
+                f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run."
+            )
         result = EvalResult(tuple(records[(task.id, sample)] for task, sample in jobs), resumed)
         if folder is not None:
             services = runner.environments.usage() if pending else folder.services()
-            parts = {"breakdowns": breakdowns(result.records)} | ({"services": services} if services else {})
+            parts = {"breakdowns": breakdowns(result.records)} | (
+                {"services": services} if services else {}
+            )
             folder.write_summary({**result.summary(), **parts, "run": folder.manifest})
     return result
 
@@ -148,7 +154,12 @@ class _Bar(tqdm):
 
     def __init__(self, total: int, done: Collection[EpisodeRecord], *, show: bool) -> None:
         super().__init__(
-            total=total, initial=len(done), desc="eval", unit="episode", disable=not show, dynamic_ncols=True
+            total=total,
+            initial=len(done),
+            desc="eval",
+            unit="episode",
+            disable=not show,
+            dynamic_ncols=True,
         )
         self._metric = "em"
         self._scores: list[float] = []
@@ -173,5 +184,7 @@ def _check_ids(tasks: Sequence[Any]) -> None:
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
-            raise DataError(f"two tasks have the id {task.id!r}: ids tell episodes apart, so give each its own.")
+            raise DataError(
+                f"two tasks have the id {task.id!r}: ids tell episodes apart, so give each its own."
+            )
         seen.add(task.id)

@@ -67,7 +67,9 @@ class Workbench:
                 tokenizer=policy.tokenizer,
                 environments=self._environments[key],
                 memory=memory,
-                sampling=Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed),
+                sampling=Sampling(
+                    config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed
+                ),
                 max_in_flight=self._slots or config.max_in_flight,
                 chat_template_kwargs=config.template_kwargs,
                 context_tokens=config.context_tokens,

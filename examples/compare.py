@@ -29,7 +29,9 @@ def main(first: str, second: str, file: str, count: str = "100") -> None:
     tasks = load_tasks(file)[: int(count)]
     before, after = (asyncio.run(evaluated(policy, tasks)) for policy in (first, second))
     found = compare(before.records, after.records)
-    print(f"EM {before.em:.3f} and {after.em:.3f}: {found.wins} won, {found.losses} lost, p = {found.p_value:.2g}")
+    print(
+        f"EM {before.em:.3f} and {after.em:.3f}: {found.wins} won, {found.losses} lost, p = {found.p_value:.2g}"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ class Numbers:
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         """Name the entry that is given up."""
-        chosen = min(store.entries.values(), key=lambda entry: (bool(re.search(r"\d", entry.text)), entry.id))
+        chosen = min(
+            store.entries.values(), key=lambda entry: (bool(re.search(r"\d", entry.text)), entry.id)
+        )
         return Eviction(chosen.id, "the oldest without a number")
 
 
@@ -26,7 +28,11 @@ def main(policy: str, file: str, capacity: str) -> None:
     with Memory(policy, capacity=int(capacity), retention="own_rule:Numbers") as memory:
         memory.read(Path(file))
         print("kept:", *(entry.text for entry in memory.entries()), sep="\n  ")
-        print("decided:", *(f"{item.kind} {item.reason}" for item in memory.history() if item.reason), sep="\n  ")
+        print(
+            "decided:",
+            *(f"{item.kind} {item.reason}" for item in memory.history() if item.reason),
+            sep="\n  ",
+        )
 
 
 if __name__ == "__main__":

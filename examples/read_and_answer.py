@@ -12,7 +12,11 @@ from atommem import Memory
 def main(policy: str, file: str, *questions: str) -> None:
     """The questions are shown while the file is read, as in training."""
     with Memory(policy) as memory:
-        memory.read(Path(file), questions=questions, progress=lambda read, all_: print(f"chunk {read} of {all_}"))
+        memory.read(
+            Path(file),
+            questions=questions,
+            progress=lambda read, all_: print(f"chunk {read} of {all_}"),
+        )
         for question in questions:
             answer = memory.ask(question, keep=False)
             print(question, "-", answer.text or "(no answer)")

@@ -16,7 +16,9 @@ def main(file: str, question: str, url: str = "http://127.0.0.1:8765/v1") -> Non
     (model,) = (item.id for item in client.models.list())
     conversation = client.conversations.create(metadata={"goal": question})
     content = Path(file).read_text(encoding="utf-8")
-    client.conversations.items.create(conversation.id, items=[{"type": "message", "role": "user", "content": content}])
+    client.conversations.items.create(
+        conversation.id, items=[{"type": "message", "role": "user", "content": content}]
+    )
     answer = client.responses.create(model=model, conversation=conversation.id, input=question)
     print(answer.output_text or "(no answer)")
     print(f"ask again: conversation {conversation.id}, a year from now if you like")

@@ -80,7 +80,9 @@ def a_mem(folder: Path) -> Any:
         )
         for text in case["texts"]:
             system.add_note(text)
-        found = "".join(system.find_related_memories_raw(question, case["k"]) for question in case["questions"])
+        found = "".join(
+            system.find_related_memories_raw(question, case["k"]) for question in case["questions"]
+        )
         # Its code asks what the first note changes as well, and shows it no others.
         assert set(replies.shown[1]) <= set(replies.shown[0]) | set(words_of(case["replies"][0]))
         store = [
@@ -88,7 +90,11 @@ def a_mem(folder: Path) -> Any:
             f"tags: {', '.join(note.tags)}"
             for note in system.memories.values()
         ]
-        return {"shown": replies.shown[:1] + replies.shown[2:], "answer": words_of(found), "store": sorted(store)}
+        return {
+            "shown": replies.shown[:1] + replies.shown[2:],
+            "answer": words_of(found),
+            "store": sorted(store),
+        }
 
     return run
 
@@ -114,17 +120,26 @@ def mem0(folder: Path) -> Any:
         memory = Memory.from_config(
             {
                 "llm": {"provider": "openai", "config": {"api_key": "unused"}},
-                "embedder": {"provider": "openai", "config": {"api_key": "unused", "embedding_dims": 64}},
+                "embedder": {
+                    "provider": "openai",
+                    "config": {"api_key": "unused", "embedding_dims": 64},
+                },
                 "vector_store": {
                     "provider": "qdrant",
-                    "config": {"collection_name": "one", "embedding_model_dims": 64, "path": ":memory:"},
+                    "config": {
+                        "collection_name": "one",
+                        "embedding_model_dims": 64,
+                        "path": ":memory:",
+                    },
                 },
                 "history_db_path": ":memory:",
             }
         )
         memory.embedding_model = Vectors()
         memory.llm = types.SimpleNamespace(
-            generate_response=lambda messages, **more: replies.next("\n".join(item["content"] for item in messages))
+            generate_response=lambda messages, **more: replies.next(
+                "\n".join(item["content"] for item in messages)
+            )
         )
         for text in case["texts"]:
             memory.add(text, user_id="reader")
@@ -133,8 +148,14 @@ def mem0(folder: Path) -> Any:
             for question in case["questions"]
             for item in memory.search(question, user_id="reader", limit=case["k"])["results"]
         ]
-        store = [item["memory"] for item in memory.get_all(user_id="reader", limit=10_000)["results"]]
-        return {"shown": replies.shown, "answer": words_of("\n".join(found)), "store": sorted(store)}
+        store = [
+            item["memory"] for item in memory.get_all(user_id="reader", limit=10_000)["results"]
+        ]
+        return {
+            "shown": replies.shown,
+            "answer": words_of("\n".join(found)),
+            "store": sorted(store),
+        }
 
     return run
 
@@ -199,6 +220,8 @@ def memagent(folder: Path) -> Any:
 if __name__ == "__main__":
     cases = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
-        runner = {"a_mem": a_mem, "mem0": mem0, "memagent": memagent}[cases[0]["method"]](Path(sys.argv[1]))
+        runner = {"a_mem": a_mem, "mem0": mem0, "memagent": memagent}[cases[0]["method"]](
+            Path(sys.argv[1])
+        )
         outcomes = [runner(case) for case in cases]
     json.dump(outcomes, sys.stdout)

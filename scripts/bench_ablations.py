@@ -81,10 +81,18 @@ def settings(policy: Path, limited: Path) -> dict[str, Setting]:
     # Not a store without a limit: a prompt that does not tell how full it is would be new to that policy.
     fitting = replace(LIMITED.world, distractors=2, capacity=None)
     return {
-        "unlimited": Setting("demo's world, no limit", policy, FULL.world, None, most, ("w/o delete",)),
-        "no_corrections": Setting("no corrections, no limit", policy, still, None, (), ("w/o update", "w/o delete")),
-        "limited": Setting(f"store of {bound} entries", limited, LIMITED.world, bound, tuple(ABLATIONS), ()),
-        "fitting": Setting(f"store of {bound}, all fits", limited, fitting, bound, (), ("w/o delete",)),
+        "unlimited": Setting(
+            "demo's world, no limit", policy, FULL.world, None, most, ("w/o delete",)
+        ),
+        "no_corrections": Setting(
+            "no corrections, no limit", policy, still, None, (), ("w/o update", "w/o delete")
+        ),
+        "limited": Setting(
+            f"store of {bound} entries", limited, LIMITED.world, bound, tuple(ABLATIONS), ()
+        ),
+        "fitting": Setting(
+            f"store of {bound}, all fits", limited, fitting, bound, (), ("w/o delete",)
+        ),
     }
 
 
@@ -102,14 +110,29 @@ def measure(setting: Setting, n: int, temperature: float, seed: int) -> dict[str
         for name in ("full", *setting.needed, *setting.free)
     }
     tasks = list(generate(setting.world, n, seed))
-    return asyncio.run(evaluated(setting.policy, tasks, variants, temperature=temperature, seed=seed))
+    return asyncio.run(
+        evaluated(setting.policy, tasks, variants, temperature=temperature, seed=seed)
+    )
 
 
-def table(setting: Setting, results: dict[str, EvalResult], found: dict[str, tuple[Comparison, float]]) -> Table:
+def table(
+    setting: Setting, results: dict[str, EvalResult], found: dict[str, tuple[Comparison, float]]
+) -> Table:
     """One setting as in the paper's Table 2, with what it takes to believe it."""
     shown = Table(title=setting.title, title_justify="left", box=SIMPLE_HEAD)
-    for column in ("", "EM", "difference", "95% interval", "worse", "better", "p (Holm)", "expected"):
-        shown.add_column(column, justify="left" if column in ("", "expected") else "right", no_wrap=True)
+    for column in (
+        "",
+        "EM",
+        "difference",
+        "95% interval",
+        "worse",
+        "better",
+        "p (Holm)",
+        "expected",
+    ):
+        shown.add_column(
+            column, justify="left" if column in ("", "expected") else "right", no_wrap=True
+        )
     shown.add_row("full policy", f"{results['full'].em:.3f}")
     for name in ABLATIONS:
         if name in found:
@@ -141,18 +164,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the tables, then the JSON line."""
     parser = command_line(__doc__)
     parser.add_argument("--policy", type=Path, help="folder of the demo's policy (runs/demo/grpo)")
-    parser.add_argument("--limited_policy", type=Path, help="that of `atommem demo --limited` (runs/demo_limited/grpo)")
+    parser.add_argument(
+        "--limited_policy",
+        type=Path,
+        help="that of `atommem demo --limited` (runs/demo_limited/grpo)",
+    )
     parser.add_argument("--n", type=int, default=300, help="tasks (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="1 is the demo's, 0 greedy (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1_000_001, help="of tasks and sampling; no demo's (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="1 is the demo's, 0 greedy (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1_000_001, help="of tasks and sampling; no demo's (%(default)s)"
+    )
     add_quick(parser, n=4)
     given = parser.parse_args(argv)
     end = "_quick" if given.quick else ""
     every = settings(
         trained(given.policy, Path(f"runs/demo{end}/grpo"), quick(FULL) if end else FULL),
-        trained(given.limited_policy, Path(f"runs/demo_limited{end}/grpo"), quick(LIMITED) if end else LIMITED),
+        trained(
+            given.limited_policy,
+            Path(f"runs/demo_limited{end}/grpo"),
+            quick(LIMITED) if end else LIMITED,
+        ),
     )
-    measured = {key: measure(setting, given.n, given.temperature, given.seed) for key, setting in every.items()}
+    measured = {
+        key: measure(setting, given.n, given.temperature, given.seed)
+        for key, setting in every.items()
+    }
     compared = {
         (key, name): compare(results["full"].records, result.records)
         for key, results in measured.items()
@@ -161,19 +199,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     adjusted = dict(zip(compared, holm([item.p_value for item in compared.values()]), strict=True))
     console = Console(width=110, highlight=False)
-    console.print(f"{given.n} tasks, temperature {given.temperature:g}; Holm over {len(compared)} comparisons")
+    console.print(
+        f"{given.n} tasks, temperature {given.temperature:g}; Holm over {len(compared)} comparisons"
+    )
     figures: dict[str, Any] = {}
     wrong = []
     for key, setting in every.items():
-        found = {name: (item, adjusted[where, name]) for (where, name), item in compared.items() if where == key}
+        found = {
+            name: (item, adjusted[where, name])
+            for (where, name), item in compared.items()
+            if where == key
+        }
         console.print(table(setting, measured[key], found))
-        wrong += [f"{key}: {name}" for name, pair in found.items() if not as_expected(setting, name, *pair)]
+        wrong += [
+            f"{key}: {name}"
+            for name, pair in found.items()
+            if not as_expected(setting, name, *pair)
+        ]
         figures[key] = {"em": measured[key]["full"].em} | {
-            name: {**item.to_json(), "em": measured[key][name].em, "p_holm": p} for name, (item, p) in found.items()
+            name: {**item.to_json(), "em": measured[key][name].em, "p_holm": p}
+            for name, (item, p) in found.items()
         }
     console.print(f"not as expected: {', '.join(wrong) or 'none'}")
     holds = given.n >= 200 and not wrong
-    return last_line({"bench": "ablations", "n": given.n, "temperature": given.temperature, **figures, "holds": holds})
+    return last_line(
+        {
+            "bench": "ablations",
+            "n": given.n,
+            "temperature": given.temperature,
+            **figures,
+            "holds": holds,
+        }
+    )
 
 
 if __name__ == "__main__":

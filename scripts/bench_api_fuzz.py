@@ -72,26 +72,36 @@ class Listening(Secretary):
 def gateway(policy: Listening, folder: Path) -> AbstractContextManager[Running]:
     """A server in this process."""
     engine = Engine.open(policy, embedder="hashing", max_reads=2)  # type: ignore[arg-type]
-    conversations = make_conversations(folder / "log.db", ServedPolicy.of(engine, "secretary", "script"))
+    conversations = make_conversations(
+        folder / "log.db", ServedPolicy.of(engine, "secretary", "script")
+    )
     return running(conversations, Limits(requests_per_minute=None))
 
 
 def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
     """Requests drawn from the schema."""
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json", headers={"Authorization": f"Bearer {key}"})
+    schema = schemathesis.openapi.from_url(
+        f"{url}/openapi.json", headers={"Authorization": f"Bearer {key}"}
+    )
     operations: list[Any] = [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr]
     each = -(-3 * cases // (4 * len(operations)))  # of some there are not so many
     statuses: Counter[int] = Counter()
     broken: list[str] = []
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
-        there = http.post("/v1/conversations", json={"items": [{"content": "case 7 is closed"}]}).json()["id"]
+        there = http.post(
+            "/v1/conversations", json={"items": [{"content": "case 7 is closed"}]}
+        ).json()["id"]
         drawn = 0
 
         def send(case: Any) -> None:
             nonlocal there, drawn
             drawn += 1
-            if drawn % 2 and isinstance(case.path_parameters, dict) and "conversation" in case.path_parameters:
+            if (
+                drawn % 2
+                and isinstance(case.path_parameters, dict)
+                and "conversation" in case.path_parameters
+            ):
                 case.path_parameters["conversation"] = there
             try:
                 answer = case.call(base_url=url, headers=headers, timeout=60)
@@ -100,13 +110,20 @@ def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
             statuses[answer.status_code] += 1
             if answer.status_code >= 500:
                 broken.append(f"{case.method} {case.operation.path}: {case.body!r:.300}")
-            if case.method == "DELETE" and http.get(f"/v1/conversations/{there}").status_code == 404:
-                there = http.post("/v1/conversations", json={"items": [{"content": "case 7"}]}).json()["id"]
+            if (
+                case.method == "DELETE"
+                and http.get(f"/v1/conversations/{there}").status_code == 404
+            ):
+                there = http.post(
+                    "/v1/conversations", json={"items": [{"content": "case 7"}]}
+                ).json()["id"]
 
         quiet = settings(max_examples=each, **_SETTINGS)
         for operation in operations:
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-                with contextlib.suppress(Exception):  # nothing is wrong by a schema that takes everything
+                with contextlib.suppress(
+                    Exception
+                ):  # nothing is wrong by a schema that takes everything
                     quiet(given(case=operation.as_strategy(generation_mode=mode))(send))()
     told = {str(status): count for status, count in sorted(statuses.items())}
     return {"cases": sum(statuses.values()), "statuses": told, "server_errors": broken[:5]}
@@ -115,16 +132,29 @@ def fuzzed(url: str, key: str, cases: int) -> dict[str, Any]:
 def matrix(server: Running) -> dict[str, Any]:
     """Every route of the schema, with one owner's ids, asked by nobody, by another and by the owner."""
     log = server.conversations.log
-    clients = {owner: server.http(Keys(log).add(owner)[1]) for owner in ("ann", "bob")} | {"nobody": server.http()}
+    clients = {owner: server.http(Keys(log).add(owner)[1]) for owner in ("ann", "bob")} | {
+        "nobody": server.http()
+    }
     ann = clients["ann"]
     conversation = ann.post("/v1/conversations", json={"items": [{"content": SECRET}]}).json()["id"]
-    response = ann.post("/v1/responses", json={"conversation": conversation, "input": "Which vault?"}).json()["id"]
+    response = ann.post(
+        "/v1/responses", json={"conversation": conversation, "input": "Which vault?"}
+    ).json()["id"]
     item = ann.get(f"/v1/conversations/{conversation}/items").json()["data"][-1]["id"]
-    ids = {"conversation": conversation, "response": response, "item": item, "entry": "1", "name": item}
+    ids = {
+        "conversation": conversation,
+        "response": response,
+        "item": item,
+        "entry": "1",
+        "name": item,
+    }
     bodies = {
         "NewItems": {"items": [{"content": "x"}]},
         "Ask": {"conversation": conversation, "input": "Which vault?"},
-        "Chat": {"conversation": conversation, "messages": [{"role": "user", "content": "Which vault?"}]},
+        "Chat": {
+            "conversation": conversation,
+            "messages": [{"role": "user", "content": "Which vault?"}],
+        },
         "ConversationUpdate": {"metadata": {"goal": "x"}},
         "NewText": {"text": "x"},
         "Feedback": {"response": response, "reward": 1},
@@ -139,18 +169,34 @@ def matrix(server: Running) -> dict[str, Any]:
         for path, methods in schema["paths"].items()
         for method, detail in methods.items()
     ]
-    routes.sort(key=lambda route: (route[0] == "DELETE", -len(route[1])))  # the owner, who comes last, deletes at last
+    routes.sort(
+        key=lambda route: (route[0] == "DELETE", -len(route[1]))
+    )  # the owner, who comes last, deletes at last
     for who in ("nobody", "bob", "ann"):
         for method, path, detail in routes:
-            filled = re.sub(r"{(\w+)}", lambda match: urllib.parse.quote(ids.get(match[1], "x")), path)
-            content = detail.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            filled = re.sub(
+                r"{(\w+)}", lambda match: urllib.parse.quote(ids.get(match[1], "x")), path
+            )
+            content = (
+                detail.get("requestBody", {})
+                .get("content", {})
+                .get("application/json", {})
+                .get("schema", {})
+            )
             body = bodies.get(content.get("$ref", "").rpartition("/")[2], {})
             given = detail.get("parameters", ())
-            query = {item["name"]: "x" for item in given if item["in"] == "query" and item.get("required")}
-            told = clients[who].request(method, filled, params=query, json=body if content else None)
+            query = {
+                item["name"]: "x"
+                for item in given
+                if item["in"] == "query" and item.get("required")
+            }
+            told = clients[who].request(
+                method, filled, params=query, json=body if content else None
+            )
             asked += 1
             names_object = (
-                bool(set(re.findall(r"{(\w+)}", path)) & {"conversation", "response"}) or "conversation" in body
+                bool(set(re.findall(r"{(\w+)}", path)) & {"conversation", "response"})
+                or "conversation" in body
             )
             where = f"{who}: {method} {path} -> {told.status_code}"
             if told.status_code >= 500:
@@ -165,9 +211,17 @@ def matrix(server: Running) -> dict[str, Any]:
                 leaks.append(where)
             if who == "bob" and names_object and told.status_code != 404:
                 leaks.append(where)
-        if who == "bob" and before != (log.load(conversation, "ann", "none").version, log.about(conversation, "ann")):
+        if who == "bob" and before != (
+            log.load(conversation, "ann", "none").version,
+            log.about(conversation, "ann"),
+        ):
             leaks.append("the conversation has changed by another's hand")
-    return {"routes": len(routes), "requests": asked, "refused_to_the_owner": refused, "leaks": leaks}
+    return {
+        "routes": len(routes),
+        "requests": asked,
+        "refused_to_the_owner": refused,
+        "leaks": leaks,
+    }
 
 
 def forged(server: Running, key: str, policy: Listening) -> dict[str, Any]:
@@ -179,11 +233,17 @@ def forged(server: Running, key: str, policy: Listening) -> dict[str, Any]:
             name = http.post("/v1/conversations", json={"metadata": {"goal": text}}).json()["id"]
             path = f"/v1/conversations/{name}"
             policy.shown.clear()
-            http.post(f"{path}/items", json={"items": [{"content": text, "name": text}]}).raise_for_status()
-            http.post("/v1/responses", json={"conversation": name, "input": text}).raise_for_status()
+            http.post(
+                f"{path}/items", json={"items": [{"content": text, "name": text}]}
+            ).raise_for_status()
+            http.post(
+                "/v1/responses", json={"conversation": name, "input": text}
+            ).raise_for_status()
             http.post(f"{path}/entries/1", json={"text": text}).raise_for_status()
             messages = [{"role": "system", "content": text}, {"role": "user", "content": text}]
-            http.post("/v1/chat/completions", json={"conversation": name, "messages": messages}).raise_for_status()
+            http.post(
+                "/v1/chat/completions", json={"conversation": name, "messages": messages}
+            ).raise_for_status()
             for prompt in policy.shown:
                 seen += 1
                 if _CONTROL.search(prompt):
@@ -204,10 +264,14 @@ _SETTINGS: dict[str, Any] = {
 }
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-_HEADER = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40)
+_HEADER = st.text(
+    st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40
+)
 
 
 class Crashes(logging.Handler):
@@ -235,12 +299,17 @@ def beside(server: Running, cases: int) -> dict[str, Any]:
     crashes = Crashes()
     LOGGER.addHandler(crashes)
     with server.http() as http:
-        headers = {"Authorization": f"Bearer {keys['eve']}", "Accept": "application/json, text/event-stream"}
+        headers = {
+            "Authorization": f"Bearer {keys['eve']}",
+            "Accept": "application/json, text/event-stream",
+        }
 
         def call(method: str, params: Any) -> httpx.Response:
             body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
             content = json.dumps(body).encode("utf-8", "replace")
-            return http.post("/mcp", headers={**headers, "Content-Type": "application/json"}, content=content)
+            return http.post(
+                "/mcp", headers={**headers, "Content-Type": "application/json"}, content=content
+            )
 
         mine = http.post("/v1/conversations", headers=headers, json={}).json()["id"]
         listed = json.loads(call("tools/list", {}).text.partition("data: ")[2])["result"]["tools"]
@@ -251,17 +320,27 @@ def beside(server: Running, cases: int) -> dict[str, Any]:
             "source": st.sampled_from(["vault", ""]),
         }
         arguments = {
-            tool: st.fixed_dictionaries({}, optional={name: likely.get(name, st.text()) | _ANYTHING for name in names})
+            tool: st.fixed_dictionaries(
+                {}, optional={name: likely.get(name, st.text()) | _ANYTHING for name in names}
+            )
             for tool, names in tools.items()
         }
         calls = st.sampled_from(list(tools)).flatmap(
             lambda tool: st.tuples(
-                st.just("tools/call"), st.fixed_dictionaries({"name": st.just(tool), "arguments": arguments[tool]})
+                st.just("tools/call"),
+                st.fixed_dictionaries({"name": st.just(tool), "arguments": arguments[tool]}),
             )
         )
-        uri = st.sampled_from([f"memory://{hers}", f"memory://{mine}", "memory://", "file:///etc/passwd"]) | st.text()
+        uri = (
+            st.sampled_from(
+                [f"memory://{hers}", f"memory://{mine}", "memory://", "file:///etc/passwd"]
+            )
+            | st.text()
+        )
         reads = st.tuples(st.just("resources/read"), st.fixed_dictionaries({"uri": uri}))
-        others = st.tuples(st.sampled_from(["initialize", "ping", "tools/call", "x"]) | st.text(), _ANYTHING)
+        others = st.tuples(
+            st.sampled_from(["initialize", "ping", "tools/call", "x"]) | st.text(), _ANYTHING
+        )
 
         def seen(answer: httpx.Response, what: Any) -> None:
             statuses[answer.status_code] += 1
@@ -278,18 +357,36 @@ def beside(server: Running, cases: int) -> dict[str, Any]:
         @settings(max_examples=cases // 2, **_SETTINGS)
         @given(
             st.sampled_from(["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]),
-            st.sampled_from(["/mcp", "/ui", "/ui/"]).flatmap(lambda path: st.just(path) | st.text().map(path.__add__)),
+            st.sampled_from(["/mcp", "/ui", "/ui/"]).flatmap(
+                lambda path: st.just(path) | st.text().map(path.__add__)
+            ),
             st.binary() | _ANYTHING.map(lambda value: json.dumps(value).encode("utf-8", "replace")),
             st.dictionaries(
-                st.sampled_from(["Accept", "Content-Type", "Mcp-Method", "MCP-Protocol-Version", "Mcp-Session-Id"]),
+                st.sampled_from(
+                    [
+                        "Accept",
+                        "Content-Type",
+                        "Mcp-Method",
+                        "MCP-Protocol-Version",
+                        "Mcp-Session-Id",
+                    ]
+                ),
                 _HEADER | st.sampled_from(["application/json", "text/event-stream", "*/*"]),
             ),
         )
         def requests(method: str, path: str, body: bytes, more: dict[str, str]) -> None:
             encoded = {name.encode(): value.encode("latin-1") for name, value in more.items()}
-            with contextlib.suppress(httpx.InvalidURL, httpx.LocalProtocolError):  # what no client can send
-                whole = {**{name.encode(): value.encode() for name, value in headers.items()}, **encoded}
-                seen(http.request(method, path, headers=whole, content=body), (method, path, body, more))
+            with contextlib.suppress(
+                httpx.InvalidURL, httpx.LocalProtocolError
+            ):  # what no client can send
+                whole = {
+                    **{name.encode(): value.encode() for name, value in headers.items()},
+                    **encoded,
+                }
+                seen(
+                    http.request(method, path, headers=whole, content=body),
+                    (method, path, body, more),
+                )
                 if path.startswith("/ui"):
                     seen(http.get(path, headers=encoded), ("GET", path, more))
 
@@ -299,7 +396,11 @@ def beside(server: Running, cases: int) -> dict[str, Any]:
     if log.load(hers, "dan", "none").version != before:
         wrong.append("another's conversation has changed")
     told = {str(status): count for status, count in sorted(statuses.items())}
-    return {"cases": sum(statuses.values()), "statuses": told, "wrong": [*wrong[:5], *crashes.found[:5]]}
+    return {
+        "cases": sum(statuses.values()),
+        "statuses": told,
+        "wrong": [*wrong[:5], *crashes.found[:5]],
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -317,7 +418,9 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(result, indent=2), flush=True)
         result["fuzz"] = fuzzed(server.url, key, options.cases)
     enough = options.quick or result["fuzz"]["cases"] >= options.cases
-    wrong = result["matrix"]["leaks"] or result["forged"]["forged"] or result["fuzz"]["server_errors"]
+    wrong = (
+        result["matrix"]["leaks"] or result["forged"]["forged"] or result["fuzz"]["server_errors"]
+    )
     wrong = wrong or result["beside"]["wrong"]
     return last_line({**result, "holds": bool(enough and not wrong)})
 

@@ -91,7 +91,11 @@ class Bench:
         self.cold_start = cold_start
         self.train = demo.settings.args
         groups = self.train.per_device_train_batch_size // (self.train.num_generations or 1)
-        self.tasks = list(generate(demo.recipe.world, groups * self.train.max_steps, 10 * demo.seed + TRAINING_STREAM))
+        self.tasks = list(
+            generate(
+                demo.recipe.world, groups * self.train.max_steps, 10 * demo.seed + TRAINING_STREAM
+            )
+        )
 
     def on_policy(self, updates: int) -> list[dict[str, Any]]:
         """Log entries of the first `updates`."""
@@ -101,7 +105,9 @@ class Bench:
             micro_batch_tokens=self.train.micro_batch_tokens,
             **self._shared(),
         )
-        rollouts = Rollouts(args, self.demo.tokenizer, self.demo.embedder, settings.memory, settings.environment)
+        rollouts = Rollouts(
+            args, self.demo.tokenizer, self.demo.embedder, settings.memory, settings.environment
+        )
         trainer = MemoryGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(self.cold_start),
             args,
@@ -115,7 +121,9 @@ class Bench:
         finally:
             trainer.close()
 
-    def asynchronous(self, staleness: int, updates: int | None = None) -> tuple[Any, list[dict[str, Any]]]:
+    def asynchronous(
+        self, staleness: int, updates: int | None = None
+    ) -> tuple[Any, list[dict[str, Any]]]:
         """The trained model, and the log entries of all (or the first `updates`) updates."""
         settings = self.demo.settings
         args = AsyncTrainConfig(
@@ -125,7 +133,9 @@ class Bench:
             **self._shared(),
         )
         path, tokenizer = str(self.cold_start), self.demo.tokenizer
-        rollouts = Rollouts(args, tokenizer, self.demo.embedder, settings.memory, settings.environment)
+        rollouts = Rollouts(
+            args, tokenizer, self.demo.embedder, settings.memory, settings.environment
+        )
         trainer = AsyncMemoryGRPOTrainer(
             path,
             args,
@@ -146,12 +156,18 @@ class Bench:
     def _run(self, trainer: Any, columns: Any) -> list[dict[str, Any]]:
         use_console(trainer, [column for column in columns if column[0] in _SHOWN])
         trainer.train()
-        return [entry for entry in read_metrics(Path(trainer.args.output_dir) / METRICS_FILE) if "reward" in entry]
+        return [
+            entry
+            for entry in read_metrics(Path(trainer.args.output_dir) / METRICS_FILE)
+            if "reward" in entry
+        ]
 
 
 def relative(a: float, b: float) -> float:
     """Difference of two figures, relative to the second."""
-    if a == b:  # also where the rewards were all equal, as a policy's that has learned nothing are, and both are 0
+    if (
+        a == b
+    ):  # also where the rewards were all equal, as a policy's that has learned nothing are, and both are 0
         return 0.0
     return abs(a - b) / abs(b) if b else float("inf")
 
@@ -168,7 +184,11 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        out, seed, recipe = arguments.out or Path(scratch), arguments.seed, quick(FULL) if arguments.quick else FULL
+        out, seed, recipe = (
+            arguments.out or Path(scratch),
+            arguments.seed,
+            quick(FULL) if arguments.quick else FULL,
+        )
         start = arguments.cold_start or cold_start(out / f"policy-{seed}", seed, recipe)
         demo = taken_up(start, recipe, out, seed)
         bench = Bench(demo, start)
@@ -176,7 +196,9 @@ def main() -> int:
 
         console.print(f"\n[bold]The first {COMPARED_UPDATES} updates on-policy")
         on_policy = bench.on_policy(COMPARED_UPDATES)
-        console.print(f"\n[bold]The first {COMPARED_UPDATES} updates asynchronously, max_staleness 0")
+        console.print(
+            f"\n[bold]The first {COMPARED_UPDATES} updates asynchronously, max_staleness 0"
+        )
         _, strict = bench.asynchronous(0, COMPARED_UPDATES)
 
         console.print(f"\n[bold]Asynchronously, max_staleness {STALENESS}")
@@ -185,7 +207,9 @@ def main() -> int:
         seconds = time.perf_counter() - clock
         em_after = demo.evaluate("after").em
 
-    console.print("\n[bold]update   loss on-policy   staleness 0   relative difference   of the gradient norm")
+    console.print(
+        "\n[bold]update   loss on-policy   staleness 0   relative difference   of the gradient norm"
+    )
     for a, b in zip(on_policy, strict, strict=True):
         console.print(
             f"{a['step']:>6}   {a['loss']:>14.8f}   {b['loss']:>11.8f}   {relative(b['loss'], a['loss']):>19.1e}   "

@@ -123,15 +123,22 @@ def measure(server: Any, tokenizer: Any, episodes: int, steps: int, limit: int) 
             f"at most {limit} at once{measured.seconds:>8.1f} s",
             flush=True,
         )
-    return {"speed": seconds["barrier"] / seconds["free"], **{f"seconds_{k}": round(v, 1) for k, v in seconds.items()}}
+    return {
+        "speed": seconds["barrier"] / seconds["free"],
+        **{f"seconds_{k}": round(v, 1) for k, v in seconds.items()},
+    }
 
 
 def main() -> int:
     """Run both parts, print the table and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
+    parser.add_argument(
+        "--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench_barrier"))
-    parser.add_argument("--parts", nargs="+", choices=("simulated", "real"), default=("simulated", "real"))
+    parser.add_argument(
+        "--parts", nargs="+", choices=("simulated", "real"), default=("simulated", "real")
+    )
     parser.add_argument("--episodes", type=int, default=24, help="of the real part")
     parser.add_argument("--steps", type=int, default=2, help="of the real part")
     parser.add_argument("--limits", nargs="+", type=int, default=[4, 16], help="of the real part")
@@ -144,7 +151,9 @@ def main() -> int:
         for name, lengths in (("trained", TRAINED), ("untrained", UNTRAINED)):
             for batch in BATCHES:
                 found = {str(limit): round(simulate(lengths, limit, batch), 3) for limit in LIMITS}
-                shown = "".join(f"  {limit} at once: {speed:.3f}x" for limit, speed in found.items())
+                shown = "".join(
+                    f"  {limit} at once: {speed:.3f}x" for limit, speed in found.items()
+                )
                 print(f"simulated  {name:<10}{batch:>4} episodes{shown}")
                 result[f"{name}_{batch}"] = found
                 speeds += found.values()

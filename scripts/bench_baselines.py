@@ -77,7 +77,10 @@ def calls_of(method: str, rating: int = 7, facts: int = 12) -> int:
         context_tokens=10**6,
     )
     # A heading of two words and a title come before each text.
-    texts = [" ".join(f"w{number}.{place}" for place in range(DOCUMENT_TOKENS - 3)) for number in range(DOCUMENTS)]
+    texts = [
+        " ".join(f"w{number}.{place}" for place in range(DOCUMENT_TOKENS - 3))
+        for number in range(DOCUMENTS)
+    ]
     task = Task(
         "t",
         tuple(Question(f"question {number} ?", ("x",)) for number in range(QUESTIONS)),
@@ -100,12 +103,18 @@ def count_calls() -> tuple[dict[str, Any], bool]:
             row["calls"] = [calls_of(method, facts=0), row["calls"]]
         if method == "generative_agents":
             by_rating = {rating: calls_of(method, rating) for rating in (1, 3, 5, 7, 9)}
-            row["calls"], row["by_rating"] = [min(by_rating.values()), max(by_rating.values())], by_rating
+            row["calls"], row["by_rating"] = (
+                [min(by_rating.values()), max(by_rating.values())],
+                by_rating,
+            )
         if method in BARRED:
             row["off"] = round(abs(row["calls"] / TABLE6[method] - 1), 4)
             holds &= row["off"] <= TOLERANCE
         figures[method] = row
-        print(f"{method:<20} {row['calls']!s:>4}  {published or '-'}  {row.get('by_rating', '')}", flush=True)
+        print(
+            f"{method:<20} {row['calls']!s:>4}  {published or '-'}  {row.get('by_rating', '')}",
+            flush=True,
+        )
     return figures, holds
 
 
@@ -120,7 +129,9 @@ def authors_digests(folder: Path, cases: list[dict[str, Any]]) -> list[str]:
     command = [sys.executable, str(Path(__file__).with_name("authors_code.py")), str(folder)]
     ended = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True)
     if ended.returncode:
-        sys.exit(f"{cases[0]['method']}: its authors' code ended with an error:\n{ended.stderr[-2000:]}")
+        sys.exit(
+            f"{cases[0]['method']}: its authors' code ended with an error:\n{ended.stderr[-2000:]}"
+        )
     return [digest(outcome) for outcome in json.loads(ended.stdout)]
 
 
@@ -148,7 +159,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line(__doc__)
     add_quick(parser)
     parser.add_argument("--authors", type=Path, metavar="FOLDER", help="their code, to be run")
-    parser.add_argument("--record", action="store_true", help="keep what their code makes of the first streams")
+    parser.add_argument(
+        "--record", action="store_true", help="keep what their code makes of the first streams"
+    )
     given = parser.parse_args(argv)
     if given.record and not given.authors:
         parser.error("--record needs --authors")

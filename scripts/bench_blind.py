@@ -44,7 +44,10 @@ WAYS = ("reading", "answering")
 def recipe_of(name: str, short: bool) -> Recipe:
     """The demo's recipe of `MIXED` with the questions of `name`, without its ablations."""
     recipe = replace(
-        MIXED, settings={**MIXED.settings, "questions_shown": TRAINED[name]}, ablations=(), bars=Bars(lost={})
+        MIXED,
+        settings={**MIXED.settings, "questions_shown": TRAINED[name]},
+        ablations=(),
+        bars=Bars(lost={}),
     )
     return quick(recipe) if short else recipe
 
@@ -57,10 +60,14 @@ def trained(name: str, seed: int, out: Path, short: bool) -> Path:
     return folder / "grpo"
 
 
-async def measure(folder: Path, n: int, seed: int, temperature: float = 1.0) -> dict[str, EvalResult]:
+async def measure(
+    folder: Path, n: int, seed: int, temperature: float = 1.0
+) -> dict[str, EvalResult]:
     """The policy in `folder` on `n` tasks, with the questions in view while it reads and without."""
     ways = {way: {"questions_shown": [way]} for way in WAYS}
-    return await evaluated(folder, list(generate(MIXED.world, n, seed)), ways, temperature=temperature, seed=seed)
+    return await evaluated(
+        folder, list(generate(MIXED.world, n, seed)), ways, temperature=temperature, seed=seed
+    )
 
 
 def figures_of(results: dict[str, EvalResult]) -> dict[str, Any]:
@@ -77,18 +84,27 @@ def table(figures: dict[str, dict[str, Any]]) -> Table:
         shown.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for name, found in figures.items():
         gap = found["answering_minus_reading"]
-        ems = (f"{found[way]['mean']:.3f} ({found[way]['low']:.3f}-{found[way]['high']:.3f})" for way in WAYS)
-        shown.add_row(name, *ems, f"{gap['difference']:+.3f}", f"{gap['low']:+.3f} {gap['high']:+.3f}")
+        ems = (
+            f"{found[way]['mean']:.3f} ({found[way]['low']:.3f}-{found[way]['high']:.3f})"
+            for way in WAYS
+        )
+        shown.add_row(
+            name, *ems, f"{gap['difference']:+.3f}", f"{gap['low']:+.3f} {gap['high']:+.3f}"
+        )
     return shown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what is missing, measure, print the table, then the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the policies (%(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="of the policies (%(default)s)"
+    )
     parser.add_argument("--n", type=int, default=300, help="held-out tasks (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder of the policies (default: runs/blind)")
-    parser.add_argument("--task_seed", type=int, default=1_000_003, help="of held-out tasks and sampling; no demo's")
+    parser.add_argument(
+        "--task_seed", type=int, default=1_000_003, help="of held-out tasks and sampling; no demo's"
+    )
     add_quick(parser, n=8)
     given = parser.parse_args(argv)
     out = given.out or Path("runs/blind_quick" if given.quick else "runs/blind")
@@ -96,12 +112,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     for seed in given.seeds:
         for name in TRAINED:
             folder = trained(name, seed, out, given.quick)
-            figures[f"{name}, seed {seed}"] = figures_of(asyncio.run(measure(folder, given.n, given.task_seed)))
+            figures[f"{name}, seed {seed}"] = figures_of(
+                asyncio.run(measure(folder, given.n, given.task_seed))
+            )
     Console(width=110, highlight=False).print(table(figures))
-    blind = {name: found["answering"]["mean"] for name, found in figures.items() if name.startswith("mixture")}
+    blind = {
+        name: found["answering"]["mean"]
+        for name, found in figures.items()
+        if name.startswith("mixture")
+    }
     holds = given.n >= 300 and all(em >= BAR for em in blind.values())
-    print(f"EM without the questions, trained on the mixture: {min(blind.values()):.3f} at least (bar {BAR})")
-    return last_line({"bench": "blind", "n": given.n, "bar": BAR, "policies": figures, "holds": holds})
+    print(
+        f"EM without the questions, trained on the mixture: {min(blind.values()):.3f} at least (bar {BAR})"
+    )
+    return last_line(
+        {"bench": "blind", "n": given.n, "bar": BAR, "policies": figures, "holds": holds}
+    )
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ def said(folder: Path) -> dict[str, str]:
     """What an evaluation's records and traces say, without times."""
     files = [file for file in sorted(folder.rglob("*.jsonl")) if file.is_file()]
     return {
-        str(file.relative_to(folder)): "\n".join(sorted(_TIMES.sub("", line) for line in file.read_text().splitlines()))
+        str(file.relative_to(folder)): "\n".join(
+            sorted(_TIMES.sub("", line) for line in file.read_text().splitlines())
+        )
         for file in files
     }
 
@@ -122,7 +124,11 @@ def trained(folder: Path) -> dict[str, Any]:
     pages = [result.origin for _, result in cassette.results() if result.title]
     cassette.close()
     tasks = [
-        replace(make_task(WORLD, 0, number), documents=(), metadata={"start": pages[number % len(pages)]})
+        replace(
+            make_task(WORLD, 0, number),
+            documents=(),
+            metadata={"start": pages[number % len(pages)]},
+        )
         for number in range(4)
     ]
     shown: list[bool] = []
@@ -143,7 +149,12 @@ def trained(folder: Path) -> dict[str, Any]:
             "logging_steps": 1,
         },
         tasks,
-        {"environment": "web", "tools": ["corpus"], "corpus": str(folder / "web"), "calls": "compact"}
+        {
+            "environment": "web",
+            "tools": ["corpus"],
+            "corpus": str(folder / "web"),
+            "calls": "compact",
+        }
         | {"max_calls": 2, "chunk_tokens": 64, "max_tokens": 16},
         on_episodes=look,
     )
@@ -172,7 +183,9 @@ def main() -> int:
         ):
             print(part, values, flush=True)
             result[part] = values
-    result["holds"] = episodes == EPISODES and all(result[part]["holds"] for part in ("once", "replay", "frozen"))
+    result["holds"] = episodes == EPISODES and all(
+        result[part]["holds"] for part in ("once", "replay", "frozen")
+    )
     return last_line(result)
 
 

@@ -39,7 +39,10 @@ def run(recipe: Recipe, expert: str, seed: int, out: Path) -> dict[str, Any]:
     after = demo.evaluate("after")
     count = len(demo.heldout)
     return {
-        name: {"em": em, "interval": [round(end, 3) for end in wilson_interval(round(em * count), count)]}
+        name: {
+            "em": em,
+            "interval": [round(end, 3) for end in wilson_interval(round(em * count), count)],
+        }
         for name, em in (("before", before.em), ("after", after.em))
     }
 
@@ -50,7 +53,9 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--experts", nargs="+", choices=EXPERTS, default=list(EXPERTS))
     parser.add_argument("--web", action="store_true", help="the demo of the web")
-    parser.add_argument("--out", type=Path, help="where policies and traces go (unset: a temporary folder)")
+    parser.add_argument(
+        "--out", type=Path, help="where policies and traces go (unset: a temporary folder)"
+    )
     add_quick(parser, seeds=[0], experts=["faultless"])
     options = parser.parse_args()
     recipe = WEB if options.web else FULL
@@ -63,7 +68,9 @@ def main() -> int:
     print(f"{'expert':<10} {'seed':>4}  {'cold start':>10}  {'after GRPO':>10}")
     for name, runs in found.items():
         for seed, figures in runs.items():
-            print(f"{name:<10} {seed:>4}  {figures['before']['em']:>10.3f}  {figures['after']['em']:>10.3f}")
+            print(
+                f"{name:<10} {seed:>4}  {figures['before']['em']:>10.3f}  {figures['after']['em']:>10.3f}"
+            )
     return last_line({"bench": "control", **found, "holds": True})
 
 

@@ -55,11 +55,17 @@ def sample_pages(data: Path) -> Iterator[Page]:
 
 def sample_questions(data: Path) -> list[tuple[str, set[str]]]:
     """Each question with the titles that it needs."""
-    rows = (row for split in SPLITS for row in get_benchmark(BENCHMARK).read(data / BENCHMARK / f"{split}.json"))
+    rows = (
+        row
+        for split in SPLITS
+        for row in get_benchmark(BENCHMARK).read(data / BENCHMARK / f"{split}.json")
+    )
     return [(row.question, {page.title for page in row.paragraphs if page.gold}) for row in rows]
 
 
-async def searched(corpus: Corpus, queries: Sequence[str], mode: str, count: int) -> tuple[list[set[str]], list[float]]:
+async def searched(
+    corpus: Corpus, queries: Sequence[str], mode: str, count: int
+) -> tuple[list[set[str]], list[float]]:
     """The titles found for each query, and milliseconds of each search; one at a time."""
     titles, times = [], []
     for query in queries:
@@ -78,34 +84,47 @@ def measure_sample(data: Path, folder: Path, limit: int | None, only: str | None
     """Part 1."""
     questions, pages = sample_questions(data)[:limit], list(islice(sample_pages(data), limit))
     result: dict[str, Any] = {"questions": len(questions)}
-    modes = {"words": ("lexical",), "vectors": ("dense", "hybrid")}.get(only or "", ("lexical", "dense", "hybrid"))
+    modes = {"words": ("lexical",), "vectors": ("dense", "hybrid")}.get(
+        only or "", ("lexical", "dense", "hybrid")
+    )
     if "lexical" in modes:
         started = time.perf_counter()
         result |= build_corpus(pages, folder / "words")
         result["build_s"] = round(time.perf_counter() - started, 2)
         shutil.rmtree(folder / "words")
-    embedder = None if only == "words" else EmbedderConfig("sentence_transformer", str(models.minilm()))
+    embedder = (
+        None if only == "words" else EmbedderConfig("sentence_transformer", str(models.minilm()))
+    )
     started = time.perf_counter()
     build_corpus(pages, folder / "both", embedder)
     if embedder is not None:
         result["embedding_s"] = round(time.perf_counter() - started, 1)
-    result |= asyncio.run(measure_recall(Corpus(folder / "both"), questions, sorted({"lexical", *modes})))
+    result |= asyncio.run(
+        measure_recall(Corpus(folder / "both"), questions, sorted({"lexical", *modes}))
+    )
     return result
 
 
-async def measure_recall(corpus: Corpus, questions: list[tuple[str, set[str]]], modes: list[str]) -> dict[str, Any]:
+async def measure_recall(
+    corpus: Corpus, questions: list[tuple[str, set[str]]], modes: list[str]
+) -> dict[str, Any]:
     result: dict[str, Any] = {}
     queries = [question for question, _ in questions]
     recall: dict[str, np.ndarray] = {}
     for mode in modes:
         await searched(corpus, queries[:20], mode, AT)
         found, times = await searched(corpus, queries, mode, AT)
-        parts = [len(titles & needed) / len(needed) for titles, (_, needed) in zip(found, questions, strict=True)]
+        parts = [
+            len(titles & needed) / len(needed)
+            for titles, (_, needed) in zip(found, questions, strict=True)
+        ]
         recall[mode] = np.array(parts)
         result[mode] = {f"recall@{AT}": round(float(recall[mode].mean()), 4), **percentiles(times)}
     await corpus.close()
     if "hybrid" in recall:
-        result["hybrid_minus"] = {mode: gain(recall["hybrid"] - recall[mode]) for mode in modes if mode != "hybrid"}
+        result["hybrid_minus"] = {
+            mode: gain(recall["hybrid"] - recall[mode]) for mode in modes if mode != "hybrid"
+        }
     return result
 
 
@@ -128,7 +147,11 @@ def generated(count: int, seed: int = 0) -> Iterator[Page]:
     for numbers in batched(range(count), 1000):
         drawn = rng.choices(words, cum_weights=weights, k=LENGTH * len(numbers))
         for place, number in enumerate(numbers):
-            yield Page(" ".join(drawn[place * LENGTH : (place + 1) * LENGTH]), f"Page {number}", id=str(number))
+            yield Page(
+                " ".join(drawn[place * LENGTH : (place + 1) * LENGTH]),
+                f"Page {number}",
+                id=str(number),
+            )
 
 
 def build_generated(count: int, folder: Path) -> float:
@@ -158,7 +181,10 @@ def held(result: dict[str, Any], only: str | None) -> bool:
     claims = []
     if (sample := result.get("sample")) is not None:
         if only != "vectors":
-            claims += [sample["build_s"] < BUILD_SECONDS, sample["lexical"]["p50_ms"] < SEARCH_P50_MS]
+            claims += [
+                sample["build_s"] < BUILD_SECONDS,
+                sample["lexical"]["p50_ms"] < SEARCH_P50_MS,
+            ]
         if only != "words":
             recall = {mode: sample[mode][f"recall@{AT}"] for mode in ("lexical", "dense", "hybrid")}
             claims += [recall["hybrid"] >= max(recall["lexical"], recall["dense"])]
@@ -173,7 +199,9 @@ def held(result: dict[str, Any], only: str | None) -> bool:
 def main() -> int:
     parser = command_line(__doc__)
     data = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=data, help="folder of the sample files; missing: part 2 alone")
+    parser.add_argument(
+        "--data", type=Path, default=data, help="folder of the sample files; missing: part 2 alone"
+    )
     parser.add_argument("--limit", type=int, help="passages and questions of part 1 (default: all)")
     parser.add_argument("--passages", type=int, default=1_000_000, help="of part 2")
     parser.add_argument("--queries", type=int, default=500, help="of part 2")
@@ -186,7 +214,9 @@ def main() -> int:
             result["sample"] = measure_sample(args.data, Path(scratch), args.limit, args.only)
             print(json.dumps(result["sample"]), flush=True)
         if args.only != "vectors":
-            result["million"] = measure_million(args.passages, args.queries, Path(scratch) / "million")
+            result["million"] = measure_million(
+                args.passages, args.queries, Path(scratch) / "million"
+            )
     result["holds"] = held(result, args.only)
     return last_line(result)
 

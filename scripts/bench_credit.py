@@ -38,7 +38,9 @@ HARD = 5
 def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
     """EM on both worlds."""
     hard = replace(recipe, settings={"capacities": (str(HARD),)})
-    tasks = list(generate(replace(recipe.world, distractors=2 * HARD, capacity=HARD), recipe.heldout, 105))
+    tasks = list(
+        generate(replace(recipe.world, distractors=2 * HARD, capacity=HARD), recipe.heldout, 105)
+    )
     found = {}
     for name, of, asked in (("own", recipe, None), ("harder", hard, tasks)):
         em = taken_up(policy, of, folder / name).evaluate("measured", asked).em
@@ -50,23 +52,33 @@ def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Train and measure every arm."""
     parser = command_line(__doc__)
-    parser.add_argument("--start", type=Path, help="folder of a run of atommem demo --bounded (unset: it is run)")
+    parser.add_argument(
+        "--start", type=Path, help="folder of a run of atommem demo --bounded (unset: it is run)"
+    )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
     add_quick(parser, updates=1, arms=["rerolls"])
     options = parser.parse_args()
     recipe = replace(quick(BOUNDED) if options.quick else BOUNDED, updates=options.updates)
-    start = options.start / "cold_start" if options.start else cold_start(options.out / "demo", 0, recipe)
+    start = (
+        options.start / "cold_start"
+        if options.start
+        else cold_start(options.out / "demo", 0, recipe)
+    )
     result: dict[str, Any] = {"cold start": measure(recipe, start, options.out / "before")}
     for arm in options.arms:
         folder = options.out / arm
         if not (folder / "grpo" / "model.safetensors").is_file():
             trained = replace(recipe, settings={**recipe.settings, **ARMS[arm]}, heldout=1)
             taken_up(start, trained, folder).grpo()
-        updates = [entry for entry in read_metrics(folder / "grpo" / METRICS_FILE) if "loss" in entry]
+        updates = [
+            entry for entry in read_metrics(folder / "grpo" / METRICS_FILE) if "loss" in entry
+        ]
         seconds = sum(entry["seconds/rollout"] + entry["seconds/train"] for entry in updates)
-        result[arm] = measure(recipe, folder / "grpo", folder / "after") | {"seconds": round(seconds)}
+        result[arm] = measure(recipe, folder / "grpo", folder / "after") | {
+            "seconds": round(seconds)
+        }
         print(arm, result[arm], flush=True)
     before = result["cold start"]["own"]["em"]
     result["holds"] = all(result[arm]["own"]["em"] > before for arm in options.arms)

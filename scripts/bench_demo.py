@@ -42,23 +42,36 @@ def run(tree: Path, out: Path, seed: int, quick: bool) -> dict[str, Any]:
     ended = time.perf_counter()
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     em = [round(summary[f"em_{when}"], 3) for when in ("before", "after")]
-    seconds = {"setup": ready - began, "demo": ended - ready, "all": ended - began, **summary["seconds"]}
+    seconds = {
+        "setup": ready - began,
+        "demo": ended - ready,
+        "all": ended - began,
+        **summary["seconds"],
+    }
     return {"em": em, "seconds": {name: round(value, 1) for name, value in seconds.items()}}
 
 
 def main() -> int:
     """Run both trees, then the seeds; print the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--before", default="a0d6784", help="the commit to compare with (%(default)s)")
+    parser.add_argument(
+        "--before", default="a0d6784", help="the commit to compare with (%(default)s)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     add_quick(parser, seeds=[0])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         trees = {"now": HERE}
         if not args.quick:
-            trees = {name: cloned(of, Path(scratch, name)) for name, of in (("before", args.before), ("now", "HEAD"))}
+            trees = {
+                name: cloned(of, Path(scratch, name))
+                for name, of in (("before", args.before), ("now", "HEAD"))
+            }
         first, *others = args.seeds
-        found = {name: run(tree, Path(scratch, f"out_{name}"), first, args.quick) for name, tree in trees.items()}
+        found = {
+            name: run(tree, Path(scratch, f"out_{name}"), first, args.quick)
+            for name, tree in trees.items()
+        }
         seeds = {first: found["now"]}
         for seed in others:
             seeds[seed] = run(trees["now"], Path(scratch, f"out_{seed}"), seed, args.quick)
@@ -67,7 +80,13 @@ def main() -> int:
     ratio = found["now"]["seconds"]["all"] / before["seconds"]["all"]
     learned = all(of["em"][0] <= 0.5 and of["em"][1] >= 0.9 for of in seeds.values())
     holds = ratio <= HALF and learned
-    result = {"bench": "demo", "before": before, "seeds": seeds, "ratio": round(ratio, 3), "holds": holds}
+    result = {
+        "bench": "demo",
+        "before": before,
+        "seeds": seeds,
+        "ratio": round(ratio, 3),
+        "holds": holds,
+    }
     return last_line(result)
 
 

@@ -29,11 +29,37 @@ ROOT = Path(__file__).resolve().parent.parent
 SECONDS, WITHIN = 10.0, 0.1
 COMPLETION = "16"
 FLAGS = [
-    *("--templates", "compact", "--embedder", "hashing", "--chunk_tokens", "400", "--rollout_batch_size", "4"),
-    *("--max_reads", "0", "--scratchpad_tokens", "32", "--retrieve_k", "1", "--micro_batch_tokens", "1024"),
+    *(
+        "--templates",
+        "compact",
+        "--embedder",
+        "hashing",
+        "--chunk_tokens",
+        "400",
+        "--rollout_batch_size",
+        "4",
+    ),
+    *(
+        "--max_reads",
+        "0",
+        "--scratchpad_tokens",
+        "32",
+        "--retrieve_k",
+        "1",
+        "--micro_batch_tokens",
+        "1024",
+    ),
     *("--num_generations", "2", "--per_device_train_batch_size", "4", "--max_steps", "2"),
     *("--max_completion_length", COMPLETION, "--learning_rate", "1e-5", "--save_strategy", "no"),
-    *("--report_to", "none", "--disable_tqdm", "true", "--use_cpu", "--gradient_checkpointing", "false"),
+    *(
+        "--report_to",
+        "none",
+        "--disable_tqdm",
+        "true",
+        "--use_cpu",
+        "--gradient_checkpointing",
+        "false",
+    ),
 ]
 # Flags, and the launcher of two processes. Each case is dominated by other parts.
 CASES: dict[str, tuple[list[str], str | None]] = {
@@ -50,7 +76,15 @@ def compare(case: str, inputs: tuple[str, ...], folder: Path) -> dict[str, list[
     own, launcher = CASES[case]
     plan, found = folder / "plan.json", folder / "found.json"
     flags = [*inputs, *FLAGS, *own, "--output_dir", str(folder / "run")]
-    dry = ["--dry_run", "--dry_run_device", "cpu", "--dry_run_completion_tokens", COMPLETION, "--bf16", "false"]
+    dry = [
+        "--dry_run",
+        "--dry_run_device",
+        "cpu",
+        "--dry_run_completion_tokens",
+        COMPLETION,
+        "--bf16",
+        "false",
+    ]
     dry += ["--dry_run_launcher", launcher, "--dry_run_processes", "2"] if launcher else []
     _call(["-m", "atommem.cli", "train", "grpo", *flags, *dry, "--dry_run_json", str(plan)])
     script = [str(ROOT / "scripts" / "measured_training.py"), str(found)]
@@ -75,7 +109,10 @@ def memory_bar(cases: list[str]) -> dict[str, dict[str, list[float]]]:
             inputs = make_inputs(Path(name), make_model(SMALL), tasks=6, documents=8, words=90)
             memory[case] = compare(case, inputs, Path(name))
         for phase, (estimated, measured, off) in memory[case].items():
-            print(f"{case + ', ' + phase:<30}{estimated:>10.1f}{measured:>10.1f}{off:>8.1%}", flush=True)
+            print(
+                f"{case + ', ' + phase:<30}{estimated:>10.1f}{measured:>10.1f}{off:>8.1%}",
+                flush=True,
+            )
     return memory
 
 
@@ -96,9 +133,18 @@ def recipes_bar(quick: bool) -> dict[str, float]:
 
 def _call(arguments: list[str]) -> None:
     defaults = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    environment = {**os.environ, **defaults, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+    environment = {
+        **os.environ,
+        **defaults,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]),
+    }
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments[:6])} ... failed:\n{done.stderr[-3000:]}")
@@ -107,16 +153,30 @@ def _call(arguments: list[str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Print both tables and the JSON line; 0 when both bars hold."""
     parser = command_line(__doc__)
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="only these (default: all)")
-    parser.add_argument("--only", choices=["memory", "recipes"], help="one of the two bars (default: both)")
+    parser.add_argument(
+        "--case", nargs="+", choices=CASES, default=list(CASES), help="only these (default: all)"
+    )
+    parser.add_argument(
+        "--only", choices=["memory", "recipes"], help="one of the two bars (default: both)"
+    )
     add_quick(parser)
     arguments = parser.parse_args(argv)
     cases = ["full"] if arguments.quick else arguments.case
     memory = memory_bar(cases) if arguments.only != "recipes" else {}
     seconds = recipes_bar(arguments.quick) if arguments.only != "memory" else {}
-    worst = max((abs(off) for found in memory.values() for _, _, off in found.values()), default=0.0)
+    worst = max(
+        (abs(off) for found in memory.values() for _, _, off in found.values()), default=0.0
+    )
     holds = worst <= WITHIN and all(value < SECONDS for value in seconds.values())
-    return last_line({"bench": "dry_run", "megabytes": memory, "worst": worst, "cpu_seconds": seconds, "holds": holds})
+    return last_line(
+        {
+            "bench": "dry_run",
+            "megabytes": memory,
+            "worst": worst,
+            "cpu_seconds": seconds,
+            "holds": holds,
+        }
+    )
 
 
 if __name__ == "__main__":

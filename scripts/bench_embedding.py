@@ -48,8 +48,30 @@ MAX_CALLS = 4
 MIN_RATIO, MIN_AT_ONCE = 5.0, 1.0
 FIRST = ["Anna", "Peter", "Maria", "Paul", "Clara", "Simon", "Laura", "Martin", "Ruth", "Frank"]
 LAST = ["Stone", "Hill", "Brook", "Wood", "Field", "Marsh", "Rivers", "Lake", "Forest", "Banks"]
-PLACES = ["Oslo", "Lisbon", "Vienna", "Dublin", "Prague", "Athens", "Geneva", "Naples", "Bergen", "Lyon"]
-THINGS = ["bridge", "harbour", "opera", "mill", "school", "chapel", "railway", "library", "tower", "museum"]
+PLACES = [
+    "Oslo",
+    "Lisbon",
+    "Vienna",
+    "Dublin",
+    "Prague",
+    "Athens",
+    "Geneva",
+    "Naples",
+    "Bergen",
+    "Lyon",
+]
+THINGS = [
+    "bridge",
+    "harbour",
+    "opera",
+    "mill",
+    "school",
+    "chapel",
+    "railway",
+    "library",
+    "tower",
+    "museum",
+]
 VERBS = ["built", "designed", "restored", "sold", "inherited", "described", "founded", "bought"]
 
 
@@ -91,10 +113,17 @@ def steps(episodes: int, round_: int) -> list[list[Action]]:
     mine = facts[2 * episodes * round_ : 2 * episodes * (round_ + 1)]
     return [
         [
-            Action("create", f"The {thing} of {place} was {verb} by {first} {last} in 18{index % 100:02}."),
-            Action("read", f"Which {asked[3]} was {asked[2]} by {asked[0]} {asked[1]} in {asked[4]}?"),
+            Action(
+                "create",
+                f"The {thing} of {place} was {verb} by {first} {last} in 18{index % 100:02}.",
+            ),
+            Action(
+                "read", f"Which {asked[3]} was {asked[2]} by {asked[0]} {asked[1]} in {asked[4]}?"
+            ),
         ]
-        for index, ((first, last, verb, thing, place), asked) in enumerate(zip(mine[::2], mine[1::2], strict=True))
+        for index, ((first, last, verb, thing, place), asked) in enumerate(
+            zip(mine[::2], mine[1::2], strict=True)
+        )
     ]
 
 
@@ -103,7 +132,9 @@ async def run_step(embedder: Embedder, actions: list[list[Action]]) -> tuple[flo
     tokenizer: Any = None  # measures scratchpads; there are none here
     memories = [WorkingMemory(embedder, tokenizer, MemoryConfig()) for _ in actions]
     started = time.perf_counter()
-    await asyncio.gather(*(memory.apply(each, 0) for memory, each in zip(memories, actions, strict=True)))
+    await asyncio.gather(
+        *(memory.apply(each, 0) for memory, each in zip(memories, actions, strict=True))
+    )
     seconds = time.perf_counter() - started
     return seconds, [memory.view().retrieved[0].score for memory in memories]
 
@@ -136,7 +167,9 @@ async def measure(model: Path, url: str, episodes: int, rounds: int) -> dict[str
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     print(f"{episodes} episodes, {2 * episodes} operations in one step, {rounds} rounds")
     for name, times in seconds.items():
-        print(f"{name:<20} median {medians[name]:7.3f} s   all {' '.join(f'{value:.3f}' for value in times)}")
+        print(
+            f"{name:<20} median {medians[name]:7.3f} s   all {' '.join(f'{value:.3f}' for value in times)}"
+        )
     return {
         "episodes": episodes,
         "calls_per_step": max(calls),

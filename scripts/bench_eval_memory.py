@@ -54,7 +54,10 @@ def make_long_task(index: int, documents: int) -> Task:
     while len(texts) < documents:
         texts += make_task(WORLD, index, number).documents
         number += 1
-    titled = (replace(text, title=f"Notice {place}") for place, text in enumerate(texts[:documents], start=1))
+    titled = (
+        replace(text, title=f"Notice {place}")
+        for place, text in enumerate(texts[:documents], start=1)
+    )
     return replace(make_task(WORLD, index, 0), documents=tuple(titled))
 
 
@@ -104,8 +107,12 @@ async def measure(
 def main() -> int:
     """Measure, print the table and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
-    parser.add_argument("--embedder_model", help="a sentence-transformers folder (unset: HashingEmbedder)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)"
+    )
+    parser.add_argument(
+        "--embedder_model", help="a sentence-transformers folder (unset: HashingEmbedder)"
+    )
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--together", type=int, default=TOGETHER, help="episodes at the same time")
     add_quick(parser, documents=30, together=2)
@@ -113,13 +120,20 @@ def main() -> int:
     documents, count = options.documents, options.together
     tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer or models.smollm2())
     model = options.embedder_model
-    embedder = make_embedder(EmbedderConfig(*(("sentence_transformer", model) if model else ("hashing",))))
+    embedder = make_embedder(
+        EmbedderConfig(*(("sentence_transformer", model) if model else ("hashing",)))
+    )
     tasks = [make_long_task(index, documents) for index in range(1 + count)]
-    tokens = len(tokenizer.encode(" ".join(document.text for document in tasks[0].documents))) / documents
+    tokens = (
+        len(tokenizer.encode(" ".join(document.text for document in tasks[0].documents)))
+        / documents
+    )
     with tempfile.TemporaryDirectory() as out:
         asyncio.run(measure(tokenizer, embedder, [make_long_task(99, 80)], Path(out, "small"), 0.0))
         alone = asyncio.run(measure(tokenizer, embedder, tasks[:1], Path(out, "alone"), LATENCY))
-        together = asyncio.run(measure(tokenizer, embedder, tasks[1:], Path(out, "together"), LATENCY))
+        together = asyncio.run(
+            measure(tokenizer, embedder, tasks[1:], Path(out, "together"), LATENCY)
+        )
     fraction = (alone["chunking_seconds"] + alone["retrieval_seconds"]) / alone["seconds"]
     for name, part in (("alone", alone), (f"{count} together", together)):
         print(f"{name:<12}" + "  ".join(f"{key} {value:.3f}" for key, value in part.items()))
@@ -128,7 +142,10 @@ def main() -> int:
         "questions": QUESTIONS,
         "tokens_per_document": round(tokens, 1),
         "alone": {key: round(value, 4) for key, value in alone.items()},
-        "together": {"episodes": count, **{key: round(value, 4) for key, value in together.items()}},
+        "together": {
+            "episodes": count,
+            **{key: round(value, 4) for key, value in together.items()},
+        },
         "megabytes": round(alone["megabytes"], 1),
         "megabytes_each_together": round(together["megabytes"] / count, 1),
         "chunking_and_retrieval_fraction": round(fraction, 5),

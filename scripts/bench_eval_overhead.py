@@ -54,7 +54,9 @@ STEPS = CHUNKS + QUESTIONS
 CHUNK_TOKENS = 700
 RATE, LATENCY = 1000.0, 0.5
 MOST_RATIO, MOST_MEMORY = 1.10, 2e9
-WORLD = WorldConfig(questions=(QUESTIONS, QUESTIONS), distractors=38, facts_per_document=1, filler=10)
+WORLD = WorldConfig(
+    questions=(QUESTIONS, QUESTIONS), distractors=38, facts_per_document=1, filler=10
+)
 """Documents of some 100 tokens, as long as HotpotQA's paragraphs."""
 CHARACTERS_PER_TOKEN = 3.9
 """Of this world's text, roughly."""
@@ -83,7 +85,9 @@ class InLoop:
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """What the server answers."""
         token_ids = await self._simulation.complete(prompt_ids)
-        return Completion(token_ids, [-0.25] * len(token_ids), self._tokenizer.decode(token_ids), "stop")
+        return Completion(
+            token_ids, [-0.25] * len(token_ids), self._tokenizer.decode(token_ids), "stop"
+        )
 
     async def close(self) -> None:
         """Nothing to free."""
@@ -107,12 +111,16 @@ def timed(embedder: Any) -> list[float]:
     return seconds
 
 
-async def measure(url: str, options: argparse.Namespace, tasks: Sequence[Task], in_flight: int) -> dict[str, float]:
+async def measure(
+    url: str, options: argparse.Namespace, tasks: Sequence[Task], in_flight: int
+) -> dict[str, float]:
     """The figures of one client, which begins when all are ready."""
     tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer)
     config = EmbedderConfig(embedder="hashing", embedder_dim=384)
     if options.embedder == "minilm":
-        config = EmbedderConfig(embedder="sentence_transformer", embedder_model=str(models.minilm()))
+        config = EmbedderConfig(
+            embedder="sentence_transformer", embedder_model=str(models.minilm())
+        )
     embedder = make_embedder(config)
     await embedder.embed(["the first call takes longer"], "entry")
     embedding = timed(embedder)
@@ -151,12 +159,18 @@ def share_gate(gate: Any) -> None:
     _GATE = gate
 
 
-def run_clients(url: str, options: argparse.Namespace, in_flight: int) -> tuple[float, list[dict[str, float]]]:
+def run_clients(
+    url: str, options: argparse.Namespace, in_flight: int
+) -> tuple[float, list[dict[str, float]]]:
     """Seconds until the last of the clients has ended, and the figures of each."""
     context = get_context("spawn")
     gate, count = context.Barrier(options.clients + 1, timeout=600), options.clients
-    with ProcessPoolExecutor(count, mp_context=context, initializer=share_gate, initargs=(gate,)) as pool:
-        running = [pool.submit(client, url, options, part, -(-in_flight // count)) for part in range(count)]
+    with ProcessPoolExecutor(
+        count, mp_context=context, initializer=share_gate, initargs=(gate,)
+    ) as pool:
+        running = [
+            pool.submit(client, url, options, part, -(-in_flight // count)) for part in range(count)
+        ]
         gate.wait()
         began = time.perf_counter()
         figures = [one.result() for one in running]
@@ -166,11 +180,17 @@ def run_clients(url: str, options: argparse.Namespace, in_flight: int) -> tuple[
 def main() -> int:
     """Measure, print the table and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)"
+    )
     parser.add_argument("--embedder", default="minilm", choices=("minilm", "hashing"))
-    parser.add_argument("--rate", type=float, default=RATE, help="completions a second that the server allows")
+    parser.add_argument(
+        "--rate", type=float, default=RATE, help="completions a second that the server allows"
+    )
     parser.add_argument("--episodes", type=int, default=EPISODES)
-    parser.add_argument("--clients", type=int, default=os.cpu_count() or 1, help="processes that evaluate")
+    parser.add_argument(
+        "--clients", type=int, default=os.cpu_count() or 1, help="processes that evaluate"
+    )
     add_quick(parser, episodes=4, rate=20.0, clients=1, embedder="hashing")
     options = parser.parse_args()
     options.tokenizer = options.tokenizer or models.smollm2()

@@ -62,13 +62,17 @@ class Command:
     def start(self) -> subprocess.Popen[bytes]:
         """A process of it; its output goes to a file beside the folder."""
         with self.out.with_suffix(".log").open("ab") as log:
-            return subprocess.Popen(self._arguments, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            return subprocess.Popen(
+                self._arguments, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
 
     def run(self) -> None:
         """Run it to its end."""
         status = self.start().wait(timeout=PATIENCE)
         if status != 0:
-            raise RuntimeError(f"the evaluation ended with status {status}: {self.out.with_suffix('.log')}")
+            raise RuntimeError(
+                f"the evaluation ended with status {status}: {self.out.with_suffix('.log')}"
+            )
 
     def kill_after(self, requests: int, seconds: float) -> bool:
         """Start it, and kill it `seconds` after so many further requests. False if it ended before."""
@@ -92,7 +96,9 @@ class Command:
         """The episodes whose lines are whole."""
         path = self.out / "episodes.jsonl"
         content = path.read_text() if path.exists() else ""
-        records = [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith("\n")]
+        records = [
+            json.loads(line) for line in content.splitlines(keepends=True) if line.endswith("\n")
+        ]
         return {(record["task_id"], record["sample"]) for record in records}
 
 
@@ -129,7 +135,9 @@ def contents(out: Path) -> dict[str, Any]:
 def main() -> int:
     """Run both, compare, print the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)"
+    )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--tasks", type=int, default=TASKS)
@@ -148,7 +156,9 @@ def main() -> int:
             calm = Command(server, tokenizer, data, folder / "calm")
             calm.run()
             calls = len(calm.requests())
-        assert len(set(calm.requests())) == calls, "a request was made twice although nothing went wrong"
+        assert len(set(calm.requests())) == calls, (
+            "a request was made twice although nothing went wrong"
+        )
         # What an episode has done is lost when it is killed: about half of the requests between two kills are for that.
         most = 3 * calls // max(options.kills, 6)
         rng = random.Random(options.seed)
@@ -161,18 +171,24 @@ def main() -> int:
                 # One in five dies while it loads what is there.
                 loading = index % 5 == 4
                 kills += killed.kill_after(
-                    0 if loading else rng.randint(1, most), rng.uniform(0.5, 3.0) if loading else rng.uniform(0.0, 0.1)
+                    0 if loading else rng.randint(1, most),
+                    rng.uniform(0.5, 3.0) if loading else rng.uniform(0.0, 0.1),
                 )
                 repeated += sum(seeds[seed] in done for seed in killed.requests()[seen:])
                 done = killed.finished()
                 finished_at_kills.append(len(done))
-                print(f"kill {index + 1:>2}: {len(done):>3} of {len(episodes)} episodes finished", flush=True)
+                print(
+                    f"kill {index + 1:>2}: {len(done):>3} of {len(episodes)} episodes finished",
+                    flush=True,
+                )
             seen = len(killed.requests())
             killed.run()
             requests = killed.requests()
             repeated += sum(seeds[seed] in done for seed in requests[seen:])
         left, right = contents(folder / "calm"), contents(folder / "killed")
-        different = sorted(name for name in left.keys() | right.keys() if left.get(name) != right.get(name))
+        different = sorted(
+            name for name in left.keys() | right.keys() if left.get(name) != right.get(name)
+        )
     print(f"files that differ: {', '.join(different) or 'none'}")
     result = {
         "episodes": len(episodes),

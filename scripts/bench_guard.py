@@ -66,9 +66,7 @@ REFUSED = (
     "drip_headers drip_chunks silent early image bytes film parts binary not_pdf pdf_garbage pdf_bomb pdf_kids "
     "pdf_locked"
 )
-READ_OR_REFUSED = (
-    "type punycode charset deep table links attributes laughs entity base nul pdf_text pdf_parent pdf_prev pdf_many"
-)
+READ_OR_REFUSED = "type punycode charset deep table links attributes laughs entity base nul pdf_text pdf_parent pdf_prev pdf_many"
 ROBOTS = ("wild", "long", "slow", "moved")
 
 
@@ -79,7 +77,9 @@ class Watch(httpcore.AsyncNetworkBackend):
         self.connected: list[str] = []
         self._backend = httpcore.AnyIOBackend()
 
-    async def connect_tcp(self, host: str, port: int, *arguments: Any, **settings: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(
+        self, host: str, port: int, *arguments: Any, **settings: Any
+    ) -> httpcore.AsyncNetworkStream:
         """A connection to 127.x."""
         self.connected.append(host)
         if not host.startswith("127."):
@@ -101,7 +101,9 @@ class TestResolver:
         if (name := host.lower()) in NAMES:
             return NAMES[name]
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            found = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )
         except (socket.gaierror, UnicodeError):
             raise socket.gaierror(socket.EAI_NONAME, "no such name") from None
         return [str(info[4][0]) for info in found]
@@ -115,10 +117,16 @@ def cases(web: HostileWeb) -> list[tuple[str, str, bool]]:
     found += [(f"name {name}", f"http://{name}.test:{web.private}/", True) for name in names]
     found += [("name rebinding", f"http://rebinding.test:{web.public}/chain_in", True)]
     found += [(f"scheme {url}", url, True) for url in SCHEMES]
-    found += [("port 22", "http://127.0.0.2:22/", True), ("tls to a server without", f"https://{host}/silent", True)]
+    found += [
+        ("port 22", "http://127.0.0.2:22/", True),
+        ("tls to a server without", f"https://{host}/silent", True),
+    ]
     found += [(path, f"http://{host}/{path}", True) for path in REFUSED.split()]
     found += [(path, f"http://{host}/{path}", False) for path in READ_OR_REFUSED.split()]
-    found += [(f"robots {name}", f"http://{name}.test:{web.public}/fine", name == "slow") for name in ROBOTS]
+    found += [
+        (f"robots {name}", f"http://{name}.test:{web.public}/fine", name == "slow")
+        for name in ROBOTS
+    ]
     return found
 
 
@@ -156,7 +164,11 @@ async def run(quick: bool) -> dict[str, Any]:
                 # robots.txt and the page each have their time, and each is read.
                 if seconds > 2 * (PAGE_SECONDS + PARSE_SECONDS) + 1:
                     slow.append(name)
-                if web.hits > hits or set(watch.connected) - {"127.0.0.2"} or (refused and not result.is_error):
+                if (
+                    web.hits > hits
+                    or set(watch.connected) - {"127.0.0.2"}
+                    or (refused and not result.is_error)
+                ):
                     through.append(name)
                 if "root:" in result.text:
                     through.append(name)

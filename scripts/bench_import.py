@@ -24,7 +24,11 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=5)
     add_quick(parser, times=1)
     times = parser.parse_args().times
-    rows = {"bare interpreter": "pass", "import atommem": "import atommem", "the loop": "import atommem.episode_runner"}
+    rows = {
+        "bare interpreter": "pass",
+        "import atommem": "import atommem",
+        "the loop": "import atommem.episode_runner",
+    }
     figures = {name: round(seconds(code, times), 3) for name, code in rows.items()}
     for name, value in figures.items():
         print(f"{name:<20} {value:>7.3f} s")

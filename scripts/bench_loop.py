@@ -101,7 +101,11 @@ class EngineDouble:
             finish_reason="stop",
         )
         return SimpleNamespace(
-            request_id=name, finished=True, prompt_token_ids=request.ids, num_cached_tokens=0, outputs=[sampled]
+            request_id=name,
+            finished=True,
+            prompt_token_ids=request.ids,
+            num_cached_tokens=0,
+            outputs=[sampled],
         )
 
 
@@ -117,7 +121,9 @@ def answering(draw: random.Random, index: int) -> str:
     return "<final_answer>\\boxed{Rome}</final_answer>"
 
 
-def answers_of(tokenizer: Any, count: int, ending: Callable[[random.Random, int], str]) -> list[list[int]]:
+def answers_of(
+    tokenizer: Any, count: int, ending: Callable[[random.Random, int], str]
+) -> list[list[int]]:
     """What the engine answers: notes, and what `ending` makes of a draw and the answer's number."""
     draw = random.Random(0)
     texts = []
@@ -146,17 +152,26 @@ def _build(observation: Any, view: Any) -> list[int]:
 def agent_of(tokenizer: Any, policy: Any, threads: int) -> Agent:
     """As training makes it."""
     longdoc = {"chunking": "tokens", "chunk_tokens": CHUNK_TOKENS, "max_reads": 0}
-    more: dict[str, Any] = {"encode_threads": threads, "keep_prompts": True, "temperature": 1.0, "seed": 0}
+    more: dict[str, Any] = {
+        "encode_threads": threads,
+        "keep_prompts": True,
+        "temperature": 1.0,
+        "seed": 0,
+    }
     return make_agent(policy, HashingEmbedder(256), tokenizer, stored=longdoc, **more)
 
 
-async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig) -> dict[str, float]:
+async def measure(
+    folder: Path, encoding: str, episodes: int, world: WorldConfig
+) -> dict[str, float]:
     """Run the episodes; returns the stalls in ms, and what the rollout took."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, 64, answering)), tokenizer)
     agent = agent_of(tokenizer, policy, ENCODE_THREADS if encoding == "threads" else 0)
     if encoding == "processes":
-        pool = ProcessPoolExecutor(ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), agent_of))
+        pool = ProcessPoolExecutor(
+            ENCODE_THREADS, initializer=_in_a_process, initargs=(str(folder), agent_of)
+        )
         loop = asyncio.get_running_loop()
         empty = agent.new_memory().view()
         task = make_task(world, 0, 0)
@@ -164,7 +179,9 @@ async def measure(folder: Path, encoding: str, episodes: int, world: WorldConfig
         await loop.run_in_executor(pool, _build, await agent.environments().reset(task), empty)
         agent._encoded = lambda *step: loop.run_in_executor(pool, _build, *step)  # type: ignore[method-assign,assignment]
     tasks = [make_task(world, 0, index) for index in range(episodes // GROUP)]
-    done, beats = await watched(EpisodeRunner(agent).run_all([(task, n) for task in tasks for n in range(GROUP)]))
+    done, beats = await watched(
+        EpisodeRunner(agent).run_all([(task, n) for task in tasks for n in range(GROUP)])
+    )
     await policy.close()
     if encoding == "processes":
         pool.shutdown()
@@ -178,7 +195,9 @@ async def watched(work: Coroutine[Any, Any, Any]) -> tuple[Any, dict[str, float]
     """The result of `work`, and the stalls of the loop while it ran."""
     async with heartbeat() as beats:
         await asyncio.sleep(0.05)
-        control = subprocess.Popen([sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True)
+        control = subprocess.Popen(
+            [sys.executable, "-c", CONTROL], stdout=subprocess.PIPE, text=True
+        )
         await asyncio.sleep(0.2)  # until it has begun
         beats.clear()
         began = time.perf_counter()
@@ -199,15 +218,22 @@ async def watched(work: Coroutine[Any, Any, Any]) -> tuple[Any, dict[str, float]
 def main() -> int:
     """Measure, print a line for each run and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)"
+    )
     parser.add_argument("--episodes", type=int, default=EPISODES)
-    parser.add_argument("--runs", type=int, default=3, help="of each way to encode; the worst one counts")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="of each way to encode; the worst one counts"
+    )
     add_quick(parser, episodes=32, runs=1)
     options = parser.parse_args()
     options.tokenizer = options.tokenizer or models.smollm2()
     pretend_vllm()
     world, encodings = (SMALL_WORLD, ["threads"]) if options.quick else (WORLD, list(ENCODINGS))
-    result: dict[str, Any] = {"episodes": options.episodes, "load_average": round(os.getloadavg()[0], 1)}
+    result: dict[str, Any] = {
+        "episodes": options.episodes,
+        "load_average": round(os.getloadavg()[0], 1),
+    }
     for encoding in encodings:
         found = []
         for _ in range(options.runs):
@@ -215,7 +241,9 @@ def main() -> int:
             print(f"{encoding:<10}{found[-1]}", flush=True)
         result[encoding] = {name: [one[name] for one in found] for name in found[0]}
     result["largest_stall_ms"] = max(result["threads"]["largest_stall_ms"])
-    result["holds"] = options.episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
+    result["holds"] = (
+        options.episodes >= EPISODES and result["largest_stall_ms"] <= 1000 * MOST_STALL
+    )
     return last_line(result)
 
 

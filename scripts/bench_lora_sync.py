@@ -50,12 +50,27 @@ HELDOUT, TRAINING = 1, 3
 def start_server(model: Path, log: Path) -> VllmServer:
     """A server that takes adapters at run time; small blocks, because prompts have about 100 tokens."""
     flags = ["--max-model-len", "256", "--max-num-batched-tokens", "8192", "--max-num-seqs", "512"]
-    flags += ["--block-size", "32", "--enable-lora", "--max-lora-rank", str(RANK), "--disable-uvicorn-access-log"]
-    return VllmServer(model, log, *flags, env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "OMP_NUM_THREADS": "1"})
+    flags += [
+        "--block-size",
+        "32",
+        "--enable-lora",
+        "--max-lora-rank",
+        str(RANK),
+        "--disable-uvicorn-access-log",
+    ]
+    return VllmServer(
+        model, log, *flags, env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "OMP_NUM_THREADS": "1"}
+    )
 
 
 def arguments_of(
-    model: Path, data: Path, out: Path, url: str | None, updates: int, learning_rate: float, seed: int
+    model: Path,
+    data: Path,
+    out: Path,
+    url: str | None,
+    updates: int,
+    learning_rate: float,
+    seed: int,
 ) -> list[str]:
     """The command line of the training, after ``atommem train grpo``; without a `url` it samples by itself."""
     values: dict[str, Any] = {
@@ -77,7 +92,9 @@ def arguments_of(
     return flags(values)
 
 
-def sample_heldout(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) -> EvalResult:
+def sample_heldout(
+    settings: Any, url: str, tasks: list[Any], adapter: Adapter | None
+) -> EvalResult:
     """Held-out EM, sampled by the server with training's sampling: of the base model, or of an adapter."""
     args, memory, embedder, environment, model = settings
     tokenizer = load_tokenizer(model)
@@ -87,7 +104,9 @@ def sample_heldout(settings: Any, url: str, tasks: list[Any], adapter: Adapter |
         if adapter is not None:
             await pool.use_adapter(adapter)
         of = {**asdict(memory), **asdict(environment), "max_tokens": args.max_completion_length}
-        agent = make_agent(pool, make_embedder(embedder), tokenizer, stored=of, temperature=args.temperature)
+        agent = make_agent(
+            pool, make_embedder(embedder), tokenizer, stored=of, temperature=args.temperature
+        )
         try:
             return await evaluate(tasks, EpisodeRunner(agent), progress=False)
         finally:
@@ -96,7 +115,9 @@ def sample_heldout(settings: Any, url: str, tasks: list[Any], adapter: Adapter |
     return asyncio.run(run())
 
 
-async def first_logprob(url: str, tokenizer: Any, prompt: list[int], adapter: Adapter | None) -> float:
+async def first_logprob(
+    url: str, tokenizer: Any, prompt: list[int], adapter: Adapter | None
+) -> float:
     """Log-probability of the most likely first token: tells apart what the server samples from."""
     pool = ServerPool([url], "policy", tokenizer=tokenizer)
     if adapter is not None:
@@ -113,7 +134,10 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     data, trained = out / f"train-{seed}.parquet", out / f"grpo-{seed}-{int(time.time())}"
     with start_server(model, out / f"server-{seed}.log") as server:
         url = None if options.local else server.url
-        settings = parse("grpo", arguments_of(model, data, trained, url, options.updates, options.learning_rate, seed))
+        settings = parse(
+            "grpo",
+            arguments_of(model, data, trained, url, options.updates, options.learning_rate, seed),
+        )
         args = settings[0]
         count = args.max_steps * args.per_device_train_batch_size // args.num_generations
         save_tasks(list(generate(RECIPE.world, count, 10 * seed + TRAINING)), data)
@@ -126,11 +150,16 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         after = sample_heldout(settings, server.url, heldout, final)
         tokenizer = load_tokenizer(settings[-1])
         prompt = tokenizer.encode(heldout[0].documents[0].text)
-        logprobs = [asyncio.run(first_logprob(server.url, tokenizer, prompt, which)) for which in (None, final)]
+        logprobs = [
+            asyncio.run(first_logprob(server.url, tokenizer, prompt, which))
+            for which in (None, final)
+        ]
         counters = server.metrics()
     updates = [entry for entry in read_metrics(trained / METRICS_FILE) if "reward" in entry]
     differences = [entry[DIFFERENCE] for entry in updates if DIFFERENCE in entry]
-    print(f"{'update':>6}  {'reward':>6}  {'log-prob difference':>19}  {'sync s':>6}  {'rollout s':>9}")
+    print(
+        f"{'update':>6}  {'reward':>6}  {'log-prob difference':>19}  {'sync s':>6}  {'rollout s':>9}"
+    )
     for number, entry in enumerate(updates, 1):
         print(
             f"{number:>6}  {entry['reward']:>6.3f}  {entry.get(DIFFERENCE, float('nan')):>19.1e}  "
@@ -168,13 +197,17 @@ def main() -> int:
     parser.add_argument("--learning_rate", type=float, default=1.5e-3)
     parser.add_argument("--heldout", type=int, default=RECIPE.heldout)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--local", action="store_true", help="the same training with local rollouts, to compare")
+    parser.add_argument(
+        "--local", action="store_true", help="the same training with local rollouts, to compare"
+    )
     add_quick(parser, updates=1, heldout=10, seeds=[0], out=Path("runs/bench_lora_sync_quick"))
     options = parser.parse_args()
     began = time.perf_counter()
     runs = [run(options.out.absolute(), seed, options) for seed in options.seeds]
     holds = all(one["holds"] for one in runs)
-    return last_line({"runs": runs, "seconds": round(time.perf_counter() - began, 1), "holds": holds})
+    return last_line(
+        {"runs": runs, "seconds": round(time.perf_counter() - began, 1), "holds": holds}
+    )
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def build_tasks(benchmarks: Path, out: Path) -> Path:
     return path
 
 
-def check_episode(folder: Path, record: EpisodeRecord, method: str, problems: list[str]) -> Counter[str]:
+def check_episode(
+    folder: Path, record: EpisodeRecord, method: str, problems: list[str]
+) -> Counter[str]:
     """What the trace of an episode counts; what is wrong with it is added to `problems`."""
     path = trace_path(folder, record)
     trace = read_trace(path)
@@ -133,16 +135,35 @@ def check_episode(folder: Path, record: EpisodeRecord, method: str, problems: li
         for operation in step.operations:
             contents.apply(operation)
         if len(contents.entries) != step.store_size:
-            problems.append(f"{where}, step {step.index}: store_size {step.store_size} is not {len(contents.entries)}")
+            problems.append(
+                f"{where}, step {step.index}: store_size {step.store_size} is not {len(contents.entries)}"
+            )
     return counts
 
 
 def run_method(
-    server: VllmServer, tasks: Path, model: Path, method: str, out: Path, further: dict[str, int], endings: set[str]
+    server: VllmServer,
+    tasks: Path,
+    model: Path,
+    method: str,
+    out: Path,
+    further: dict[str, int],
+    endings: set[str],
 ) -> dict[str, Any]:
     """Evaluate `method` and compare; its figures, with ``problems``."""
-    settings = {"policy": server.url, "model": MODEL_NAME, "tokenizer": model, "method": method, "data": tasks}
-    settings |= {"out": out, "embedder": "hashing", "max_reads": MAX_READS, "chunk_tokens": CHUNK_TOKENS}
+    settings = {
+        "policy": server.url,
+        "model": MODEL_NAME,
+        "tokenizer": model,
+        "method": method,
+        "data": tasks,
+    }
+    settings |= {
+        "out": out,
+        "embedder": "hashing",
+        "max_reads": MAX_READS,
+        "chunk_tokens": CHUNK_TOKENS,
+    }
     settings |= {"max_tokens": MAX_TOKENS, "temperature": 0.7, **further}
     before, asked_before = read_metrics(server)
     started = time.perf_counter()
@@ -151,7 +172,9 @@ def run_method(
     seconds = time.perf_counter() - started
     after, asked_after = read_metrics(server)
     problems = [] if status == 0 else [f"atommem eval ended with status {status}"]
-    records = list(parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl").values())
+    records = list(
+        parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl").values()
+    )
     problems += [
         f"{record.task_id} ended as {record.stop_reason}: {record.error or ''}"
         for record in records
@@ -160,13 +183,17 @@ def run_method(
     sources = Counter(record.source for record in records)
     if sorted(sources.values()) != [TASKS] * len(BENCHMARKS):
         problems.append(f"episodes of each benchmark: {dict(sources)}")
-    counts = sum((check_episode(out, record, method, problems) for record in records), Counter[str]())
+    counts = sum(
+        (check_episode(out, record, method, problems) for record in records), Counter[str]()
+    )
     grown = after - before
     if counts != grown:
         problems.append(f"the traces count {counts}, the server {grown}")
     means = json.loads((out / "summary.json").read_text())["means"]
     names = ("steps", "tokens/prompt", "tokens/completion")
-    table = Counter({key: round(means[name] * len(records)) for key, name in zip(COUNTED, names, strict=True)})
+    table = Counter(
+        {key: round(means[name] * len(records)) for key, name in zip(COUNTED, names, strict=True)}
+    )
     if table != grown:
         problems.append(f"summary.json counts {table}, the server {grown}")
     requests = asked_after - asked_before
@@ -182,29 +209,47 @@ def run_method(
     }
 
 
-def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: Path) -> dict[str, dict[str, Any]]:
+def run(
+    server: VllmServer, tasks: Path, model: Path, methods: list[str], out: Path
+) -> dict[str, dict[str, Any]]:
     """All methods in turn, then the refused requests."""
     figures: dict[str, dict[str, Any]] = {}
-    print(f"{'method':<18} episodes calls prompt tokens sampled refused entries seconds", flush=True)
+    print(
+        f"{'method':<18} episodes calls prompt tokens sampled refused entries seconds", flush=True
+    )
     ended = {"answered", "unanswered"}
     own = {
         "full_context": {"context_tokens": WINDOW},
-        **{method: {"max_tokens": NOTE_TOKENS} for method in ("generative_agents", "a_mem", "mem0")},
+        **{
+            method: {"max_tokens": NOTE_TOKENS} for method in ("generative_agents", "a_mem", "mem0")
+        },
     }
     # Completions as long as the window leave no room for a prompt; the client, which was given the model's name, does
     # not ask for the window and so finds out by being refused.
     too_long = {"context_tokens": 4 * WINDOW, "max_tokens": WINDOW, "max_failed_fraction": 1}
     cells = [(method, method, own.get(method, {}), ended) for method in methods]
-    for name, method, further, endings in [*cells, ("(refused)", "full_context", too_long, {"context_overflow"})]:
+    for name, method, further, endings in [
+        *cells,
+        ("(refused)", "full_context", too_long, {"context_overflow"}),
+    ]:
         row = run_method(server, tasks, model, method, out / name.strip("()"), further, endings)
         figures[name] = row
         numbers = f"{row['episodes']:>8} {row['calls']:>5} {row['prompt_tokens']:>13} {row['sampled_tokens']:>7}"
-        print(f"{name:<18} {numbers} {row['refused']:>7} {row['entries']:>7} {row['seconds']:>7}", flush=True)
+        print(
+            f"{name:<18} {numbers} {row['refused']:>7} {row['entries']:>7} {row['seconds']:>7}",
+            flush=True,
+        )
         for problem in row["problems"]:
             print(f"  {problem}")
     refused = figures["(refused)"]
-    if (refused["calls"], refused["prompt_tokens"], refused["refused"]) != (0, 0, refused["episodes"]):
-        refused["problems"].append("an episode whose first request is refused counts no call, and sends it once")
+    if (refused["calls"], refused["prompt_tokens"], refused["refused"]) != (
+        0,
+        0,
+        refused["episodes"],
+    ):
+        refused["problems"].append(
+            "an episode whose first request is refused counts no call, and sends it once"
+        )
         print(f"  {refused['problems'][-1]}")
     return figures
 
@@ -212,9 +257,15 @@ def run(server: VllmServer, tasks: Path, model: Path, methods: list[str], out: P
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if and only if everything holds."""
     parser = command_line(__doc__)
-    parser.add_argument("--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py")
-    parser.add_argument("--methods", nargs="+", default=list(READERS), choices=READERS, metavar="NAME")
+    parser.add_argument(
+        "--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=list(READERS), choices=READERS, metavar="NAME"
+    )
     parser.add_argument("--out", type=Path, help="keep traces and the server's log here")
     add_quick(parser, methods=["full_context"])
     arguments = parser.parse_args(argv)
@@ -224,14 +275,19 @@ def main(argv: list[str] | None = None) -> int:
         out = arguments.out or Path(scratch)
         out.mkdir(parents=True, exist_ok=True)
         tasks = build_tasks(arguments.benchmarks, out)
-        of: dict[str, Any] = {"env": {"VLLM_CPU_KVCACHE_SPACE": "2"}, "served_model_name": MODEL_NAME}
+        of: dict[str, Any] = {
+            "env": {"VLLM_CPU_KVCACHE_SPACE": "2"},
+            "served_model_name": MODEL_NAME,
+        }
         server = VllmServer(model, out / "server.log", "--max-model-len", str(WINDOW), **of)
         with server:
             up = time.perf_counter() - started
             print(f"the server was up after {up:.0f} s")
             figures = run(server, tasks, model, arguments.methods, out)
     holds = not any(row["problems"] for row in figures.values())
-    return last_line({"methods": figures, "seconds": round(time.perf_counter() - started), "holds": holds})
+    return last_line(
+        {"methods": figures, "seconds": round(time.perf_counter() - started), "holds": holds}
+    )
 
 
 if __name__ == "__main__":

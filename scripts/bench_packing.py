@@ -70,7 +70,9 @@ SHAPES = (
 )
 
 
-def episode_lists(shape: Shape, steps: int, rng: np.random.Generator) -> list[tuple[list[int], list[int], list[float]]]:
+def episode_lists(
+    shape: Shape, steps: int, rng: np.random.Generator
+) -> list[tuple[list[int], list[int], list[float]]]:
     """(prompt ids, completion ids, log-probabilities) of every step of the group's episodes."""
 
     def ids(count: int) -> list[int]:
@@ -78,7 +80,11 @@ def episode_lists(shape: Shape, steps: int, rng: np.random.Generator) -> list[tu
 
     chunks = [ids(shape.shared) for _ in range(steps)]
     logprobs = [-0.5] * shape.sampled
-    return [(chunk + ids(shape.own), ids(shape.sampled), logprobs) for _ in range(shape.group) for chunk in chunks]
+    return [
+        (chunk + ids(shape.own), ids(shape.sampled), logprobs)
+        for _ in range(shape.group)
+        for chunk in chunks
+    ]
 
 
 def measure(shape: Shape, steps: int) -> dict[str, float]:
@@ -113,7 +119,12 @@ def measure(shape: Shape, steps: int) -> dict[str, float]:
                 make(tree, cpu)
     total = sum(took.values()) - took["processor"]
     unique = sum(tree.length for tree in trees)
-    return took | {"total": total, "trl": trl_cost(micro_batches[:2]), "packing_ratio": raw / unique, "raw": raw}
+    return took | {
+        "total": total,
+        "trl": trl_cost(micro_batches[:2]),
+        "packing_ratio": raw / unique,
+        "raw": raw,
+    }
 
 
 def trl_cost(micro_batches: list[list[Row]]) -> float:
@@ -149,11 +160,18 @@ def main(argv: list[str] | None = None) -> int:
     figures = {}
     for shape in SHAPES[:1] if arguments.quick else SHAPES:
         rounds = [measure(shape, arguments.steps) for _ in range(arguments.rounds)]
-        medians = {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
+        medians = {
+            name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]
+        }
         figures[shape.name] = medians
-        print(f"{shape.name}: " + ", ".join(f"{name} {value:,g}" for name, value in medians.items()), flush=True)
+        print(
+            f"{shape.name}: " + ", ".join(f"{name} {value:,g}" for name, value in medians.items()),
+            flush=True,
+        )
     first = figures[SHAPES[0].name]
-    return last_line({"us_per_raw_token": figures, "steps": arguments.steps, "holds": first["total"] <= MOST})
+    return last_line(
+        {"us_per_raw_token": figures, "steps": arguments.steps, "holds": first["total"] <= MOST}
+    )
 
 
 if __name__ == "__main__":

@@ -53,15 +53,50 @@ COMPLETIONS = [
     "<create_memory>fact one<create_memory>fact two</create_memory><create_memory>fact three</update_memory>",
 ]
 SCRAPS = [
-    *(f"<{slash}{tag}>" for dialect in DIALECTS for tag in dialect.tags.values() for slash in ("", "/")),
-    *("<think>", "</think>", "<THINK>", "\\boxed{", "\\boxed", "{", "}", "<", ">", "/", "</", "Memory 3:", "7" * 400),
-    *("[3]", "#", ":", " ", "\n", "\x00", "\ud800", "\u202e", "\U0001f600", "\u0663", "\u0130", "e\u0301", "&lt;"),
+    *(
+        f"<{slash}{tag}>"
+        for dialect in DIALECTS
+        for tag in dialect.tags.values()
+        for slash in ("", "/")
+    ),
+    *(
+        "<think>",
+        "</think>",
+        "<THINK>",
+        "\\boxed{",
+        "\\boxed",
+        "{",
+        "}",
+        "<",
+        ">",
+        "/",
+        "</",
+        "Memory 3:",
+        "7" * 400,
+    ),
+    *(
+        "[3]",
+        "#",
+        ":",
+        " ",
+        "\n",
+        "\x00",
+        "\ud800",
+        "\u202e",
+        "\U0001f600",
+        "\u0663",
+        "\u0130",
+        "e\u0301",
+        "&lt;",
+    ),
 ]
 
 
 def hypothesis_strings(count: int, seed_value: int) -> Iterator[str]:
     """`count` strings: arbitrary Unicode, and sequences of tags and scraps."""
-    scraps = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=6)), max_size=12).map("".join)
+    scraps = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=6)), max_size=12).map(
+        "".join
+    )
     strings = st.one_of(st.text(st.characters(exclude_categories=())), scraps)
     drawn: list[str] = []
 
@@ -123,11 +158,15 @@ def inconsistency(text: str, parsed: Parsed, dialect: Dialect) -> str | None:
             return f"answer without a box {action}"
         # Inside of an element, also of a bad one, it is text.
         ends = [one.end for one in parsed.actions] + [one.end for one in parsed.problems]
-        before = text[max((one for one in ends if one <= action.start), default=0) : action.start].lower()
+        before = text[
+            max((one for one in ends if one <= action.start), default=0) : action.start
+        ].lower()
         if before.rfind("<think>") > before.rfind("</think>"):
             return f"{action} in thinking"
     starts = [problem.start for problem in parsed.problems]
-    if starts != sorted(starts) or any(not 0 <= item.start < item.end <= len(text) for item in parsed.problems):
+    if starts != sorted(starts) or any(
+        not 0 <= item.start < item.end <= len(text) for item in parsed.problems
+    ):
         return f"spans of {parsed.problems}"
     return None
 
@@ -199,7 +238,9 @@ def adversaries() -> dict[str, Callable[[int], str]]:
     }
 
     def maker(unit: str, before: str, after: str) -> Callable[[int], str]:
-        return lambda size: before + (unit * (size // len(unit) + 1))[: size - len(before) - len(after)] + after
+        return lambda size: (
+            before + (unit * (size // len(unit) + 1))[: size - len(before) - len(after)] + after
+        )
 
     shapes = {
         name + where: maker(unit, before, after)
@@ -250,7 +291,11 @@ def main() -> int:
     timed = {name: milliseconds(make) for name, make in adversaries().items()}
     # Below a millisecond the growth is noise.
     growth = {name: times[-1] / times[0] for name, times in timed.items() if times[-1] >= 1}
-    print(f"\n{'slowest shapes (CPU ms for characters)':<50}" + "".join(f"{size:>10}" for size in SIZES) + "    growth")
+    print(
+        f"\n{'slowest shapes (CPU ms for characters)':<50}"
+        + "".join(f"{size:>10}" for size in SIZES)
+        + "    growth"
+    )
     for name in sorted(timed, key=lambda name: -timed[name][-1])[:20]:
         columns = "".join(f"{value:>10.2f}" for value in timed[name])
         print(f"{name:<50}{columns}{growth.get(name, float('nan')):>10.1f}")

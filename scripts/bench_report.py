@@ -35,9 +35,15 @@ from atommem.observation import Observation, Piece, StopReason
 
 STEPS, MOST_SECONDS, MOST_MEGABYTES = 10, 30.0, 500.0
 Setting = tuple[str, dict[str, Any]]
-GRID: list[Setting] = [("AtomMem", {"chunk": chunk, "k": k}) for chunk in (1024, 4096, 16384) for k in (3, 6, 12)]
+GRID: list[Setting] = [
+    ("AtomMem", {"chunk": chunk, "k": k}) for chunk in (1024, 4096, 16384) for k in (3, 6, 12)
+]
 CAPACITY: list[Setting] = [("AtomMem", {"capacity": capacity}) for capacity in (5, 20, "unlimited")]
-ROWS = [*GRID, *CAPACITY, *((name, {}) for name in ("mem0", "rag", "full_context", "no_memory", "oracle"))]
+ROWS = [
+    *GRID,
+    *CAPACITY,
+    *((name, {}) for name in ("mem0", "rag", "full_context", "no_memory", "oracle")),
+]
 DOCUMENTS = (200, 800)
 
 
@@ -49,7 +55,11 @@ def make_episode(task: str, gold: str, rng: random.Random, skill: float) -> Epis
     for index in range(STEPS):
         last = index == STEPS - 1
         fact = f"{task} is about {gold}." if kept and index == 2 else f"Note {index} of {task}."
-        text = f"<create_memory>{fact}</create_memory>" if not last else f"\\boxed{{{gold if right else 'elsewhere'}}}"
+        text = (
+            f"<create_memory>{fact}</create_memory>"
+            if not last
+            else f"\\boxed{{{gold if right else 'elsewhere'}}}"
+        )
         written = () if last else (Operation(index, "create", entry_id=index + 1, after=fact),)
         steps.append(
             Step(
@@ -57,11 +67,21 @@ def make_episode(task: str, gold: str, rng: random.Random, skill: float) -> Epis
                 observation=Observation(
                     "answering" if last else "reading",
                     (Piece("question", {"question": f"What is {task} about?"}),),
-                    () if last else (Piece("chunk", {"chunk": f"Part {index} of {task}. " + "A long text. " * 110}),),
+                    ()
+                    if last
+                    else (
+                        Piece(
+                            "chunk", {"chunk": f"Part {index} of {task}. " + "A long text. " * 110}
+                        ),
+                    ),
                     label=f"chunk {index + 1}/{STEPS}",
                     question=0 if last else None,
                 ),
-                view=MemoryView(retrieved=tuple(Retrieved(n, n, old, 0.5) for n, old in enumerate(entries[:6], 1))),
+                view=MemoryView(
+                    retrieved=tuple(
+                        Retrieved(n, n, old, 0.5) for n, old in enumerate(entries[:6], 1)
+                    )
+                ),
                 prompt_ids=[],
                 token_ids=[],
                 logprobs=[],
@@ -78,7 +98,9 @@ def make_episode(task: str, gold: str, rng: random.Random, skill: float) -> Epis
         entries.append(fact)
     answer = gold if right else "elsewhere"
     score = {"em": float(right), "f1": float(right)}
-    return Episode(task, 0, steps, (answer,), float(right), score, (score,), stop_reason=StopReason.ANSWERED)
+    return Episode(
+        task, 0, steps, (answer,), float(right), score, (score,), stop_reason=StopReason.ANSWERED
+    )
 
 
 def write(folder: Path, traces: int) -> int:
@@ -87,13 +109,21 @@ def write(folder: Path, traces: int) -> int:
     for place, (name, parameters) in enumerate(ROWS):
         for documents in DOCUMENTS:
             rng = random.Random(f"{name} {parameters} {documents}")
-            skill = {"no_memory": 0.1, "oracle": 0.95}.get(name, 0.3 + 0.03 * place - documents / 5000)
-            manifest = {"tasks": {"count": tasks, "sha256": str(documents)}, "samples_per_task": 1, "memory": {}}
+            skill = {"no_memory": 0.1, "oracle": 0.95}.get(
+                name, 0.3 + 0.03 * place - documents / 5000
+            )
+            manifest = {
+                "tasks": {"count": tasks, "sha256": str(documents)},
+                "samples_per_task": 1,
+                "memory": {},
+            }
             manifest |= {"method": {"name": name}}
             with OutputFolder(folder / f"{place}-{documents}", manifest) as out:
                 for number in range(tasks):
                     gold = f"Town {number}"
-                    question = QuestionDescription(f"What is task-{number} about?", (gold,), f"q{number}")
+                    question = QuestionDescription(
+                        f"What is task-{number} about?", (gold,), f"q{number}"
+                    )
                     task = TaskDescription(f"task-{number}", "made", (question,))
                     episode = make_episode(task.id, gold, rng, skill)
                     out.add(task, episode, record_of(task, episode))
@@ -117,7 +147,11 @@ def report(folder: Path, out: Path) -> Mapping[str, Any]:
     ]
     write_report(evaluations, out, title="Made up", reference="rag")
     seconds, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    return {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "megabytes": peak_megabytes()}
+    return {
+        "seconds": seconds,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "megabytes": peak_megabytes(),
+    }
 
 
 def main() -> int:

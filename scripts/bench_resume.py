@@ -65,21 +65,35 @@ ELEMENTS = [
 def make_inputs(folder: Path) -> None:
     """A random policy whose tokens are whole actions, so that it acts, answers and learns; and tasks for it."""
     words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
-    make_model(vocabulary=len(words), spread=0.1, width=32, head_dim=16).save_pretrained(folder / "model")
+    make_model(vocabulary=len(words), spread=0.1, width=32, head_dim=16).save_pretrained(
+        folder / "model"
+    )
     word_level(words, unk_token="<unk>").save_pretrained(folder / "model")
     memory = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
     embedder = EmbedderConfig(embedder="hashing", embedder_dim=16)
-    save_config(folder / "model", memory, embedder, environment_config("longdoc", chunking="documents", max_reads=0))
+    save_config(
+        folder / "model",
+        memory,
+        embedder,
+        environment_config("longdoc", chunking="documents", max_reads=0),
+    )
     tasks = [
         Task(
-            f"task-{i}", (Question("which city", (f"c{i % 2}",)),), (Document("", f"c{i % 2} city"), Document("", "c1"))
+            f"task-{i}",
+            (Question("which city", (f"c{i % 2}",)),),
+            (Document("", f"c{i % 2} city"), Document("", "c1")),
         )
         for i in range(TASKS)
     ]
     save_tasks(tasks, folder / "tasks.jsonl")
 
 
-MODULES = ["atommem.train.loops.grpo", "atommem.cli", "torch.distributed.fsdp", "tests.train.shipped.cpu_ranks"]
+MODULES = [
+    "atommem.train.loops.grpo",
+    "atommem.cli",
+    "torch.distributed.fsdp",
+    "tests.train.shipped.cpu_ranks",
+]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(MODULES)
 Run = list[Any]
@@ -105,15 +119,17 @@ class Command:
         if self._sharded:
             flags += " --learning_rate 1e-3"
         else:  # LoRA with dropout, so that the random number generators count as well
-            flags += (
-                " --use_peft --lora_r 4 --lora_dropout 0.1 --lora_target_modules q_proj v_proj --learning_rate 1e-2"
-            )
+            flags += " --use_peft --lora_r 4 --lora_dropout 0.1 --lora_target_modules q_proj v_proj --learning_rate 1e-2"
         self._flags = flags.split()
 
     def start(self, ranks: int) -> Run:
         """Start it; what its processes print goes to the end of the log."""
         flags = [*self._flags, "--per_device_train_batch_size", str(EPISODES // ranks)]
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+        world = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(ranks),
+        }
         run = []
         for rank in range(ranks):
             own = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} if self._sharded else {}
@@ -204,7 +220,11 @@ def compare(whole: Path, parts: Path, updates: int) -> dict[str, Any]:
     ours, theirs = (load_file(folder / file) for folder in (parts, whole))
     assert ours.keys() == theirs.keys()
     rewards = [
-        [(entry["step"], entry["reward"]) for entry in read_metrics(folder / METRICS_FILE) if "reward" in entry]
+        [
+            (entry["step"], entry["reward"])
+            for entry in read_metrics(folder / METRICS_FILE)
+            if "reward" in entry
+        ]
         for folder in (parts, whole)
     ]
     tasks = tasks_by_update(parts)
@@ -212,7 +232,8 @@ def compare(whole: Path, parts: Path, updates: int) -> dict[str, Any]:
     return {
         "parameters": len(ours),
         "max_difference": max(float((ours[name] - theirs[name]).abs().max()) for name in ours),
-        "same_tasks": tasks == tasks_by_update(whole) and sorted(tasks) == list(range(1, updates + 1)),
+        "same_tasks": tasks == tasks_by_update(whole)
+        and sorted(tasks) == list(range(1, updates + 1)),
         "same_rewards": rewards[0] == rewards[1] and len(rewards[0]) == updates,
         "distinct_rewards": len({reward for _, reward in rewards[0]}),
         "partial_checkpoints": len(folders - {path.name for path in complete_checkpoints(parts)})
@@ -220,7 +241,9 @@ def compare(whole: Path, parts: Path, updates: int) -> dict[str, Any]:
     }
 
 
-def killed(command: Command, kills: int, updates: int, rng: random.Random, ranks: Sequence[int]) -> dict[str, Any]:
+def killed(
+    command: Command, kills: int, updates: int, rng: random.Random, ranks: Sequence[int]
+) -> dict[str, Any]:
     """Run, kill, resume, `kills` times, on each of `ranks` by turns, and then to the end."""
     turns = itertools.cycle(ranks)
     reached, writing = [], 0
@@ -229,7 +252,10 @@ def killed(command: Command, kills: int, updates: int, rng: random.Random, ranks
         moment, count = rng.uniform(0, 2 * updates / (kills + 2)), next(turns)
         reached.append(command.kill(count, moment, rng))
         writing += (command.out / PARTIAL).exists()
-        print(f"  kill {number + 1:>2} of {count}: after {moment:.2f} updates, {reached[-1]} in the log", flush=True)
+        print(
+            f"  kill {number + 1:>2} of {count}: after {moment:.2f} updates, {reached[-1]} in the log",
+            flush=True,
+        )
     command.finish(next(turns))
     return {"updates_at_kill": reached, "kills_while_writing": writing}
 
@@ -239,8 +265,12 @@ def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dic
     whole, parts = folder / f"{form}-whole", folder / f"{form}-parts"
     ranks = {"single": [1], "two": [2], "two-or-one": [2, 1]}[form]
     seconds = Command(folder, whole, form, updates, seed).finish(ranks[0])
-    print(f"{form}: {updates} updates without interruption: {seconds:.1f} s of training", flush=True)
-    figures = killed(Command(folder, parts, form, updates, seed), kills, updates, random.Random(seed), ranks)
+    print(
+        f"{form}: {updates} updates without interruption: {seconds:.1f} s of training", flush=True
+    )
+    figures = killed(
+        Command(folder, parts, form, updates, seed), kills, updates, random.Random(seed), ranks
+    )
     figures |= compare(whole, parts, updates) | {"kills": kills, "tolerance": TOLERANCES[form]}
     figures["holds"] = bool(
         figures["max_difference"] <= TOLERANCES[form]
@@ -274,12 +304,16 @@ DAMAGES: list[tuple[str, Callable[[Path], Any]]] = [
 
 def contents(folder: Path) -> dict[str, int]:
     """A checksum of every file."""
-    return {str(path): zlib.crc32(path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path): zlib.crc32(path.read_bytes()) for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def damaged(folder: Path, seed: int, updates: int, count: int) -> list[dict[str, Any]]:
     """Damage the last checkpoint of a finished FSDP2 run, beside a whole one and alone, and resume it."""
-    source = next(path for path in (folder / "two-whole", folder / "two-or-one-whole") if path.exists())
+    source = next(
+        path for path in (folder / "two-whole", folder / "two-or-one-whole") if path.exists()
+    )
     found = []
     for number, (name, harm) in enumerate(DAMAGES[:count]):
         out = folder / f"damaged-{number}"
@@ -299,7 +333,10 @@ def damaged(folder: Path, seed: int, updates: int, count: int) -> list[dict[str,
             and (alone or f"--resume_from_checkpoint {older} continues" in text)
             and contents(out) == before
         )
-        print(f"damaged: {harm.__name__} {name}, {'alone' if alone else 'beside a whole one'}: {held}", flush=True)
+        print(
+            f"damaged: {harm.__name__} {name}, {'alone' if alone else 'beside a whole one'}: {held}",
+            flush=True,
+        )
         found.append({"file": name, "how": harm.__name__, "named_and_untouched": held})
     return found
 
@@ -321,7 +358,9 @@ def main() -> int:
             figures[form] = measure(folder, form, given.kills, given.updates, given.seed)
         checked = [figures[form]["holds"] for form in given.forms]
         if given.forms != ["single"]:
-            figures["damaged"] = damaged(folder, given.seed, given.updates, 1 if given.quick else len(DAMAGES))
+            figures["damaged"] = damaged(
+                folder, given.seed, given.updates, 1 if given.quick else len(DAMAGES)
+            )
             checked += [one["named_and_untouched"] for one in figures["damaged"]]
     for form in given.forms:
         for name, value in figures[form].items():

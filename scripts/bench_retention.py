@@ -48,7 +48,16 @@ from atommem.embedding import make_embedder
 from atommem.eval.retention.claims import CLOSED, LEAST
 from atommem.eval.retention.comparison import Comparison
 from atommem.eval.retention.keeping import Embedded, embedded
-from atommem.eval.retention.table import ALL_READ, CAPACITIES, ORACLE, UNLIMITED, Cell, draws, fill, markdown
+from atommem.eval.retention.table import (
+    ALL_READ,
+    CAPACITIES,
+    ORACLE,
+    UNLIMITED,
+    Cell,
+    draws,
+    fill,
+    markdown,
+)
 from atommem.eval.retention.turns import Stream, read_streams
 from atommem.eval.suites.suite_file import load_suite
 from atommem.shipped import find_file
@@ -68,7 +77,13 @@ REFERENCE = {
 }
 """In thousandths, by capacity: all / any evidence kept / evidence recall."""
 OWN_ROW = "atommem, own reject"
-PAGE = (OWN_ROW, "atommem, writes fifo", "atommem, writes lru", "atommem, writes random", "atommem, writes oracle")
+PAGE = (
+    OWN_ROW,
+    "atommem, writes fifo",
+    "atommem, writes lru",
+    "atommem, writes random",
+    "atommem, writes oracle",
+)
 """Arms on the report's page: more than five lines hide each other's intervals."""
 UNLIMITED_RECALL = 0.423
 DRAWN, DRAWS, FAR = "random", 40, 3.0
@@ -91,9 +106,13 @@ def spread(streams: list[Embedded]) -> dict[str, list[float]]:
     for capacity, wanted in zip(CAPACITIES, reference(DRAWN), strict=True):
         drawn = np.array([figures(each) for each in draws(streams, capacity, DRAWS)])
         mean, deviation = drawn.mean(axis=0), drawn.std(axis=0, ddof=1)
-        found[str(capacity)] = [round(float(off), 2) for off in (np.array(wanted) - mean) / np.maximum(deviation, 1e-9)]
+        found[str(capacity)] = [
+            round(float(off), 2) for off in (np.array(wanted) - mean) / np.maximum(deviation, 1e-9)
+        ]
         shown = " / ".join(f"{m:.3f} +- {d:.3f}" for m, d in zip(mean, deviation, strict=True))
-        print(f"one draw of {capacity}: {shown}; the reference's is {found[str(capacity)]} deviations off")
+        print(
+            f"one draw of {capacity}: {shown}; the reference's is {found[str(capacity)]} deviations off"
+        )
     return found
 
 
@@ -111,7 +130,10 @@ def differences(table: dict[str, dict[str, Cell]]) -> dict[str, float]:
 
 def made_up() -> list[Stream]:
     """Two small streams, for the shortest form."""
-    texts = tuple(f"in {1990 + i} Ann moved to {i} with her dog" if i % 3 == 0 else f"oh well {i}" for i in range(60))
+    texts = tuple(
+        f"in {1990 + i} Ann moved to {i} with her dog" if i % 3 == 0 else f"oh well {i}"
+        for i in range(60)
+    )
     evidence = tuple((place,) for place in range(0, 60, 3))
     questions = tuple(f"where did Ann move in {1990 + place}?" for (place,) in evidence)
     return [Stream(name, texts, questions, evidence) for name in ("one", "two")]
@@ -150,7 +172,9 @@ def demonstrated(out: Path, quick: bool) -> Path:
     """The run of `atommem demo --bounded` with seed 0; one that is there already is taken."""
     folder = out / "policy_0"
     if not (folder / "summary.json").is_file():
-        subprocess.run([*ATOMMEM, "demo", "--bounded", "--out", str(folder), *["--quick"] * quick], check=True)
+        subprocess.run(
+            [*ATOMMEM, "demo", "--bounded", "--out", str(folder), *["--quick"] * quick], check=True
+        )
     return folder
 
 
@@ -180,20 +204,31 @@ def worlds(args: argparse.Namespace) -> dict[str, Any]:
     text = text.replace("runs/retention/", f"{out}/").replace("n: 300", f"n: {args.n}")
     (out / "suite.yaml").write_text(text, encoding="utf-8")
     suite = load_suite(out / "suite.yaml")
-    columns = [column.name for column in suite.columns if int(column.name.split()[1]) in args.capacities]
+    columns = [
+        column.name for column in suite.columns if int(column.name.split()[1]) in args.capacities
+    ]
     recipe = quick(BOUNDED) if args.quick else BOUNDED
     first = demonstrated(out, args.quick)
     trained = {out / f"policy_{seed}": (seed, recipe) for seed in range(1, args.seeds)}
-    special = {capacity: out / f"specialist_{capacity}" for capacity in args.capacities if args.specialists}
+    special = {
+        capacity: out / f"specialist_{capacity}" for capacity in args.capacities if args.specialists
+    }
     for capacity, folder in special.items():
         trained[folder] = (0, replace(recipe, settings={"capacities": (str(capacity),)}))
-    each(args.processes, continued, [(first, folder, seed, of) for folder, (seed, of) in trained.items()])
+    each(
+        args.processes,
+        continued,
+        [(first, folder, seed, of) for folder, (seed, of) in trained.items()],
+    )
     policies = [out / f"policy_{seed}" / "grpo" for seed in range(args.seeds)]
     comparison = Comparison(suite.select(columns), policies, out, args.n // 3)
     comparison.prepare()
-    runs: list[tuple[Any, ...]] = [(policy, out / f"seed_{seed}") for seed, policy in enumerate(policies)]
+    runs: list[tuple[Any, ...]] = [
+        (policy, out / f"seed_{seed}") for seed, policy in enumerate(policies)
+    ]
     runs += [
-        (folder / "grpo", out / "special", [OWN_ROW], [f"announced {capacity}"]) for capacity, folder in special.items()
+        (folder / "grpo", out / "special", [OWN_ROW], [f"announced {capacity}"])
+        for capacity, folder in special.items()
     ]
     each(args.processes, comparison.run, [*runs])
     comparison.run_scripted()
@@ -224,7 +259,9 @@ def verdicts(found: dict[str, Any]) -> dict[str, Any]:
     told = {name: part for name, part in found.items() if name.startswith("announced")}
     spare = {name: part["policy"] for name, part in found.items() if name.startswith("spare")}
     shares = {name: part["policy"]["share"] for name, part in told.items()}
-    special = {name: part["specialist"]["within"] for name, part in told.items() if "specialist" in part}
+    special = {
+        name: part["specialist"]["within"] for name, part in told.items() if "specialist" in part
+    }
     result: dict[str, Any] = {
         "claim_1": {
             name: part["policy"]["difference"] >= LEAST and part["policy"]["p_holm"] < 0.01
@@ -246,12 +283,24 @@ def main() -> int:
     shared = Path(os.environ.get("ATOMMEM_DATA", "../shared/data"))
     parser.add_argument("--part", choices=("turns", "worlds"), help="Unset: both.")
     parser.add_argument("--data", type=Path, default=shared / "locomo" / "locomo10.json")
-    parser.add_argument("--out", type=Path, default=Path("runs/retention"), help="Of the worlds; continues there.")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/retention"), help="Of the worlds; continues there."
+    )
     parser.add_argument("--seeds", type=int, default=3, help="Policies that are trained.")
-    parser.add_argument("--n", type=int, default=300, help="Tasks of a column; the first third chooses the best rule.")
+    parser.add_argument(
+        "--n",
+        type=int,
+        default=300,
+        help="Tasks of a column; the first third chooses the best rule.",
+    )
     parser.add_argument("--capacities", type=int, nargs="+", default=[2, 3, 5, 8, 20])
     parser.add_argument("--no_specialists", dest="specialists", action="store_false")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="That train and evaluate side by side.")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count(),
+        help="That train and evaluate side by side.",
+    )
     add_quick(parser, seeds=1, n=6, capacities=[2], processes=1)
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*no turn of the conversation")

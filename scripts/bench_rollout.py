@@ -45,7 +45,18 @@ GROUP = 16
 COMPLETION_TOKENS = 48
 CHUNKS = 3
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}
-WORDS = ("river", "house", "music", "winter", "train", "garden", "letter", "stone", "market", "light")
+WORDS = (
+    "river",
+    "house",
+    "music",
+    "winter",
+    "train",
+    "garden",
+    "letter",
+    "stone",
+    "market",
+    "light",
+)
 LEAST_LAYOUT_SPEED = 2.5
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
 
@@ -58,9 +69,15 @@ class FixedLength(httpx.AsyncHTTPTransport):
         if request.url.path == "/v1/completions":
             body = json.loads(request.content)
             body |= {"min_tokens": body["max_tokens"], "ignore_eos": True}
-            headers = {key: value for key, value in request.headers.items() if key != "content-length"}
+            headers = {
+                key: value for key, value in request.headers.items() if key != "content-length"
+            }
             request = httpx.Request(
-                request.method, request.url, headers=headers, json=body, extensions=request.extensions
+                request.method,
+                request.url,
+                headers=headers,
+                json=body,
+                extensions=request.extensions,
             )
         return await super().handle_async_request(request)
 
@@ -151,18 +168,31 @@ async def rollout(
             timeout=1800,
         )
     )
-    settings = {"layout": layout, "chunk_tokens": chunk_tokens, "retrieve_k": retrieve_k, "max_tokens": max_tokens}
+    settings = {
+        "layout": layout,
+        "chunk_tokens": chunk_tokens,
+        "retrieve_k": retrieve_k,
+        "max_tokens": max_tokens,
+    }
     sampled_with = {**settings, "temperature": 1.0, "seed": 1}
-    agent = make_agent(policy, embedder or HashingEmbedder(256), tokenizer, stored=sampled_with, keep_prompts=True)
+    agent = make_agent(
+        policy, embedder or HashingEmbedder(256), tokenizer, stored=sampled_with, keep_prompts=True
+    )
     runner = EpisodeRunner(agent, limits=Limits(max_steps=steps))
     before, started = server.metrics(), time.perf_counter()
     episodes = await runner.run_all(jobs)
     seconds, after = time.perf_counter() - started, server.metrics()
     await policy.close()
-    assert all(len(episode.steps) == steps for episode in episodes), [episode.error for episode in episodes]
+    assert all(len(episode.steps) == steps for episode in episodes), [
+        episode.error for episode in episodes
+    ]
     sampled = [step for episode in episodes for step in episode.steps if len(step.token_ids) > 1]
     last = [episode.steps[-1].prompt_ids for episode in episodes]
-    computed = {name: int(after[name] - before[name]) for name in after if name.endswith("_total") and name in before}
+    computed = {
+        name: int(after[name] - before[name])
+        for name in after
+        if name.endswith("_total") and name in before
+    }
     return Measured(
         seconds,
         sum(step.prompt_tokens for step in sampled),
@@ -191,14 +221,23 @@ def common(sequences: list[list[int]]) -> int:
 
 def serve(model: Path, log: Path, longest: int, *flags: str) -> VllmServer:
     """A server in float32 whose prefix cache can be emptied."""
-    tokens = ["--max-model-len", str(longest), "--max-num-batched-tokens", str(longest), "--block-size", "32"]
+    tokens = [
+        "--max-model-len",
+        str(longest),
+        "--max-num-batched-tokens",
+        str(longest),
+        "--block-size",
+        "32",
+    ]
     # vLLM would pin its worker to one core, where its other threads wait for the same one.
     threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4", **threads}
     return VllmServer(model, log, *tokens, *flags, env=env)
 
 
-def compare_layouts(server: VllmServer, tokenizer: Any, chunk_tokens: int, chunks: int, size: int) -> dict[str, float]:
+def compare_layouts(
+    server: VllmServer, tokenizer: Any, chunk_tokens: int, chunks: int, size: int
+) -> dict[str, float]:
     """Both layouts on the same document; prints a line each."""
     group = [(long_task(tokenizer, chunk_tokens * chunks), sample) for sample in range(size)]
     found: dict[str, Measured] = {}
@@ -265,12 +304,18 @@ def holds(result: dict[str, Any]) -> bool:
 def main() -> int:
     """Run both parts, print the table and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
+    parser.add_argument(
+        "--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench_rollout"))
     parser.add_argument("--chunks", type=int, default=CHUNKS)
     parser.add_argument("--group", type=int, default=GROUP)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="What to measure (all).")
-    parser.add_argument("--record", action="store_true", help="Only print lengths of completions of a real run.")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="What to measure (all)."
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="Only print lengths of completions of a real run."
+    )
     add_quick(parser, parts=["layout"], chunks=2, group=2)
     options = parser.parse_args()
     model = options.model or models.smollm2()
@@ -282,10 +327,14 @@ def main() -> int:
             if options.record:
                 record(server, tokenizer)
                 return 0
-            result["chunk_900"] = compare_layouts(server, tokenizer, 900, options.chunks, options.group)
+            result["chunk_900"] = compare_layouts(
+                server, tokenizer, 900, options.chunks, options.group
+            )
     if "long" in options.parts:
         with serve(model, options.out / "server_3600.log", 5120, *ONE_LAYER) as server:
-            result["chunk_3600"] = compare_layouts(server, tokenizer, 3600, options.chunks, options.group)
+            result["chunk_3600"] = compare_layouts(
+                server, tokenizer, 3600, options.chunks, options.group
+            )
     result["seconds"] = round(time.perf_counter() - began, 1)
     result["holds"] = options.group == GROUP and holds(result)
     return last_line(result)

@@ -84,7 +84,9 @@ class Told(Rule):
     later: ClassVar[set[str]] = set()
 
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
-        return Accepted() if self.later & set(candidate.text.split()) else Refused("nobody will ask")
+        return (
+            Accepted() if self.later & set(candidate.text.split()) else Refused("nobody will ask")
+        )
 
 
 def promises(rules: dict[str, str], streams: int) -> dict[str, list[str]]:
@@ -94,7 +96,9 @@ def promises(rules: dict[str, str], streams: int) -> dict[str, list[str]]:
         broken[f"admission {name}"] = check.problems("lru", name, streams=streams)
     plain = check.play
 
-    async def leaking(config: MemoryConfig, stream: Sequence[Sequence[Action]], *args: Any, **kwargs: Any) -> Any:
+    async def leaking(
+        config: MemoryConfig, stream: Sequence[Sequence[Action]], *args: Any, **kwargs: Any
+    ) -> Any:
         Told.later = set(stream[30][0].text.split())
         return await plain(config, stream, *args, **kwargs)
 
@@ -112,7 +116,10 @@ def rows_of(shape: str, count: int, dim: int, rng: np.random.Generator) -> Vecto
     """Unit vectors: of nothing in common, or of 50 topics."""
     rows = rng.standard_normal((count, dim), dtype=np.float32)
     if shape == "topics":
-        rows = 0.3 * rows + rng.standard_normal((50, dim), dtype=np.float32)[rng.integers(50, size=count)]
+        rows = (
+            0.3 * rows
+            + rng.standard_normal((50, dim), dtype=np.float32)[rng.integers(50, size=count)]
+        )
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
@@ -120,7 +127,12 @@ async def create(rule: str, rows: Vectors, capacity: int) -> float:
     """Seconds of CPU of as many creates as there are rows."""
     config = MemoryConfig(capacity=capacity, retention=rule)
     memory = WorkingMemory(Given(rows), RoughTokenizer(), config)
-    words = ("I live in Brent", "she is a baker", "we will go in May 2023 to the old town hall", "do you sing?")
+    words = (
+        "I live in Brent",
+        "she is a baker",
+        "we will go in May 2023 to the old town hall",
+        "do you sing?",
+    )
     actions = [[Action("create", f"{i} {words[i % 4]}")] for i in range(len(rows))]
     began = time.process_time()
     for step, action in enumerate(actions):
@@ -139,10 +151,16 @@ async def large_bank(records: int, dim: int, folder: Path) -> dict[str, Any]:
     bank = await Bank(embedder, retention="fifo", capacity=records).open(path)
 
     async def timed(call: Any, times: int) -> float:
-        return round(float(np.median([await seconds_of(call(number)) for number in range(times)])) * 1e3, 3)
+        return round(
+            float(np.median([await seconds_of(call(number)) for number in range(times)])) * 1e3, 3
+        )
 
     async def add(number: int) -> None:
-        await bank.end(Experience(f"{number} what is to be done", "what was done", float(number % 3 > 0), {"steps": 9}))
+        await bank.end(
+            Experience(
+                f"{number} what is to be done", "what was done", float(number % 3 > 0), {"steps": 9}
+            )
+        )
 
     began = time.perf_counter()
     found["add_ms"] = await timed(add, records)
@@ -155,17 +173,25 @@ async def large_bank(records: int, dim: int, folder: Path) -> dict[str, Any]:
     for rule in OF_BANKS:
         began = time.perf_counter()
         # A sweep at the next task, which ends a period for those that have any.
-        options = f"(period={records + 51})" if rule in ("periodic", "combined", "constrained") else ""
+        options = (
+            f"(period={records + 51})" if rule in ("periodic", "combined", "constrained") else ""
+        )
         bank = await Bank(embedder, retention=rule + options, capacity=records).open(path)
         opened = time.perf_counter() - began
         began = time.perf_counter()
         await bank.retrieve("1 what", 6)
         operations = await bank.end(Experience("1 again", "", 1.0))
         gone = sum(operation.kind == "delete" for operation in operations)
-        found[f"{rule}_s"] = {"sweep": round(time.perf_counter() - began, 2), "gone": gone, "open": round(opened, 2)}
+        found[f"{rule}_s"] = {
+            "sweep": round(time.perf_counter() - began, 2),
+            "gone": gone,
+            "open": round(opened, 2),
+        }
         bank.close()
         whole = path.read_bytes()  # the next rule finds the bank as it was
-        path.write_bytes(whole[: whole.rstrip(b"\n").rfind(b"\n", 0, whole.rstrip(b"\n").rfind(b"\n")) + 1])
+        path.write_bytes(
+            whole[: whole.rstrip(b"\n").rfind(b"\n", 0, whole.rstrip(b"\n").rfind(b"\n")) + 1]
+        )
     return found
 
 
@@ -174,12 +200,18 @@ def killed(times: int, folder: Path) -> dict[str, int]:
     path, lost, told = folder / "killed.jsonl", 0, 0
     draws = random.Random(0)
     for _ in range(times):
-        child = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+        )
         assert child.stdout is not None
         first = child.stdout.readline()
         time.sleep(draws.uniform(0.0, 0.25))
         os.kill(child.pid, signal.SIGKILL)
-        lines = [line for line in (first + child.stdout.read()).splitlines(keepends=True) if line.endswith("\n")]
+        lines = [
+            line
+            for line in (first + child.stdout.read()).splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
         child.wait()
         told += len(lines)
 
@@ -193,7 +225,9 @@ def killed(times: int, folder: Path) -> dict[str, int]:
         ended, texts = asyncio.run(opened())
         acknowledged = [int(line) for line in lines]
         lost += sum(number > ended for number in acknowledged)
-        lost += sum(f"task {number}" not in texts for number in acknowledged if number > ended - 500)
+        lost += sum(
+            f"task {number}" not in texts for number in acknowledged if number > ended - 500
+        )
     return {"kills": times, "acknowledged": told, "lost": lost}
 
 
@@ -211,13 +245,20 @@ def main() -> int:
     result: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "linear.json").write_text(json.dumps({"bias": -1.0, **dict.fromkeys(FEATURES, 0.5)}))
+        (folder / "linear.json").write_text(
+            json.dumps({"bias": -1.0, **dict.fromkeys(FEATURES, 0.5)})
+        )
         (folder / "needs.json").write_text("{}")
-        options = {"linear": f"(weights={folder}/linear.json)", "oracle": f"(needs={folder}/needs.json)"}
+        options = {
+            "linear": f"(weights={folder}/linear.json)",
+            "oracle": f"(needs={folder}/needs.json)",
+        }
         rules = {name: name + options.get(name, "") for name in plugins.names("atommem.retention")}
         result["broken"] = promises(rules, args.streams)
         admissions = len(plugins.names("atommem.admission"))
-        print(f"promises: {len(rules)} retention rules, {admissions} admission rules, broken: {result['broken']}")
+        print(
+            f"promises: {len(rules)} retention rules, {admissions} admission rules, broken: {result['broken']}"
+        )
         seconds: dict[str, dict[str, float]] = {name: {} for name in rules}
         rng = np.random.default_rng(0)
         for shape in ("random", "topics"):
@@ -226,7 +267,9 @@ def main() -> int:
                 took = asyncio.run(create(rule, rows, args.capacity))
                 seconds[name][shape] = round(took, 2)
         for name, each in seconds.items():
-            print(f"{name:<16} {args.creates:,} creates: {each['random']:.2f} s, of topics {each['topics']:.2f} s")
+            print(
+                f"{name:<16} {args.creates:,} creates: {each['random']:.2f} s, of topics {each['topics']:.2f} s"
+            )
         result["seconds"] = seconds
         result["bank"] = asyncio.run(large_bank(args.records, args.dim, folder))
         print(f"bank of {args.records:,}: {result['bank']}")

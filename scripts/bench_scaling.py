@@ -74,7 +74,9 @@ def main(argv: list[str] | None = None) -> int:
             f"peak {row['peak_mb']:5.0f} MB"
         )
     documents = np.repeat(arguments.documents, [len(row["seconds"]) for row in rows])
-    fit = stats.linregress(np.log(documents), np.log(np.concatenate([row["seconds"] for row in rows])))
+    fit = stats.linregress(
+        np.log(documents), np.log(np.concatenate([row["seconds"] for row in rows]))
+    )
     margin = stats.t.ppf(0.975, len(documents) - 2) * fit.stderr
     growth = rows[-1]["peak_mb"] / rows[0]["peak_mb"]
     holds = bool(fit.slope + margin <= MOST_SLOPE and growth <= MOST_GROWTH)

@@ -50,7 +50,9 @@ async def asked(url: str, secrets: dict[str, str], asks: int, latency: float) ->
 
         async def client(number: int) -> None:
             nonlocal mixed
-            await asyncio.sleep(number / CLIENTS * latency)  # requests arrive evenly, as those of many users do
+            await asyncio.sleep(
+                number / CLIENTS * latency
+            )  # requests arrive evenly, as those of many users do
             for ask in waiting:
                 name = names[ask % len(names)]
                 started = time.perf_counter()
@@ -105,7 +107,8 @@ def measured(url: str, asks: int, conversations: int, latency: float, seed: int)
         found = asyncio.run(asked(gateway.url, secrets, asks, latency))
         taken = _processor(gateway.pid) - before[0], time.process_time() - before[1]
         found["processor_ms_an_ask"] = {
-            name: round(1000 * seconds / asks, 2) for name, seconds in zip(("gateway", "clients"), taken, strict=True)
+            name: round(1000 * seconds / asks, 2)
+            for name, seconds in zip(("gateway", "clients"), taken, strict=True)
         }
         text = httpx.get(f"{gateway.url}/metrics").text
         found["fsync_ms"] = disk
@@ -149,15 +152,22 @@ def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = command_line(__doc__)
     parser.add_argument("--asks", type=int, default=2000)
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds that a completion takes")
-    parser.add_argument("--disk", type=int, default=10_000, help="conversations on disk in the second part")
+    parser.add_argument(
+        "--latency", type=float, default=1.0, help="seconds that a completion takes"
+    )
+    parser.add_argument(
+        "--disk", type=int, default=10_000, help="conversations on disk in the second part"
+    )
     add_quick(parser, asks=128, disk=50, latency=0.2)
     options = parser.parse_args(argv)
     gc.freeze()
     asks, disk, latency = options.asks, options.disk, options.latency
     with tempfile.TemporaryDirectory() as name:
         url = f"sqlite:///{Path(name) / 'log.db'}"
-        result: dict[str, Any] = {"latency_s": latency, "fresh": measured(url, asks, CLIENTS, latency, 0)}
+        result: dict[str, Any] = {
+            "latency_s": latency,
+            "fresh": measured(url, asks, CLIENTS, latency, 0),
+        }
         print(json.dumps(result), flush=True)
         log = ConversationLog(open_database(url))
         like = log.create("local", {}).id
@@ -165,11 +175,18 @@ def main(argv: list[str] | None = None) -> int:
         gateway = Gateway(url)
         gateway.start()
         body = {"items": [{"content": f"case {number} is closed"} for number in range(20)]}
-        httpx.post(f"{gateway.url}/v1/conversations/{like}/items", json=body, timeout=60).raise_for_status()
+        httpx.post(
+            f"{gateway.url}/v1/conversations/{like}/items", json=body, timeout=60
+        ).raise_for_status()
         gateway.kill()
         fill(url, disk, like)
-        result["full"] = {"on_disk": disk, **measured(url, asks, 30 if options.quick else 600, latency, 1)}
-        result["full"]["disk_mb"] = round(sum(path.stat().st_size for path in Path(name).iterdir()) / 1e6)
+        result["full"] = {
+            "on_disk": disk,
+            **measured(url, asks, 30 if options.quick else 600, latency, 1),
+        }
+        result["full"]["disk_mb"] = round(
+            sum(path.stat().st_size for path in Path(name).iterdir()) / 1e6
+        )
     parts = (result["fresh"], result["full"])
     holds = all(part["mixed_up"] == 0 and part["p95_ms"] <= BAR_MS for part in parts)
     return last_line({**result, "holds": holds})

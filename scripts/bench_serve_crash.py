@@ -110,7 +110,8 @@ def faults(url: str, gateway: Gateway, names: list[str], seen: list[Clients]) ->
         written = Counter(row["version"] for row in rows if row.get("actor", "policy") == "policy")
         memory = ("create", "read", "update", "delete", "scratchpad")
         wrong["half steps"] += sum(
-            written[event.version] != sum(action["kind"] in memory for action in event.body["actions"])
+            written[event.version]
+            != sum(action["kind"] in memory for action in event.body["actions"])
             for event in events
             if event.kind == "step"
         )
@@ -148,7 +149,8 @@ def killed(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     finally:
         gateway.kill()
     acknowledged = {
-        name: sum(len(getattr(clients, name)) for clients in seen) for name in ("texts", "steps", "answers")
+        name: sum(len(getattr(clients, name)) for clients in seen)
+        for name in ("texts", "steps", "answers")
     }
     return {"kills": kills, "acknowledged": acknowledged, "faults": dict(+wrong)}
 
@@ -160,7 +162,10 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
         try:
             for gateway in gateways:
                 gateway.start()
-            names = [httpx.post(f"{gateways[0].url}/v1/conversations", json={}).json()["id"] for _ in range(20)]
+            names = [
+                httpx.post(f"{gateways[0].url}/v1/conversations", json={}).json()["id"]
+                for _ in range(20)
+            ]
             repeated = failed_twice = 0
 
             def write(number: int) -> tuple[str, str]:
@@ -172,7 +177,9 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
                 for attempt, gateway in enumerate(order):
                     try:
                         key = {"Idempotency-Key": str(number)}
-                        httpx.post(f"{gateway.url}{path}", json=body, headers=key, timeout=60).raise_for_status()
+                        httpx.post(
+                            f"{gateway.url}{path}", json=body, headers=key, timeout=60
+                        ).raise_for_status()
                         repeated += attempt
                         return name, text
                     except httpx.HTTPError:
@@ -182,7 +189,9 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
 
             with ThreadPoolExecutor(8) as threads:
                 written = list(threads.map(write, range(writes // 2)))
-                told = [parse_metrics(httpx.get(f"{gateway.url}/metrics").text) for gateway in gateways]
+                told = [
+                    parse_metrics(httpx.get(f"{gateway.url}/metrics").text) for gateway in gateways
+                ]
                 conflicts = int(sum(metrics["atommem_conflicts_total"] for metrics in told))
                 futures = [threads.submit(write, number) for number in range(writes // 2, writes)]
                 time.sleep(0.3)
@@ -190,7 +199,10 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
                 written += [future.result() for future in futures]
             log = ConversationLog(open_database(url))
             held = {
-                name: Counter(item.after for item in log.load(name, "local", "none", True).operations) for name in names
+                name: Counter(
+                    item.after for item in log.load(name, "local", "none", True).operations
+                )
+                for name in names
             }
             lost = sum(not held[name][text] for name, text in written if text)
             twice = sum(held[name][text] > 1 for name, text in written if text)
@@ -201,7 +213,13 @@ def two_gateways(folder: Path, writes: int) -> dict[str, Any]:
             for gateway in gateways:
                 gateway.kill()
     beside = {"repeated_on_the_other": repeated, "conflicts_before_the_kill": conflicts}
-    return {"writes": writes, "lost": lost, "written_twice": twice, "failed_on_both": failed_twice, **beside}
+    return {
+        "writes": writes,
+        "lost": lost,
+        "written_twice": twice,
+        "failed_on_both": failed_twice,
+        **beside,
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -220,10 +238,14 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(result["sqlite"], indent=2), flush=True)
         holds = not result["sqlite"]["faults"]
         if postgres_programs() is None:
-            result["postgres"] = "skipped: PostgreSQL is not installed here (apt-get install postgresql)"
+            result["postgres"] = (
+                "skipped: PostgreSQL is not installed here (apt-get install postgresql)"
+            )
         else:
             found = result["postgres"] = two_gateways(folder, options.writes)
-            holds = holds and not any(found[fault] for fault in ("lost", "written_twice", "failed_on_both"))
+            holds = holds and not any(
+                found[fault] for fault in ("lost", "written_twice", "failed_on_both")
+            )
     return last_line({**result, "holds": holds})
 
 

@@ -71,17 +71,23 @@ INVENTED = {
             {"speaker": "Bob", "dia_id": "D1:2", "text": "My boat is called Vesk."},
         ],
     },
-    "qa": [{"question": "Where did Ann move?", "answer": "Rome", "evidence": ["D1:1"], "category": 4}],
+    "qa": [
+        {"question": "Where did Ann move?", "answer": "Rome", "evidence": ["D1:1"], "category": 4}
+    ],
 }
 
 
 def conversation_of(path: Path, number: int) -> tuple[Task, list[tuple[str, list[Document]]]]:
     """A conversation of the file with all of its questions, and its sessions: date and turns."""
     task = list(read_locomo(path, questions=10_000))[number]
-    return task, [(date, list(turns)) for date, turns in groupby(task.documents, lambda turn: turn.title)]
+    return task, [
+        (date, list(turns)) for date, turns in groupby(task.documents, lambda turn: turn.title)
+    ]
 
 
-def document_of(path: Path, tokens: int, count: Callable[[str], int]) -> tuple[Task, list[tuple[str, list[Document]]]]:
+def document_of(
+    path: Path, tokens: int, count: Callable[[str], int]
+) -> tuple[Task, list[tuple[str, list[Document]]]]:
     """A text of at least `tokens` tokens out of the file's paragraphs, and three of its rows' questions."""
     rows, paragraphs, length = [], [], 0
     for row in get_benchmark("musique").read(path):
@@ -105,7 +111,9 @@ def all_steps(url: str, conversation: str) -> list[dict[str, Any]]:
     after = 0
     while True:
         page = httpx.get(
-            f"{url}/v1/conversations/{conversation}/steps", params={"after": after, "limit": 100}, timeout=60
+            f"{url}/v1/conversations/{conversation}/steps",
+            params={"after": after, "limit": 100},
+            timeout=60,
         ).json()
         steps += page["data"]
         if not page["has_more"]:
@@ -123,11 +131,15 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def ask(client: openai.OpenAI, conversation: str, questions: Sequence[Question]) -> list[str | None]:
+def ask(
+    client: openai.OpenAI, conversation: str, questions: Sequence[Question]
+) -> list[str | None]:
     """The answers; None where none was given."""
     answers: list[str | None] = []
     for question in questions:
-        given = client.responses.create(model="smollm2", conversation=conversation, input=question.text)
+        given = client.responses.create(
+            model="smollm2", conversation=conversation, input=question.text
+        )
         answers.append(given.output_text if given.status == "completed" else None)
     return answers
 
@@ -140,17 +152,27 @@ def scores(task: Task, answers: Sequence[str | None]) -> dict[str, Any]:
         by_category.setdefault(str(question.metadata["category"]), []).append(metrics["f1"])
     found = {name: round(value, 4) for name, value in score.metrics.items()}
     answered = sum(answer is not None for answer in answers)
-    return {**found, "answered": answered, "f1_by_category": {k: round(fmean(v), 4) for k, v in by_category.items()}}
+    return {
+        **found,
+        "answered": answered,
+        "f1_by_category": {k: round(fmean(v), 4) for k, v in by_category.items()},
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Feed, ask, score; print the JSON line."""
     parser = command_line(__doc__)
     parser.add_argument("--benchmarks", type=Path, help="folder with locomo/locomo10.json")
-    parser.add_argument("--conversation", type=int, default=0, help="which of the file (%(default)s)")
+    parser.add_argument(
+        "--conversation", type=int, default=0, help="which of the file (%(default)s)"
+    )
     parser.add_argument("--sessions", type=int, help="only the first so many; all by default")
-    parser.add_argument("--document", type=int, metavar="TOKENS", help="read one text of so many tokens instead")
-    parser.add_argument("--questions", type=int, default=20, help="how many are asked (%(default)s)")
+    parser.add_argument(
+        "--document", type=int, metavar="TOKENS", help="read one text of so many tokens instead"
+    )
+    parser.add_argument(
+        "--questions", type=int, default=20, help="how many are asked (%(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/serve_locomo"))
     add_quick(parser, sessions=1, questions=1)
     given = parser.parse_args(argv)
@@ -170,7 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     task = replace(task, questions=task.questions[::every][: given.questions])
     sessions = sessions[: given.sessions]
     os.environ["VLLM_PYTHON"] = vllm_python()
-    settings = {"policy": model, "embedder": "sentence_transformer", "embedder_model": models.minilm(), **SETTINGS}
+    settings = {
+        "policy": model,
+        "embedder": "sentence_transformer",
+        "embedder_model": models.minilm(),
+        **SETTINGS,
+    }
     settings |= {"chunk_tokens": "900"} if given.document else {}
     with serving([*flags(settings), f"--vllm=--max-model-len {CONTEXT}"], given.out) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=3600)
@@ -179,7 +206,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number, (date, turns) in enumerate(sessions, 1):
             text = "\n".join([date, *(turn.text for turn in turns)]).strip()
             given_text.append(text)
-            item: Any = {"type": "message", "role": "user", "content": text, "name": f"session {number}"}
+            item: Any = {
+                "type": "message",
+                "role": "user",
+                "content": text,
+                "name": f"session {number}",
+            }
             begun = time.perf_counter()
             client.conversations.items.create(conversation, items=[item])
             took.append(time.perf_counter() - begun)
@@ -195,13 +227,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources = {step["observation"]["origin"].partition(",")[0] for step in reading}
     checks = {
         "every session was read": len(sources) == len(sessions),
-        "no part of it was left out": squeezed("".join(map(shown, reading))) == squeezed("".join(given_text)),
+        "no part of it was left out": squeezed("".join(map(shown, reading)))
+        == squeezed("".join(given_text)),
         "every question was asked": len(answers) == len(task.questions) > 0,
         "all steps are in the log": [step["index"] for step in steps] == list(range(len(steps))),
-        "with their tokens": all(len(step["prompt_ids"]) == step["prompt_tokens"] for step in steps),
+        "with their tokens": all(
+            len(step["prompt_ids"]) == step["prompt_tokens"] for step in steps
+        ),
         "no prompt over the context": longest <= CONTEXT,
         "nobody knew the questions while reading": not any(
-            question.text in json.dumps(step["observation"]) for step in reading for question in task.questions
+            question.text in json.dumps(step["observation"])
+            for step in reading
+            for question in task.questions
         ),
     }
     for name, holds in checks.items():

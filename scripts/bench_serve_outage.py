@@ -30,7 +30,10 @@ def outage(http: httpx.Client, engine: Any, conversation: str) -> list[str]:
     wrong: list[str] = []
     path = f"/v1/conversations/{conversation}"
     before = http.get(f"{path}/memory").json()
-    held = [item["id"] for item in http.get(f"{path}/items", params={"order": "asc", "limit": 100}).json()["data"]]
+    held = [
+        item["id"]
+        for item in http.get(f"{path}/items", params={"order": "asc", "limit": 100}).json()["data"]
+    ]
     body = {"conversation": conversation, "input": "Where does Ann live?"}
     threading.Timer(0.15, engine.kill).start()
     for number in range(2):
@@ -41,9 +44,14 @@ def outage(http: httpx.Client, engine: Any, conversation: str) -> list[str]:
             wrong.append(f"without its engine: {answer.status_code}")
     log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
     after = http.get(f"{path}/memory", params={"at": before["operations"]}).json()
-    if after["entries"] != before["entries"] or [line["seq"] for line in log] != list(range(len(log))):
+    if after["entries"] != before["entries"] or [line["seq"] for line in log] != list(
+        range(len(log))
+    ):
         wrong.append("the conversation is not what it was")
-    listed = [item["id"] for item in http.get(f"{path}/items", params={"order": "asc", "limit": 100}).json()["data"]]
+    listed = [
+        item["id"]
+        for item in http.get(f"{path}/items", params={"order": "asc", "limit": 100}).json()["data"]
+    ]
     if listed[: len(held)] != held:
         wrong.append("items are gone")
     engine.start()
@@ -62,8 +70,17 @@ def main(argv: list[str] | None = None) -> int:
     model = models.smollm2()
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as name:
-        engine: Any = SimulatedServer(model, 0.3) if options.quick else VllmServer(model, Path(name) / "vllm.log")
-        settings = {"policy": engine.url, "tokenizer": model, "embedder": "hashing", "turn_seconds": 30}
+        engine: Any = (
+            SimulatedServer(model, 0.3)
+            if options.quick
+            else VllmServer(model, Path(name) / "vllm.log")
+        )
+        settings = {
+            "policy": engine.url,
+            "tokenizer": model,
+            "embedder": "hashing",
+            "turn_seconds": 30,
+        }
         settings |= {"max_reads": 1, "max_tokens": 64, "chunk_tokens": 500}
         try:
             engine.start()
@@ -72,7 +89,9 @@ def main(argv: list[str] | None = None) -> int:
                 httpx.Client(base_url=url, timeout=300) as http,
             ):
                 items = {"items": [{"content": "Ann Kerr lives in Rome. Bob Tarn lives in Oslo."}]}
-                conversation = http.post("/v1/conversations", json=items).raise_for_status().json()["id"]
+                conversation = (
+                    http.post("/v1/conversations", json=items).raise_for_status().json()["id"]
+                )
                 for _ in range(options.kills):
                     wrong += outage(http, engine, conversation)
         finally:

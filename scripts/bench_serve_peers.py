@@ -77,10 +77,17 @@ class Helper:
                 texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
                 self.texts += len(texts)
                 return 200, embeddings(await embedder.embed(texts, "entry"))
-            said = asked["messages"][-1]["content"].partition("of the text:\n")[2].partition("\n\nScratchpad:")[0]
+            said = (
+                asked["messages"][-1]["content"]
+                .partition("of the text:\n")[2]
+                .partition("\n\nScratchpad:")[0]
+            )
             message = {"role": "assistant", "content": f"<create_memory>{said}</create_memory>"}
             usage = {"prompt_tokens": 0, "completion_tokens": 0}
-            return 200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+            return 200, {
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": usage,
+            }
 
         self.url, _ = serve_in_thread(handle)
 
@@ -100,7 +107,9 @@ class AtomMem:
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=900)
-        self._path = f"/v1/conversations/{self._http.post('/v1/conversations', json={}).json()['id']}"
+        self._path = (
+            f"/v1/conversations/{self._http.post('/v1/conversations', json={}).json()['id']}"
+        )
 
     def _asked(self, method: str, path: str, **request: Any) -> tuple[float, httpx.Response]:
         begun = time.perf_counter()
@@ -119,7 +128,9 @@ class AtomMem:
         if not done.is_success:
             return Outcome(seconds, failed=done.text[:300])
         found = done.json()["data"]
-        sources = {int(entry["source"]["piece"].partition(",")[0].removeprefix("turn ")) for entry in found}
+        sources = {
+            int(entry["source"]["piece"].partition(",")[0].removeprefix("turn ")) for entry in found
+        }
         return Outcome(seconds, sources, [entry["text"] for entry in found])
 
     def entries(self) -> int:
@@ -133,7 +144,12 @@ class Mem0:
     def __init__(self, python: str, config: dict[str, Any], infer: bool, k: int) -> None:
         command = [python, str(Path(__file__).with_name("mem0_worker.py")), json.dumps(config)]
         folder = config["vector_store"]["config"]["path"]
-        environment = {**os.environ, "MEM0_TELEMETRY": "False", "MEM0_DIR": folder, "PYTHONPATH": ""}
+        environment = {
+            **os.environ,
+            "MEM0_TELEMETRY": "False",
+            "MEM0_DIR": folder,
+            "PYTHONPATH": "",
+        }
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -162,7 +178,9 @@ class Mem0:
         answer = self._asked(search=query, k=self._k)
         found = answer.get("found", [])
         sources = {number for item in found for number in self._sources[item["id"]]}
-        return Outcome(answer["seconds"], sources, [item["text"] for item in found], answer.get("failed"))
+        return Outcome(
+            answer["seconds"], sources, [item["text"] for item in found], answer.get("failed")
+        )
 
     def entries(self) -> int:
         """How many are kept."""
@@ -189,7 +207,8 @@ def compared(
         for name, side in sides.items():
             searches[name].append(side.search(question.text))
     return {
-        name: figures(adds[name], searches[name], questions, cost[name], side.entries()) for name, side in sides.items()
+        name: figures(adds[name], searches[name], questions, cost[name], side.entries())
+        for name, side in sides.items()
     }
 
 
@@ -234,13 +253,25 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 def release(python: str) -> str:
     """The release of mem0 that an interpreter has."""
     code = "import importlib.metadata as m; print(m.version('mem0ai'))"
-    return subprocess.run([python, "-c", code], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+    return subprocess.run(
+        [python, "-c", code], check=True, text=True, stdout=subprocess.PIPE
+    ).stdout.strip()
 
 
 def mem0_config(folder: Path, engine: str, embeddings: str, dim: int) -> dict[str, Any]:
     """What mem0 is told: the same model and embedder, a store in `folder`."""
-    model = {"model": "policy", "openai_base_url": f"{engine}/v1", "api_key": "none", "max_tokens": MAX_TOKENS}
-    embedder = {"model": "e", "openai_base_url": f"{embeddings}/v1", "api_key": "none", "embedding_dims": dim}
+    model = {
+        "model": "policy",
+        "openai_base_url": f"{engine}/v1",
+        "api_key": "none",
+        "max_tokens": MAX_TOKENS,
+    }
+    embedder = {
+        "model": "e",
+        "openai_base_url": f"{embeddings}/v1",
+        "api_key": "none",
+        "embedding_dims": dim,
+    }
     store = {"path": str(folder), "on_disk": True, "embedding_model_dims": dim}
     return {
         "llm": {"provider": "openai", "config": {**model, "temperature": 0}},
@@ -269,7 +300,9 @@ def table(arms: dict[str, dict[str, Any]]) -> Table:
     for column in columns:
         shown.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
     for name, arm in arms.items():
-        both = (f"{arm[key]['median']:.0f}/{arm[key]['p95']:.0f}" for key in ("add_ms", "search_ms"))
+        both = (
+            f"{arm[key]['median']:.0f}/{arm[key]['p95']:.0f}" for key in ("add_ms", "search_ms")
+        )
         spent = (f"{arm[f'{key}_a_message']:.4g}" for key in COUNTED)
         quality = (f"{arm[key]:.3f}" for key in ("evidence_recall", "answers_in_view"))
         shown.add_row(name, str(arm["messages"]), *both, *spent, str(arm["entries"]), *quality)
@@ -280,10 +313,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run all arms; print the table, then the JSON line."""
     parser = command_line(__doc__)
     parser.add_argument("--benchmarks", type=Path, help="folder with locomo/locomo10.json")
-    parser.add_argument("--mem0", nargs="*", default=[], metavar="PYTHON", help="interpreters with mem0")
-    parser.add_argument("--conversation", type=int, default=0, help="number in the file (%(default)s)")
-    parser.add_argument("--messages", type=int, default=10, help="turns that the model reads (%(default)s)")
-    parser.add_argument("--k", type=int, default=6, help="entries that a search finds (%(default)s)")
+    parser.add_argument(
+        "--mem0", nargs="*", default=[], metavar="PYTHON", help="interpreters with mem0"
+    )
+    parser.add_argument(
+        "--conversation", type=int, default=0, help="number in the file (%(default)s)"
+    )
+    parser.add_argument(
+        "--messages", type=int, default=10, help="turns that the model reads (%(default)s)"
+    )
+    parser.add_argument(
+        "--k", type=int, default=6, help="entries that a search finds (%(default)s)"
+    )
     add_quick(parser)
     given = parser.parse_args(argv)
     results: dict[str, dict[str, Any]] = {}
@@ -296,27 +337,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         task, _ = conversation_of(file, given.conversation)
         turns = [f"({turn.title}) {turn.text}" for turn in task.documents]
         asked = [question for question in task.questions if question.metadata["documents"]]
-        first = [question for question in asked if max(question.metadata["documents"]) < given.messages]
+        first = [
+            question for question in asked if max(question.metadata["documents"]) < given.messages
+        ]
         sizes = {"all": (turns, asked), "first": (turns[: given.messages], first)}
         minilm = EmbedderConfig(embedder="hashing")
         if not given.quick:
-            minilm = EmbedderConfig(embedder="sentence_transformer", embedder_model=str(models.minilm()))
+            minilm = EmbedderConfig(
+                embedder="sentence_transformer", embedder_model=str(models.minilm())
+            )
         embedder = make_embedder(minilm)
         helper = Helper(embedder)
         engine = None
         if not given.quick:
             env = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
-            engine = stack.enter_context(VllmServer(models.smollm2(), out / "vllm.log", *ENGINE, env=env))
-        settings = {**SETTINGS, "retrieve_k": given.k, "max_tokens": MAX_TOKENS, "entry_tokens": 400}
+            engine = stack.enter_context(
+                VllmServer(models.smollm2(), out / "vllm.log", *ENGINE, env=env)
+            )
+        settings = {
+            **SETTINGS,
+            "retrieve_k": given.k,
+            "max_tokens": MAX_TOKENS,
+            "entry_tokens": 400,
+        }
         served = {**settings, "embedder": "http", "embedder_url": helper.url, "embedder_model": "e"}
 
         def spent() -> dict[str, float]:
             told = {} if engine is None else engine.metrics()
-            return {**{name: told.get(metric, 0.0) for name, metric in COUNTED.items()}, "embedded": helper.texts}
+            return {
+                **{name: told.get(metric, 0.0) for name, metric in COUNTED.items()},
+                "embedded": helper.texts,
+            }
 
         def mem0(python: str, infer: bool) -> Mem0:
             store = Path(tempfile.mkdtemp(dir=out))
-            config = mem0_config(store, engine.url if engine else helper.url, helper.url, embedder.dim)
+            config = mem0_config(
+                store, engine.url if engine else helper.url, helper.url, embedder.dim
+            )
             side = Mem0(python, config, infer, given.k)
             stack.callback(side.process.kill)
             return side
@@ -330,13 +387,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 policy = {"policy": engine.url, "tokenizer": str(models.smollm2())}
             with serving(flags({**policy, **served}), out) as url:
                 sides: dict[str, AtomMem | Mem0] = {"AtomMem": AtomMem(url)}
-                sides |= {name: mem0(python, kind == "written") for name, python in releases.items()}
+                sides |= {
+                    name: mem0(python, kind == "written") for name, python in releases.items()
+                }
                 for name, found in compared(sides, *sizes[size], spent).items():
                     results[f"{name}, {kind}, {size}"] = found
                     print(f"{name}, {kind}, {size}: {json.dumps(found)}", flush=True)
     Console(width=120, highlight=False).print(table(results))
     failed = sum(arm["failed"] for arm in results.values())
-    result = {"bench": "serve_peers", "conversation": task.id, "k": given.k, "arms": results, "holds": not failed}
+    result = {
+        "bench": "serve_peers",
+        "conversation": task.id,
+        "k": given.k,
+        "arms": results,
+        "holds": not failed,
+    }
     return last_line(result)
 
 

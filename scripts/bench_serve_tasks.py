@@ -50,7 +50,10 @@ async def served(url: str, tasks: Sequence[Task], way: str) -> tuple[float, list
             return given.output_text if given.status == "completed" else None
 
     answers = list(await asyncio.gather(*map(answered, tasks)))
-    scored = [await score_answers(task, [answer], "em") for task, answer in zip(tasks, answers, strict=True)]
+    scored = [
+        await score_answers(task, [answer], "em")
+        for task, answer in zip(tasks, answers, strict=True)
+    ]
     await client.close()
     return sum(score.metrics["em"] for score in scored) / len(tasks), answers
 
@@ -60,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("--policy", type=Path, help="its folder (runs/blind/mixture_0/grpo)")
     parser.add_argument("--n", type=int, default=300, help="tasks (%(default)s)")
-    parser.add_argument("--task_seed", type=int, default=1_000_004, help="of the tasks; no demo's (%(default)s)")
+    parser.add_argument(
+        "--task_seed", type=int, default=1_000_004, help="of the tasks; no demo's (%(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/serve_tasks"))
     add_quick(parser, n=4)
     given = parser.parse_args(argv)
@@ -74,17 +79,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         for way in WAYS:
             started = time.perf_counter()
             em, answers = asyncio.run(served(url, tasks, way))
-            theirs = {record.task_id: record.questions[0].answer for record in evaluated[way].records}
+            theirs = {
+                record.task_id: record.questions[0].answer for record in evaluated[way].records
+            }
             ways[way] = {
                 "em_served": round(em, 4),
                 "em_evaluated": round(evaluated[way].em, 4),
-                "other_answers": sum(theirs[task.id] != given for task, given in zip(tasks, answers, strict=True)),
+                "other_answers": sum(
+                    theirs[task.id] != given for task, given in zip(tasks, answers, strict=True)
+                ),
                 "seconds": round(time.perf_counter() - started, 1),
             }
             print(f"{way}: served {em:.3f}, evaluated {evaluated[way].em:.3f}", flush=True)
     close = all(abs(way["em_served"] - way["em_evaluated"]) <= CLOSE for way in ways.values())
     holds = close and given.n >= 300
-    return last_line({"bench": "serve_tasks", "n": given.n, "temperature": 0, **ways, "bar": CLOSE, "holds": holds})
+    return last_line(
+        {
+            "bench": "serve_tasks",
+            "n": given.n,
+            "temperature": 0,
+            **ways,
+            "bar": CLOSE,
+            "holds": holds,
+        }
+    )
 
 
 if __name__ == "__main__":

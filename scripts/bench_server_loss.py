@@ -73,13 +73,20 @@ class Run:
         self.servers = servers
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.clock = Clock(
-            ServerPool([server.url for server in servers], "policy", tokenizer=tokenizer, max_in_flight=1024)
+            ServerPool(
+                [server.url for server in servers],
+                "policy",
+                tokenizer=tokenizer,
+                max_in_flight=1024,
+            )
         )
         settings = {**load_config(model), "temperature": 0.0, "max_tokens": 48}
         agent = make_agent(self.clock, None, tokenizer, stored=settings)
         self.runner = EpisodeRunner(agent, max_in_flight=IN_FLIGHT)
 
-    async def episodes(self, tasks: Iterable[Any], enough: asyncio.Event | None = None) -> list[Episode]:
+    async def episodes(
+        self, tasks: Iterable[Any], enough: asyncio.Event | None = None
+    ) -> list[Episode]:
         """One episode of each task, `IN_FLIGHT` at a time, in the order of `tasks`; none begins after `enough`."""
         waiting = iter(tasks)
         done: dict[str, Episode] = {}
@@ -96,7 +103,9 @@ class Run:
         return list(done.values())
 
 
-async def disturbed(run: Run, tasks: Sequence[Any], phase: float) -> tuple[list[Episode], dict[str, float]]:
+async def disturbed(
+    run: Run, tasks: Sequence[Any], phase: float
+) -> tuple[list[Episode], dict[str, float]]:
     """The run with the loss. Returns its episodes, and the completions per second of its phases."""
     enough = asyncio.Event()
     began = time.perf_counter()
@@ -132,16 +141,30 @@ def main() -> int:
     """Run both, print the table and the JSON line."""
     parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/bench_server_loss"))
-    parser.add_argument("--cold_start", type=Path, help="A policy of scripts/tiny_policy.py (unset: made in OUT).")
-    parser.add_argument("--compared", type=int, default=400, help="Episodes that are run undisturbed as well.")
-    parser.add_argument("--phase", type=float, default=PHASE_SECONDS, help="seconds that throughput is measured")
+    parser.add_argument(
+        "--cold_start", type=Path, help="A policy of scripts/tiny_policy.py (unset: made in OUT)."
+    )
+    parser.add_argument(
+        "--compared", type=int, default=400, help="Episodes that are run undisturbed as well."
+    )
+    parser.add_argument(
+        "--phase", type=float, default=PHASE_SECONDS, help="seconds that throughput is measured"
+    )
     add_quick(parser, compared=20, phase=2.0, out=Path("runs/bench_server_loss_quick"))
     options = parser.parse_args()
     began = time.perf_counter()
     recipe = quick(RECIPE) if options.quick else RECIPE
     model = options.cold_start or cold_start(options.out / "policy", 0, recipe)
     tasks = list(generate(RECIPE.world, 20_000, TASKS))
-    flags = ["--max-model-len", "256", "--max-num-seqs", "128", "--block-size", "32", "--disable-uvicorn-access-log"]
+    flags = [
+        "--max-model-len",
+        "256",
+        "--max-num-seqs",
+        "128",
+        "--block-size",
+        "32",
+        "--disable-uvicorn-access-log",
+    ]
     # Left to itself, vLLM would pin the workers of both servers to the same processor.
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     servers = [VllmServer(model, options.out / f"server{i}.log", *flags, env=env) for i in range(2)]
@@ -175,7 +198,9 @@ def main() -> int:
         "compared": len(compared),
         "em_undisturbed": sum(undisturbed.values()) / len(undisturbed),
         "em": sum(episode.reward or 0.0 for episode in compared) / len(compared),
-        "scored_less": sum((episode.reward or 0.0) < undisturbed[episode.task_id] for episode in compared),
+        "scored_less": sum(
+            (episode.reward or 0.0) < undisturbed[episode.task_id] for episode in compared
+        ),
         "completions_per_second": {name: round(value, 1) for name, value in rates.items()},
         "recovery": rates["after"] / rates["before"],
         "seconds": round(time.perf_counter() - began, 1),

@@ -118,7 +118,9 @@ def agent_of(setup: Setup) -> Agent:
     if setup.embedder_model is not None:
         from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 
-        embedder = SentenceTransformerEmbedder(setup.embedder_model)  # as it is: a batcher would remember vectors
+        embedder = SentenceTransformerEmbedder(
+            setup.embedder_model
+        )  # as it is: a batcher would remember vectors
     settings = {**saved, "temperature": 1.0, "max_tokens": 48, "seed": SEED}
     return make_agent(policy, embedder, tokenizer, stored=settings, keep_prompts=True)
 
@@ -151,7 +153,9 @@ async def run_turn(setup: Setup, index: int) -> dict[str, Any]:
     environment = agent.environments()
     observation = await environment.reset(task)
     for step in episode.steps:
-        result = await environment.step(Turn(step.text, step.actions, step.problems, step.operations))
+        result = await environment.step(
+            Turn(step.text, step.actions, step.problems, step.operations)
+        )
         assert result.observation is not None, "the episode has gone on after this step"
         observation = result.observation
     if index % FORKED == 0:
@@ -192,12 +196,20 @@ async def compare(setup: Setup, index: int) -> dict[str, Any]:
     differences["log"] += session.memory.log != log
     number = random.Random(f"{SEED}/{index}").randrange(count)
     then = SessionState(state.key, number, 0, session.memory.at(number), vectors=state.vectors)
-    step = await (await Session.take_up(agent, then)).turn(whole.steps[number].observation, affinity=task.id)
-    differences["fork of the memory"] += replace(step, seconds=0.0) != replace(whole.steps[number], seconds=0.0)
+    step = await (await Session.take_up(agent, then)).turn(
+        whole.steps[number].observation, affinity=task.id
+    )
+    differences["fork of the memory"] += replace(step, seconds=0.0) != replace(
+        whole.steps[number], seconds=0.0
+    )
     again = await EpisodeRunner(agent).run(task, past=whole.steps[:number])
     forked = list(differing(whole, again))
     if setup.vectors:  # it goes on from steps alone, so its vectors are made again: scores may differ in the last digit
-        forked = [name for name in forked if name.startswith("step.") and name[5:] in ("text", "token_ids")]
+        forked = [
+            name
+            for name in forked
+            if name.startswith("step.") and name[5:] in ("text", "token_ids")
+        ]
     differences["fork of the episode"] += len(forked)
     compact = session.put_down(history=False)
     vectors = vectors_path(path)
@@ -222,7 +234,15 @@ def differing(one: Episode, other: Episode) -> Iterable[str]:
         for name in Step.__dataclass_fields__:
             if name != "seconds" and getattr(step, name) != getattr(twin, name):
                 yield f"step.{name}"
-    for name in ("answers", "reward", "metrics", "question_metrics", "question_notes", "stop_reason", "error"):
+    for name in (
+        "answers",
+        "reward",
+        "metrics",
+        "question_metrics",
+        "question_notes",
+        "stop_reason",
+        "error",
+    ):
         if getattr(one, name) != getattr(other, name):
             yield name
 
@@ -238,11 +258,17 @@ class Processes(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         context = get_context("spawn")
-        self._pools = [self.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in range(2)]
+        self._pools = [
+            self.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in range(2)
+        ]
 
-    def all(self, work: Callable[..., Any], setup: Setup, indices: Sequence[int], turn: int) -> list[Any]:
+    def all(
+        self, work: Callable[..., Any], setup: Setup, indices: Sequence[int], turn: int
+    ) -> list[Any]:
         """The results for all `indices`, in order."""
-        futures = [self._pools[(index + turn) % 2].submit(made, work, setup, index) for index in indices]
+        futures = [
+            self._pools[(index + turn) % 2].submit(made, work, setup, index) for index in indices
+        ]
         return [future.result() for future in futures]
 
 
@@ -342,15 +368,23 @@ def main(argv: list[str] | None = None) -> int:
     """Run all passes; print the table and the JSON line."""
     parser = command_line(__doc__)
     parser.add_argument("--episodes", type=int, default=EPISODES)
-    parser.add_argument("--policy", type=Path, default=Path("runs/bench_sessions"), help="made if it is not there")
-    parser.add_argument("--embedder_model", help="a sentence-transformers folder, for a second pass")
+    parser.add_argument(
+        "--policy", type=Path, default=Path("runs/bench_sessions"), help="made if it is not there"
+    )
+    parser.add_argument(
+        "--embedder_model", help="a sentence-transformers folder, for a second pass"
+    )
     add_quick(parser, episodes=QUICK_EPISODES)
     options = parser.parse_args(argv)
     count = options.episodes
     policy = None if options.quick else cold_start(options.policy, 0, RECIPE).resolve()
     result: dict[str, Any] = {"policy": "expert" if policy is None else "cold start, 300 updates"}
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
-        passes = [("model", options.embedder_model, min(count, MODEL_EPISODES))] if options.embedder_model else []
+        passes = (
+            [("model", options.embedder_model, min(count, MODEL_EPISODES))]
+            if options.embedder_model
+            else []
+        )
         passes.append(("hashing", None, count))
         for name, model, episodes in passes:
             own = Path(folder) / name
@@ -358,9 +392,13 @@ def main(argv: list[str] | None = None) -> int:
             result[name] = measure(processes, Setup(own, policy, model, episodes))
             for key, value in result[name].items():
                 print(f"{name:<10}{key:<22}{value}", flush=True)
-        result["long"] = asyncio.run(long_session(Path(folder), LONG_TURNS // (10 if options.quick else 1)))
+        result["long"] = asyncio.run(
+            long_session(Path(folder), LONG_TURNS // (10 if options.quick else 1))
+        )
         print("long      ", result["long"])
-    result["holds"] = all(not result[name]["differences"] for name in ("hashing", "model") if name in result)
+    result["holds"] = all(
+        not result[name]["differences"] for name in ("hashing", "model") if name in result
+    )
     return last_line(result)
 
 

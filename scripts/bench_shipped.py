@@ -57,7 +57,12 @@ WEB = "qwen3_8b_web"
 QUICK = "fsdp2 qwen3_8b_hotpotqa"
 UNNAMED = ("deepspeed_zero3", "multi_node")
 FILES = ("model.safetensors", "adapter_model.safetensors")
-GRPO = {"max_completion_length": 6, "num_generations": 4, "micro_batch_tokens": 2000, "embedder_model": "embedder"}
+GRPO = {
+    "max_completion_length": 6,
+    "num_generations": 4,
+    "micro_batch_tokens": 2000,
+    "embedder_model": "embedder",
+}
 ASYNC = {**GRPO, "token_budget": 2000, "max_staleness": 0}
 del ASYNC["micro_batch_tokens"]
 SFT = {"max_length": 4096, "max_completion_length": 1024, "logging_steps": 1}
@@ -96,15 +101,21 @@ def pairs() -> list[Pair]:
             found.append(Pair(named[1] if named else "none", recipe.stem, command))
     for launcher in UNNAMED:
         command = _commands(CONFIGS / "accelerate" / f"{launcher}.yaml")[0]
-        found.append(Pair(launcher, "qwen3_8b_hotpotqa", command.replace("RECIPE", "qwen3_8b_hotpotqa")))
+        found.append(
+            Pair(launcher, "qwen3_8b_hotpotqa", command.replace("RECIPE", "qwen3_8b_hotpotqa"))
+        )
     return found
 
 
 def _commands(path: Path) -> list[str]:
     """The commands in a header that train."""
-    header = "".join(line.removeprefix("#") for line in path.read_text().splitlines(True) if line.startswith("#"))
+    header = "".join(
+        line.removeprefix("#") for line in path.read_text().splitlines(True) if line.startswith("#")
+    )
     lines = header.replace("\\\n", " ").splitlines()
-    return [line.strip() for line in lines if re.match(r" {2,}(accelerate launch|atommem train) ", line)]
+    return [
+        line.strip() for line in lines if re.match(r" {2,}(accelerate launch|atommem train) ", line)
+    ]
 
 
 def why_not(pair: Pair) -> str | None:
@@ -147,17 +158,26 @@ def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
 @contextmanager
 def corpus_server(folder: Path) -> Iterator[str]:
     """`atommem corpus serve` on pages of the tiny world; its URL."""
-    pages = [{"title": f"page {i}", "text": " ".join([f"c{i % 2} city a fact"] * 40)} for i in range(6)]
+    pages = [
+        {"title": f"page {i}", "text": " ".join([f"c{i % 2} city a fact"] * 40)} for i in range(6)
+    ]
     (folder / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
     build = [*ATOMMEM, "corpus", "build", "--input", "pages.jsonl", "--out", "corpus"]
-    subprocess.run(build, cwd=folder, env=environment(), check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        build, cwd=folder, env=environment(), check=True, capture_output=True, timeout=300
+    )
     port = free_port()
-    url, command = f"http://127.0.0.1:{port}", [*ATOMMEM, "corpus", "serve", "corpus", "--port", str(port)]
+    url, command = (
+        f"http://127.0.0.1:{port}",
+        [*ATOMMEM, "corpus", "serve", "corpus", "--port", str(port)],
+    )
     with started(command, f"{url}/health", folder / "corpus.log", cwd=folder, env=environment()):
         yield url
 
 
-def commands(pair: Pair, processes: int, out: str, resume: bool, asks: dict[str, str]) -> list[list[str]]:
+def commands(
+    pair: Pair, processes: int, out: str, resume: bool, asks: dict[str, str]
+) -> list[list[str]]:
     """What is started, one command for each machine; with one process the part after the launcher."""
     settings = {
         **SIZES[pair.stage],
@@ -165,13 +185,17 @@ def commands(pair: Pair, processes: int, out: str, resume: bool, asks: dict[str,
         "output_dir": out,
         "per_device_train_batch_size": EPISODES[pair.stage] // processes,
         # Three updates are within the warm-up of the recipes that have one.
-        "learning_rate": 1e-2 if "warmup_steps" in (CONFIGS / "train" / f"{pair.recipe}.yaml").read_text() else 1e-3,
+        "learning_rate": 1e-2
+        if "warmup_steps" in (CONFIGS / "train" / f"{pair.recipe}.yaml").read_text()
+        else 1e-3,
         "max_steps": 3,
         "save_steps": 1,
         "dtype": "float32",
     }
     given = ["--use_cpu", *flags({**settings, **asks}), *["--resume"] * resume]
-    words = shlex.split(re.sub(r"\$\(atommem configs (\w+)\)", rf"{CONFIGS}/accelerate/\1.yaml", pair.command))
+    words = shlex.split(
+        re.sub(r"\$\(atommem configs (\w+)\)", rf"{CONFIGS}/accelerate/\1.yaml", pair.command)
+    )
     script = words.index("-m")
     train = [sys.executable, *words[script:], *given]
     if processes == 1:
@@ -189,15 +213,26 @@ def environment() -> dict[str, str]:
     """Of the processes: this tree, the doubles, one thread each, no hub and no W&B server."""
     given = {
         **os.environ,
-        **{"ATOMMEM_STAND_INS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
-        **{"PYTHONPATH": os.pathsep.join([str(ROOT / "tests/train/shipped/site"), str(ROOT), *sys.path[2:]])},
+        **{
+            "ATOMMEM_STAND_INS": "1",
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        },
+        **{
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT / "tests/train/shipped/site"), str(ROOT), *sys.path[2:]]
+            )
+        },
         **{"WANDB_MODE": "offline", "WANDB_SILENT": "true", "DS_ACCELERATOR": "cpu"},
     }
     given.pop("WORLD_SIZE", None)
     return given
 
 
-def run(pair: Pair, folder: Path, processes: int, out: str, asks: dict[str, str], resume: bool = False) -> None:
+def run(
+    pair: Pair, folder: Path, processes: int, out: str, asks: dict[str, str], resume: bool = False
+) -> None:
     """Start the processes in `folder` and wait for their end.
 
     Raises:
@@ -228,14 +263,19 @@ def compare(pair: Pair, folder: Path, asks: dict[str, str]) -> dict[str, Any]:
     run(pair, folder, several, "together", asks, resume=True)
     result: dict[str, Any] = {"resumed": _difference(together, _weights(folder / "together"))}
     # An adapter's B begins at 0.
-    began = {name: start.get(name, weight.new_zeros(weight.shape)) for name, weight in together.items()}
+    began = {
+        name: start.get(name, weight.new_zeros(weight.shape)) for name, weight in together.items()
+    }
     trained = {name for name in together if "lora_A" not in name}
     result["moved"] = _difference({n: together[n] for n in trained}, {n: began[n] for n in trained})
     if several > 1:
         run(pair, folder, 1, "alone", asks)
         result["difference"] = _difference(together, _weights(folder / "alone"))
         result["adam"] = adam(folder / "together", folder / "alone")
-    lines = [json.loads(line) for line in (folder / "together" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder / "together" / "metrics.jsonl").read_text().splitlines()
+    ]
     first = next(line for line in lines if line.get("step") == 1 and "loss" in line)
     if "kl" in first:
         result["kl"] = first["kl"]
@@ -255,18 +295,29 @@ def adam(first: Path, second: Path) -> dict[str, float] | None:
                 means, sizes = [], []
                 for state in (one["state"][number], other["state"][number]):
                     means.append(state["exp_avg"] / (1 - betas[0] ** float(state["step"])))
-                    sizes.append((state["exp_avg_sq"] / (1 - betas[1] ** float(state["step"]))).sqrt())
-                steps = [rate * mean / (size + eps) for mean, size in zip(means, sizes, strict=True)]
+                    sizes.append(
+                        (state["exp_avg_sq"] / (1 - betas[1] ** float(state["step"]))).sqrt()
+                    )
+                steps = [
+                    rate * mean / (size + eps) for mean, size in zip(means, sizes, strict=True)
+                ]
                 apart = (steps[0] - steps[1]).abs()
                 found["largest"] = max(found["largest"], float(means[0].abs().max()))
-                found["difference"] = max(found["difference"], float((means[0] - means[1]).abs().max()))
+                found["difference"] = max(
+                    found["difference"], float((means[0] - means[1]).abs().max())
+                )
                 if float(apart.max()) > found["step"]:
-                    found |= {"step": float(apart.max()), "there": float(sizes[0].flatten()[apart.argmax()])}
+                    found |= {
+                        "step": float(apart.max()),
+                        "there": float(sizes[0].flatten()[apart.argmax()]),
+                    }
     return found if names else None
 
 
 def _weights(folder: Path) -> dict[str, Any]:
-    weights: dict[str, Any] = load_file(next(folder / name for name in FILES if (folder / name).is_file()))
+    weights: dict[str, Any] = load_file(
+        next(folder / name for name in FILES if (folder / name).is_file())
+    )
     return weights
 
 
@@ -277,7 +328,11 @@ def _difference(first: dict[str, Any], second: dict[str, Any]) -> float:
 
 def _tail(log: Path) -> str:
     """The end of what a failed run wrote, without what the launcher says of it."""
-    text = re.split(r"^.*(?:Sending process|torch/distributed/elastic)", log.read_text(errors="replace"), flags=re.M)[0]
+    text = re.split(
+        r"^.*(?:Sending process|torch/distributed/elastic)",
+        log.read_text(errors="replace"),
+        flags=re.M,
+    )[0]
     return "\n".join(text.splitlines()[-12:])
 
 
@@ -290,14 +345,22 @@ def make_traces(folder: Path) -> None:
         "out": "runs/teacher",
     }
     made |= {"samples_per_task": 8, "max_tokens": 6, "temperature": 1}
-    subprocess.run([*ATOMMEM, "eval", *flags(made)], cwd=folder, check=True, capture_output=True, timeout=600)
+    subprocess.run(
+        [*ATOMMEM, "eval", *flags(made)], cwd=folder, check=True, capture_output=True, timeout=600
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the pairs, print a line for each and the JSON."""
     parser = command_line(__doc__)
     add_quick(parser)
-    parser.add_argument("--pairs", nargs="+", default=[""], metavar="PART", help="Only those with PART in their name.")
+    parser.add_argument(
+        "--pairs",
+        nargs="+",
+        default=[""],
+        metavar="PART",
+        help="Only those with PART in their name.",
+    )
     options = parser.parse_args(argv)
     wanted = [QUICK] if options.quick else options.pairs
     from tests.train.shipped.tiny import make_world
@@ -325,7 +388,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{pair.name:40} {results[pair.name]}", flush=True)
     ran = [result for result in results.values() if isinstance(result, dict)]
     holds = bool(ran) and all(result["holds"] for result in ran)
-    return last_line({"bench": "shipped", "limit": LIMIT, "pairs": results, "ran": len(ran), "holds": holds})
+    return last_line(
+        {"bench": "shipped", "limit": LIMIT, "pairs": results, "ran": len(ran), "holds": holds}
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,13 @@ import numpy as np
 from quick import add_quick, command_line, last_line
 from scipy.stats import binom
 
-from atommem.envs.scoring.statistics import Units, clustered_estimate, holm, paired_difference, sign_flip_test
+from atommem.envs.scoring.statistics import (
+    Units,
+    clustered_estimate,
+    holm,
+    paired_difference,
+    sign_flip_test,
+)
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
@@ -53,7 +59,9 @@ def sizes(tasks: int, rng: np.random.Generator) -> Labels:
 
 KINDS: dict[str, Callable[[np.random.Generator], tuple[Labels, Labels]]] = {
     "100 tasks of 1-10 questions": lambda rng: apart(sizes(100, rng)),
-    "30 tasks of 20, 270 of one": lambda _: apart(np.repeat(np.arange(300), np.where(np.arange(300) % 10, 1, 20))),
+    "30 tasks of 20, 270 of one": lambda _: apart(
+        np.repeat(np.arange(300), np.where(np.arange(300) % 10, 1, 20))
+    ),
     "149 questions in 400 tasks of one": lambda rng: again(np.arange(400), 149, rng),
     "200 tasks of 1-10 of 300 questions": lambda rng: again(sizes(200, rng), 300, rng),
     "10 conversations of 199": lambda _: apart(np.repeat(np.arange(10), 199)),
@@ -77,7 +85,13 @@ def pair(rng: np.random.Generator, groups: Labels, questions: Labels, gap: float
     """Differences of two evaluations that share half of each effect, the second better by `gap` on the probit scale."""
     common = shared(rng, groups, questions)
     sides = [
-        (common + shared(rng, groups, questions) / 2 + NOISE * rng.standard_normal(len(groups)) + better > 0)
+        (
+            common
+            + shared(rng, groups, questions) / 2
+            + NOISE * rng.standard_normal(len(groups))
+            + better
+            > 0
+        )
         for better in (-gap / 2, gap / 2)
     ]
     return sides[1].astype(float) - sides[0]
@@ -87,13 +101,19 @@ def simulate(kind: str, samples: int, seed: int) -> dict[str, float]:
     """Shares of samples in which intervals hold the truth, and in which the tests reject."""
     rng = np.random.default_rng(seed)
     spread = sqrt(TASK**2 + QUESTION**2 + NOISE**2)
-    counts = dict.fromkeys(("mean", "difference", "size", "power", "reference power", "sign test power"), 0.0)
+    counts = dict.fromkeys(
+        ("mean", "difference", "size", "power", "reference power", "sign test power"), 0.0
+    )
     for _ in range(samples):
         groups, questions = KINDS[kind](rng)
         own = shared(rng, groups, questions) + NOISE * rng.standard_normal(len(groups))
-        found = clustered_estimate((own + 0.5 > 0).astype(float).tolist(), groups.tolist(), questions.tolist())
+        found = clustered_estimate(
+            (own + 0.5 > 0).astype(float).tolist(), groups.tolist(), questions.tolist()
+        )
         counts["mean"] += found.low <= NORMAL.cdf(0.5 / spread) <= found.high
-        none = paired_difference(pair(rng, groups, questions, 0.0).tolist(), groups.tolist(), questions.tolist())
+        none = paired_difference(
+            pair(rng, groups, questions, 0.0).tolist(), groups.tolist(), questions.tolist()
+        )
         counts["difference"] += none.low <= 0 <= none.high
         counts["size"] += none.p_value <= 0.05
         gaps = pair(rng, groups, questions, 0.45 if kind.startswith("10 ") else 0.25)
@@ -103,12 +123,16 @@ def simulate(kind: str, samples: int, seed: int) -> dict[str, float]:
             counts["reference power"] += random_signs(gaps, units.codes[0], rng) <= 0.05
             counts["sign test power"] += sign_test(gaps, units.codes[0]) <= 0.05
     shares = {name: count / samples for name, count in counts.items()}
-    if kind == "200 tasks of 1-10 of 300 questions":  # no permutation is exact where both are crossed
+    if (
+        kind == "200 tasks of 1-10 of 300 questions"
+    ):  # no permutation is exact where both are crossed
         del shares["reference power"], shares["sign test power"]
     return shares
 
 
-def random_signs(gaps: Values, codes: Labels, rng: np.random.Generator, flips: int = 2_000) -> float:
+def random_signs(
+    gaps: Values, codes: Labels, rng: np.random.Generator, flips: int = 2_000
+) -> float:
     """The reference: random signs of each unit's sum, ties counted whole."""
     sums = np.array([gaps[codes == code].sum() for code in range(codes.max() + 1)])
     flipped = np.abs(rng.choice([-1.0, 1.0], (flips, len(sums))) @ sums)
@@ -133,13 +157,21 @@ def largest_differences(tables: int, seed: int) -> dict[str, float]:
     for index in range(tables):
         tasks = int(rng.integers(2, 10))
         groups = np.repeat(np.arange(tasks), rng.integers(1, 5, tasks))
-        questions = rng.integers(0, max(2, len(groups) // 2), len(groups)) if index % 2 else np.arange(len(groups))
+        questions = (
+            rng.integers(0, max(2, len(groups) // 2), len(groups))
+            if index % 2
+            else np.arange(len(groups))
+        )
         gaps = rng.integers(-1, 2, len(groups)).astype(float)
         crossed = Units(groups.tolist(), questions.tolist())
         note("variance", crossed.variance(gaps - gaps.mean()), looped(gaps, groups, questions))
         found = paired_difference(gaps.tolist(), groups.tolist())
         note("difference", found.difference, sum(gaps) / len(gaps))
-        note("sign flips", found.p_value, every_sign([gaps[groups == task].sum() for task in range(tasks)]))
+        note(
+            "sign flips",
+            found.p_value,
+            every_sign([gaps[groups == task].sum() for task in range(tasks)]),
+        )
         p_values = (rng.random(6) ** 3).tolist()
         for ours, theirs in zip(holm(p_values), stepwise(p_values), strict=True):
             note("Holm", ours, theirs)
@@ -167,8 +199,13 @@ def every_sign(sums: Sequence[float]) -> float:
     """All assignments of signs; ties count half. Where there is no difference at all, 1."""
     if not any(sums):
         return 1.0
-    far = [abs(sum(s * x for s, x in zip(signs, sums, strict=True))) for signs in product((1, -1), repeat=len(sums))]
-    return float(np.mean([1.0 if x > far[0] + 1e-9 else 0.5 if x > far[0] - 1e-9 else 0.0 for x in far]))
+    far = [
+        abs(sum(s * x for s, x in zip(signs, sums, strict=True)))
+        for signs in product((1, -1), repeat=len(sums))
+    ]
+    return float(
+        np.mean([1.0 if x > far[0] + 1e-9 else 0.5 if x > far[0] - 1e-9 else 0.0 for x in far])
+    )
 
 
 def stepwise(p_values: Sequence[float]) -> Iterator[float]:
@@ -181,8 +218,15 @@ def stepwise(p_values: Sequence[float]) -> Iterator[float]:
 def main() -> int:
     """Run both parts."""
     parser = command_line(__doc__)
-    parser.add_argument("--tables", type=int, default=1000, help="random samples against the references (%(default)s)")
-    parser.add_argument("--samples", type=int, default=6_000, help="simulated samples of each kind (%(default)s)")
+    parser.add_argument(
+        "--tables",
+        type=int,
+        default=1000,
+        help="random samples against the references (%(default)s)",
+    )
+    parser.add_argument(
+        "--samples", type=int, default=6_000, help="simulated samples of each kind (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_quick(parser, tables=100, samples=100)
     given = parser.parse_args()
@@ -193,7 +237,10 @@ def main() -> int:
     holds = max(differences.values()) <= 1e-9
     for place, kind in enumerate(KINDS):
         figures[kind] = found = simulate(kind, given.samples, given.seed + place)
-        print(f"{kind:<36}" + "  ".join(f"{name} {value:.4f}" for name, value in found.items()), flush=True)
+        print(
+            f"{kind:<36}" + "  ".join(f"{name} {value:.4f}" for name, value in found.items()),
+            flush=True,
+        )
         holds &= all(0.94 - error <= found[name] <= 0.96 + error for name in ("mean", "difference"))
         holds &= 0.045 - error <= found["size"] <= 0.055 + error
         holds &= found["power"] >= found.get("reference power", 0.0)

@@ -101,12 +101,17 @@ class Scripted(Wrapped):
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """What the request's seed says, when the server has sampled as much."""
         rng = random.Random(sampling.seed)
-        pad, entry, query = (" ".join(rng.choices(WORDS, k=count)) for count in (self._notes, self._notes, 4))
+        pad, entry, query = (
+            " ".join(rng.choices(WORDS, k=count)) for count in (self._notes, self._notes, 4)
+        )
         text = (
             f"<update_scratchpad>{pad}</update_scratchpad>\n<create_memory>{entry}</create_memory>\n"
             f"<read_memory>{query}</read_memory>"
         )
-        ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
+        ids = [
+            *self._tokenizer.encode(text, add_special_tokens=False),
+            self._tokenizer.eos_token_id,
+        ]
         await self.policy.complete(prompt_ids, Sampling(1.0, max_tokens=len(ids)))
         return Completion(ids, [0.0] * len(ids), text, "stop")
 
@@ -137,7 +142,9 @@ class OneAfterAnother:
 class Bench:
     """The two recipes on the same model, task and servers."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, server: Any, embeddings: str) -> None:
+    def __init__(
+        self, options: argparse.Namespace, folder: Path, server: Any, embeddings: str
+    ) -> None:
         self.options = options
         self.server = server
         self.embeddings = embeddings
@@ -222,7 +229,9 @@ class Bench:
         ends = zip(map(len, ordered), shared, strict=True)
         pairs = sum(length * (length + 1) - common * (common + 1) for length, common in ends) / 2
         tokens = sum(map(len, rows)) - sum(shared)
-        return forward_flops(self.shape, tokens, sum(len(row.completion_ids) for row in rows), pairs / tokens)
+        return forward_flops(
+            self.shape, tokens, sum(len(row.completion_ids) for row in rows), pairs / tokens
+        )
 
     def rows(self, measured: Measured) -> tuple[list[Row], float]:
         """The rows that are trained on, and how many times as many tokens all rows have."""
@@ -233,7 +242,8 @@ class Bench:
         chosen = [
             row
             for index, row in enumerate(everything)
-            if not self.options.trained_steps or index % self.options.steps in self.options.trained_steps
+            if not self.options.trained_steps
+            or index % self.options.steps in self.options.trained_steps
         ]
         return chosen, sum(map(len, everything)) / sum(map(len, chosen))
 
@@ -241,14 +251,25 @@ class Bench:
 def main() -> int:
     """Measure both, print the table and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
-    parser.add_argument("--minilm", type=Path, help="folder of MiniLM (unset: of scripts/models.py)")
+    parser.add_argument(
+        "--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)"
+    )
+    parser.add_argument(
+        "--minilm", type=Path, help="folder of MiniLM (unset: of scripts/models.py)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench_step"))
     parser.add_argument("--group", type=int, default=GROUP)
     parser.add_argument("--chunk", type=int, default=CHUNK)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--notes", type=int, default=24, help="words of a note, of one token each (%(default)s)")
-    parser.add_argument("--trained_steps", nargs="+", type=int, help="train on these steps (from 0) only (unset: all)")
+    parser.add_argument(
+        "--notes", type=int, default=24, help="words of a note, of one token each (%(default)s)"
+    )
+    parser.add_argument(
+        "--trained_steps",
+        nargs="+",
+        type=int,
+        help="train on these steps (from 0) only (unset: all)",
+    )
     add_quick(parser, group=2, chunk=100, steps=2, notes=4)
     options = parser.parse_args()
     tune_lm_head_for_cpu("cpu")
@@ -258,40 +279,60 @@ def main() -> int:
     passes, tokens, calls, flops = {}, {}, {}, {}
     with (
         embedding_server(options.minilm or models.minilm()) as embeddings,
-        serve(folder, options.out / "server.log", window, *(ONE_LAYER if options.quick else ())) as server,
+        serve(
+            folder, options.out / "server.log", window, *(ONE_LAYER if options.quick else ())
+        ) as server,
     ):
         bench = Bench(options, folder, server, embeddings)
         completions: dict[str, list[list[int]]] = {}
         for name, ours in (("theirs", False), ("ours", True)):
             seconds, calls[name], measured = bench.sample(ours)
-            completions[name] = [step.token_ids for episode in measured.episodes for step in episode.steps]
+            completions[name] = [
+                step.token_ids for episode in measured.episodes for step in episode.steps
+            ]
             rows, scale = bench.rows(measured)
             trained, computed = bench.train(rows, ours)
             flops[name] = bench.flops(rows, ours)
-            phases[name] = {"rollout": seconds, **{phase: scale * value for phase, value in trained.items()}}
+            phases[name] = {
+                "rollout": seconds,
+                **{phase: scale * value for phase, value in trained.items()},
+            }
             tokens[name] = scale * computed
             forwards = (1 if ours else 2) + TRAINING
-            passes[name] = measured.computed_tokens + measured.completion_tokens + forwards * tokens[name]
-            shown = "  ".join(f"{phase} {wall:.1f} ({cpu:.1f})" for phase, (wall, cpu) in phases[name].items())
+            passes[name] = (
+                measured.computed_tokens + measured.completion_tokens + forwards * tokens[name]
+            )
+            shown = "  ".join(
+                f"{phase} {wall:.1f} ({cpu:.1f})" for phase, (wall, cpu) in phases[name].items()
+            )
             print(
                 f"{name:<8}seconds (of the processor): {shown}; the server computed {measured.computed_tokens} prompt "
                 f"tokens, the embedder had {calls[name]} calls",
                 flush=True,
             )
     assert completions["theirs"] == completions["ours"], "the two must have the same completions"
-    theirs, ours_total = (np.sum(list(phases[name].values()), axis=0) for name in ("theirs", "ours"))
+    theirs, ours_total = (
+        np.sum(list(phases[name].values()), axis=0) for name in ("theirs", "ours")
+    )
     without_old = theirs - phases["theirs"]["old_log_probs"]
     ratio, limit = theirs / ours_total, passes["theirs"] / passes["ours"]
     result = {
         "bench": "step",
-        "shape": {key: getattr(options, key) for key in ("group", "chunk", "steps", "notes", "trained_steps")},
+        "shape": {
+            key: getattr(options, key)
+            for key in ("group", "chunk", "steps", "notes", "trained_steps")
+        },
         "seconds": {name: _rounded(phases[name], 0) for name in phases},
         "cpu_seconds": {name: _rounded(phases[name], 1) for name in phases},
         "ratio": round(float(ratio[0]), 2),
         "ratio_cpu": round(float(ratio[1]), 2),
-        "ratio_without_old_log_probs": [round(float(value), 2) for value in without_old / ours_total],
+        "ratio_without_old_log_probs": [
+            round(float(value), 2) for value in without_old / ours_total
+        ],
         "ratio_by_phase": {
-            phase: [round(float(value), 2) for value in phases["theirs"][phase] / phases["ours"][phase]]
+            phase: [
+                round(float(value), 2) for value in phases["theirs"][phase] / phases["ours"][phase]
+            ]
             for phase in ("rollout", "reference", "training")
         },
         "tokens": {"raw": round(tokens["theirs"]), "unique": round(tokens["ours"])},

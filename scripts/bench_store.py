@@ -84,19 +84,32 @@ class Bench:
         texts = [f"entry {number}" for number in range(1, entries + 1)]
         self.vectors = TextVectors(self.embedder.id, digests_of(texts, "entry"), self.rows)
         numbered = enumerate(texts, start=1)
-        held = SharedMap((number, Entry(number, text, 0, 0, source=Source(0))) for number, text in numbered)
-        self.snapshot = Snapshot(self.embedder.id, Contents(held, newest_id=entries, position=entries))
-        self.result: dict[str, Any] = {"entries": entries, "dim": dim, "load_before": round(os.getloadavg()[0], 1)}
+        held = SharedMap(
+            (number, Entry(number, text, 0, 0, source=Source(0))) for number, text in numbered
+        )
+        self.snapshot = Snapshot(
+            self.embedder.id, Contents(held, newest_id=entries, position=entries)
+        )
+        self.result: dict[str, Any] = {
+            "entries": entries,
+            "dim": dim,
+            "load_before": round(os.getloadavg()[0], 1),
+        }
 
     def note(self, name: str, seconds: Sequence[float]) -> None:
         """Keep and print the percentiles of one measurement."""
         self.result[name] = percentiles(seconds)
-        print(f"{name:<34}{self.result[name]['p50']:>10.3f}{self.result[name]['p99']:>10.3f}", flush=True)
+        print(
+            f"{name:<34}{self.result[name]['p50']:>10.3f}{self.result[name]['p99']:>10.3f}",
+            flush=True,
+        )
 
     async def restored(self) -> WorkingMemory:
         """The memory, from the snapshot and its vectors."""
         tokenizer: Any = None  # no text here is so long that it would be measured
-        return await WorkingMemory(self.embedder, tokenizer, self.config).restore(self.snapshot, vectors=self.vectors)
+        return await WorkingMemory(self.embedder, tokenizer, self.config).restore(
+            self.snapshot, vectors=self.vectors
+        )
 
     async def alone(self, repeats: int) -> WorkingMemory:
         """Part 1."""
@@ -111,12 +124,17 @@ class Bench:
         self.note("search", await searched(index, queries, K))
         scores = np.empty(len(index), dtype=np.float32)
         whole = len(index._blocks)
-        self.note("its products, in one thread", timed(lambda: index._score(queries[0], scores, 0, whole), repeats))
+        self.note(
+            "its products, in one thread",
+            timed(lambda: index._score(queries[0], scores, 0, whole), repeats),
+        )
         chosen = iter(self.rng.permutation(np.fromiter(contents.entries, dtype=np.int64)).tolist())
 
         def update() -> None:
             entry = contents.entries[next(chosen)]
-            contents.apply(Operation(1, "update", entry_id=entry.id, before=entry.text, after="other"))
+            contents.apply(
+                Operation(1, "update", entry_id=entry.id, before=entry.text, after="other")
+            )
             index.put(entry.id, queries[0])
 
         def delete() -> None:
@@ -162,14 +180,21 @@ class Bench:
         rows[:, 1] = np.sqrt(1 - rows[:, 0] ** 2)
         chained.add(np.arange(1, count + 1), rows.astype(np.float32))
         axis = np.eye(1, self.dim, dtype=np.float32)[0]
-        self.note("search, a chain of 4,000, k = 100", await searched(chained, [axis] * repeats, 100))
+        self.note(
+            "search, a chain of 4,000, k = 100", await searched(chained, [axis] * repeats, 100)
+        )
         self.result["best of the chain"] = round(chained.search(axis, 1)[0][1], 5)
         del chained, rows
-        forked = [await seconds_of(memory.fork()._state.index.find(query, K)) for query in queries[:20]]
+        forked = [
+            await seconds_of(memory.fork()._state.index.find(query, K)) for query in queries[:20]
+        ]
         self.note("search of a fresh fork", forked)
         self.config = MemoryConfig(retrieve_k=K, capacity=count, retention="lru")
         full = await self.restored()
-        creates = [await seconds_of(full.apply([Action("create", f"create {step}")], step)) for step in range(20)]
+        creates = [
+            await seconds_of(full.apply([Action("create", f"create {step}")], step))
+            for step in range(20)
+        ]
         self.note("turn: create into a full lru store", creates)
 
     async def together(self, memory: WorkingMemory, sessions: int, turns: int) -> None:
@@ -177,7 +202,9 @@ class Bench:
         seconds: list[float] = []
 
         async def session(number: int, own: WorkingMemory) -> None:
-            turning = [own.apply(self.actions(step, number), step) for step in range(1000, 1000 + turns)]
+            turning = [
+                own.apply(self.actions(step, number), step) for step in range(1000, 1000 + turns)
+            ]
             seconds.extend([await seconds_of(turn) for turn in turning])
 
         own = [memory.fork() for _ in range(sessions)]
@@ -200,7 +227,9 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--repeats", type=int, default=200, help="Searches, updates, deletes of each measurement.")
+    parser.add_argument(
+        "--repeats", type=int, default=200, help="Searches, updates, deletes of each measurement."
+    )
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4, help="Of each session.")
     parser.add_argument("--seed", type=int, default=0)

@@ -96,7 +96,9 @@ async def faults(folder: Path, count: int) -> dict[str, Any]:
     engine.close()
     drawn = Counter(fault_of(episode, step) for episode in range(count) for step in range(CALLS))
     theirs = {
-        f"task-{episode}" for episode in range(count) if any(fault_of(episode, step) in ALWAYS for step in range(CALLS))
+        f"task-{episode}"
+        for episode in range(count)
+        if any(fault_of(episode, step) in ALWAYS for step in range(CALLS))
     }
     wrong = [
         record.task_id
@@ -114,7 +116,9 @@ async def faults(folder: Path, count: int) -> dict[str, Any]:
         "not_1_in_the_end": sum(record.reward != 1.0 for record in second.records),
         "requests_beyond_their_retries": sum(number > most[what] for what, number in asked.items()),
         "repeated_without_need": sum(
-            number > 1 for what, number in asked.items() if "once" not in what and "always" not in what
+            number > 1
+            for what, number in asked.items()
+            if "once" not in what and "always" not in what
         ),
         "seconds": round(seconds, 1),
         "by_class": dict(sorted((fault, number) for fault, number in drawn.items() if fault)),
@@ -180,13 +184,21 @@ def main() -> int:
     """Run both, print a line for each and the JSON line."""
     parser = command_line(__doc__)
     add_quick(parser)
-    count, kills, killed_episodes = (20, 2, 30) if parser.parse_args().quick else (COUNT, KILLS, KILLED_EPISODES)
+    count, kills, killed_episodes = (
+        (20, 2, 30) if parser.parse_args().quick else (COUNT, KILLS, KILLED_EPISODES)
+    )
     with tempfile.TemporaryDirectory() as name:
         first = asyncio.run(faults(Path(name), count))
         print("faults", first, flush=True)
         second = killed(Path(name), kills, killed_episodes)
         print("killed", second, flush=True)
-    none = ("lost", "wrongly_scored", "not_1_in_the_end", "requests_beyond_their_retries", "repeated_without_need")
+    none = (
+        "lost",
+        "wrongly_scored",
+        "not_1_in_the_end",
+        "requests_beyond_their_retries",
+        "repeated_without_need",
+    )
     holds = (
         count >= COUNT
         and not any(first[name] for name in none)

@@ -54,19 +54,35 @@ def random_rows(rng: random.Random) -> list[Row]:
     rows = [make_row(rng.choices(range(60), k=rng.randint(20, 60)))]
     for _ in range(rng.randint(1, 11)):
         kept = rng.choice(rows).prompt_ids.tolist()
-        rows.append(make_row(kept[: rng.randint(1, len(kept))] + rng.choices(range(60), k=rng.randint(0, 20))))
+        rows.append(
+            make_row(
+                kept[: rng.randint(1, len(kept))] + rng.choices(range(60), k=rng.randint(0, 20))
+            )
+        )
     return rows
 
 
 def real_rows(model: Any, tokenizer: Any, episodes: int) -> list[Row]:
     """The first two steps of a group of episodes: real prompts, real completions."""
     task = next(iter(generate(WorldConfig(prose="plain", distractors=4), 1, 0)))
-    settings = {"templates": "compact", "chunk_tokens": 100, "max_reads": 0, "max_tokens": 12, "seed": 0}
+    settings = {
+        "templates": "compact",
+        "chunk_tokens": 100,
+        "max_reads": 0,
+        "max_tokens": 12,
+        "seed": 0,
+    }
     policy = LocalPolicy(model, tokenizer)
-    agent = make_agent(policy, HashingEmbedder(64), keep_prompts=True, temperature=1.0, stored=settings)
+    agent = make_agent(
+        policy, HashingEmbedder(64), keep_prompts=True, temperature=1.0, stored=settings
+    )
     runner = EpisodeRunner(agent, limits=Limits(max_steps=2))
     group = asyncio.run(runner.run_all([(task, sample) for sample in range(episodes)]))
-    return [Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1) for i, e in enumerate(group) for s in e.steps]
+    return [
+        Row(s.prompt_ids, s.token_ids, s.logprobs, i, 1, 1)
+        for i, e in enumerate(group)
+        for s in e.steps
+    ]
 
 
 def padded(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> torch.Tensor:
@@ -111,13 +127,17 @@ def compare(model: Any, rows: Sequence[Row], weights: torch.Tensor) -> tuple[flo
 def with_lora(model: Any) -> Any:
     """An adapter whose two halves are both random, so that it changes what the model computes."""
     torch.manual_seed(0)
-    return get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False))
+    return get_peft_model(
+        model, LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False)
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the comparison."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)")
+    parser.add_argument(
+        "--model", type=Path, help="folder of SmolLM2 (unset: of scripts/models.py)"
+    )
     parser.add_argument("--tries", type=int, default=40)
     parser.add_argument("--episodes", type=int, default=6, help="of the real group")
     add_quick(parser, tries=2, episodes=2)
@@ -131,7 +151,10 @@ def main(argv: list[str] | None = None) -> int:
         vocab_size=60, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
     )  # fmt: skip
-    tiny, smol = Qwen3ForCausalLM(small), AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    tiny, smol = (
+        Qwen3ForCausalLM(small),
+        AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+    )
     group = real_rows(smol, AutoTokenizer.from_pretrained(folder), arguments.episodes)
     worst: dict[str, dict[str, float]] = {}
     for name, model in (("random", tiny), ("real", smol)):
@@ -139,10 +162,16 @@ def main(argv: list[str] | None = None) -> int:
         for suffix, lora in (("", False), ("_lora", True)):
             model = with_lora(model) if lora else model
             rng = random.Random(0)
-            cases = [random_rows(rng) for _ in range(arguments.tries)] if name == "random" else [group]
+            cases = (
+                [random_rows(rng) for _ in range(arguments.tries)] if name == "random" else [group]
+            )
             results = [compare(model, rows, weights) for rows in cases]
             logp, gradient, ratio = (max(values) for values in zip(*results, strict=True))
-            worst[name + suffix] = {"logp": logp, "gradient": gradient, "packing_ratio": round(ratio, 2)}
+            worst[name + suffix] = {
+                "logp": logp,
+                "gradient": gradient,
+                "packing_ratio": round(ratio, 2),
+            }
             print(
                 f"{name + suffix:12}  {len(cases):3} tries  log-prob {logp:.1e}  gradient {gradient:.1e}  "
                 f"packing up to {ratio:.2f}x"

@@ -63,7 +63,10 @@ class Shape:
             return rng.choices(range(VOCABULARY), k=count)
 
         shared = tokens(self.shared)
-        return [Row(shared + tokens(self.own), tokens(self.completion), [], 0, 1.0, 1.0) for _ in range(self.rows)]
+        return [
+            Row(shared + tokens(self.own), tokens(self.completion), [], 0, 1.0, 1.0)
+            for _ in range(self.rows)
+        ]
 
 
 SHAPE = Shape(16, 1200, 150, 60)
@@ -102,7 +105,9 @@ def passes(model: Any, rows: list[Row], arm: str, size: int) -> torch.Tensor:
         count = len(part[0].completion_ids)
         if arm == "padded":
             ids = torch.tensor([row.ids.tolist() for row in part])
-            logps, _, _ = method(trainer, model, ids, torch.ones_like(ids), count, compute_entropy=True)
+            logps, _, _ = method(
+                trainer, model, ids, torch.ones_like(ids), count, compute_entropy=True
+            )
             (-logps.sum()).backward()
         else:
             with use_tree_attention(model):
@@ -129,7 +134,9 @@ def peak_memory(shape: Shape, arm: str, size: int) -> float:
     return peak_megabytes() - before
 
 
-def time_all(model: Any, shape: Shape, sizes: dict[str, list[int]], rounds: int) -> tuple[dict[str, Any], float]:
+def time_all(
+    model: Any, shape: Shape, sizes: dict[str, list[int]], rounds: int
+) -> tuple[dict[str, Any], float]:
     """Median seconds by arm and micro-batch, in turn; and the largest difference between the arms' results."""
     rows = shape.make()
     cases = [(arm, size) for arm in ARMS for size in sizes[arm]]
@@ -154,7 +161,9 @@ def main(argv: list[str] | None = None) -> int:
     add_quick(parser, rounds=1)
     arguments = parser.parse_args(argv)
     prepare()
-    shape, shapes = (QUICK, {"nothing shared": Shape(4, 0, 80, 10)}) if arguments.quick else (SHAPE, SHAPES)
+    shape, shapes = (
+        (QUICK, {"nothing shared": Shape(4, 0, 80, 10)}) if arguments.quick else (SHAPE, SHAPES)
+    )
     model = make_model()
     passes(model, QUICK.make(), "packed", 4)
     sizes = [2**power for power in range(5) if 2**power <= shape.rows]
@@ -171,7 +180,9 @@ def main(argv: list[str] | None = None) -> int:
             for size in sizes
         }
         for size, point in curves[arm].items():
-            print(f"{arm:<8}{size:>3} rows a micro-batch{point['seconds']:>8.2f} s  peak {point['peak_mb']:>5} MB")
+            print(
+                f"{arm:<8}{size:>3} rows a micro-batch{point['seconds']:>8.2f} s  peak {point['peak_mb']:>5} MB"
+            )
     fastest = {arm: min(sizes, key=seconds[arm].__getitem__) for arm in ARMS}
     least = min(point["peak_mb"] for point in curves["padded"].values())
     within = [size for size in sizes if curves["packed"][size]["peak_mb"] <= least]
@@ -194,10 +205,16 @@ def main(argv: list[str] | None = None) -> int:
         "curves": curves,
         "fastest": fastest,
         "memory_ratio_at_fastest": round(
-            curves["packed"][fastest["packed"]]["peak_mb"] / max(1, curves["padded"][fastest["padded"]]["peak_mb"]), 2
+            curves["packed"][fastest["packed"]]["peak_mb"]
+            / max(1, curves["padded"][fastest["padded"]]["peak_mb"]),
+            2,
         ),
         "speed_within_least_padded_memory": (
-            round(seconds["padded"][fastest["padded"]] / min(seconds["packed"][size] for size in within), 2)
+            round(
+                seconds["padded"][fastest["padded"]]
+                / min(seconds["packed"][size] for size in within),
+                2,
+            )
             if within
             else None
         ),
@@ -212,7 +229,9 @@ def _figures(shape: Shape, seconds: dict[str, Any], fastest: dict[str, int]) -> 
     rows = shape.make()
     speed = seconds["padded"][fastest["padded"]] / seconds["packed"][fastest["packed"]]
     ratio = sum(map(len, rows)) / pack_rows(rows).computed
-    described = f"{shape.rows} rows, {shape.shared} shared, {shape.own} own, {shape.completion} sampled"
+    described = (
+        f"{shape.rows} rows, {shape.shared} shared, {shape.own} own, {shape.completion} sampled"
+    )
     return {"shape": described, "speed": round(speed, 2), "token_ratio": round(ratio, 2)}
 
 

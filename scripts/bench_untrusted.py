@@ -59,8 +59,35 @@ SEED = 9
 GROUP = 8
 PLACES = ("chunk", "result", "entry", "query", "scratchpad", "question", "answer")
 UNSEEN = ("\u200b", "\u00ad", "\ufe0f", "\u2060", "\u200d", "\x01")
-BREAKS = ("\n", "\n\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", " ", "\t", "\u3000", "\xa0")
-WORDS = ("the bell", "Vesk", "1911", "caf\u00e9", "\u6771\u4eac", "\u2488", "\u2121", "\u212a", "", "x", "\U0001f514")
+BREAKS = (
+    "\n",
+    "\n\n",
+    "\r",
+    "\r\n",
+    "\x0b",
+    "\x0c",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    "\u2029",
+    " ",
+    "\t",
+    "\u3000",
+    "\xa0",
+)
+WORDS = (
+    "the bell",
+    "Vesk",
+    "1911",
+    "caf\u00e9",
+    "\u6771\u4eac",
+    "\u2488",
+    "\u2121",
+    "\u212a",
+    "",
+    "x",
+    "\U0001f514",
+)
 BROKEN = ("\ud800", "\udfff", "\0", "\\", "\\\\", "~", "\ufffd")
 
 
@@ -84,7 +111,12 @@ class Reader:
             tokenizer,
             get_dialect("paper", templates),
             MemoryConfig(templates=templates, capacity=20),
-            Section({**section.pieces, "result": result}, section.introduction, section.rules, section.actions),
+            Section(
+                {**section.pieces, "result": result},
+                section.introduction,
+                section.rules,
+                section.actions,
+            ),
             (ANSWER_ACTION,),
             numbers=environment.numbers,
             inside=environment.inside,
@@ -105,10 +137,17 @@ class Reader:
 
     def scraps(self) -> list[str]:
         """What its control tokens and its templates are made of."""
-        return sorted(str(token) for token in self.tokenizer.added_tokens_decoder.values() if str(token).strip())
+        return sorted(
+            str(token)
+            for token in self.tokenizer.added_tokens_decoder.values()
+            if str(token).strip()
+        )
 
     def headings(self) -> list[str]:
-        return [fill(words, dict.fromkeys(NUMBERED, 2)).split("{")[0] for words in self.prompts._words.values()]
+        return [
+            fill(words, dict.fromkeys(NUMBERED, 2)).split("{")[0]
+            for words in self.prompts._words.values()
+        ]
 
 
 NUMBERED = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity")
@@ -116,15 +155,24 @@ NUMBERED = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity
 
 def readers(options: argparse.Namespace) -> list[Reader]:
     """All tokenizers with their templates."""
-    found = [Reader.of("demo", make_tokenizer(FULL.world, MemoryConfig(templates="compact")), "compact")]
+    found = [
+        Reader.of("demo", make_tokenizer(FULL.world, MemoryConfig(templates="compact")), "compact")
+    ]
     for name, make in SHAPES.items():
         # MiniLM and the like have no chat template: compact wording. Made up tokens have no form that could be known.
         templates = "compact" if name in ("lower_case", "words") else "full"
-        found.append(Reader.of(name, make(), templates, known_forms=name not in ("awkward", "lower_case")))
+        found.append(
+            Reader.of(name, make(), templates, known_forms=name not in ("awkward", "lower_case"))
+        )
     if not options.built:
         smollm2 = AutoTokenizer.from_pretrained(options.tokenizer or models.smollm2())
         found.insert(0, Reader.of("SmolLM2", smollm2, "full", lossless=True))
-        found.insert(1, Reader.of("MiniLM", AutoTokenizer.from_pretrained(options.minilm or models.minilm()), "full"))
+        found.insert(
+            1,
+            Reader.of(
+                "MiniLM", AutoTokenizer.from_pretrained(options.minilm or models.minilm()), "full"
+            ),
+        )
     return found
 
 
@@ -159,24 +207,38 @@ class Hostile:
         if kind < 0.8:
             return token[:at] + rng.choice(self.tokens) + token[at:]
         if kind < 0.9:
-            return "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" and rng.random() < 0.7 else c for c in token)
+            return "".join(
+                chr(ord(c) + 0xFEE0) if "!" <= c <= "~" and rng.random() < 0.7 else c for c in token
+            )
         return rng.choice(
-            (token.upper(), token.lower(), "\\".join(token), token[0] + "\\" * rng.randrange(4) + token[1:])
+            (
+                token.upper(),
+                token.lower(),
+                "\\".join(token),
+                token[0] + "\\" * rng.randrange(4) + token[1:],
+            )
         )
 
 
 def seen(questions: list[str], chunk: str, result: str) -> Observation:
     """An observation with one value in each of its places."""
-    lines = tuple(Piece("question_line", {"number": n, "text": text}) for n, text in enumerate(questions, start=1))
+    lines = tuple(
+        Piece("question_line", {"number": n, "text": text})
+        for n, text in enumerate(questions, start=1)
+    )
     asked = questions[0] if len(questions) == 1 else lines
     stream = Piece("chunk", {"chunk": chunk, "chunk_number": 2, "chunk_count": 3})
     page = Piece("result", {"tool": "search", "text": result})
-    return Observation("reading", (Piece("questions", {"questions": asked}),), (stream, page), (Piece("reading"),))
+    return Observation(
+        "reading", (Piece("questions", {"questions": asked}),), (stream, page), (Piece("reading"),)
+    )
 
 
 def remembered(scratchpad: str, query: str | None, entries: list[str]) -> MemoryView:
     """A memory's view with these entries."""
-    found = tuple(Retrieved(handle, handle, text, 0.5) for handle, text in enumerate(entries, start=1))
+    found = tuple(
+        Retrieved(handle, handle, text, 0.5) for handle, text in enumerate(entries, start=1)
+    )
     return MemoryView(scratchpad, query, found, size=len(entries), capacity=20)
 
 
@@ -221,7 +283,10 @@ def judge_controls(reader: Reader, answer: str) -> int:
     """Control tokens in the judge's prompt for `answer` beyond those for a plain one."""
     counted = []
     for text in (answer, "x"):
-        prompt = fill(JUDGE_PROMPT, {"question": quoted("Who?"), "golds": quoted("Ann"), "answer": quoted(text, 2000)})
+        prompt = fill(
+            JUDGE_PROMPT,
+            {"question": quoted("Who?"), "golds": quoted("Ann"), "answer": quoted(text, 2000)},
+        )
         rendered = render_chat(reader.tokenizer, [{"role": "user", "content": prompt}], {})
         counted.append(reader.controls(reader.encode(rendered)))
     return (counted[0] - counted[1]).total()
@@ -234,15 +299,25 @@ def meet(found: list[Reader], count: int) -> dict[str, int]:
         rng = random.Random(f"{SEED}/{reader.name}")
         words, between = reader.prompts._words, "\n" if reader.prompts._templates.chat else " "
         heads = [
-            fill(words[name], {**dict.fromkeys(NUMBERED, 2), "text": "x"}) for name in ("memory.entry", "question_line")
+            fill(words[name], {**dict.fromkeys(NUMBERED, 2), "text": "x"})
+            for name in ("memory.entry", "question_line")
         ]
         forged = [f"x{between}{head}" for head in heads]
-        values = ["", "x", f"x{between}", reader.prompts._templates.empty, *forged, *(f"\\{text}" for text in forged)]
+        values = [
+            "",
+            "x",
+            f"x{between}",
+            reader.prompts._templates.empty,
+            *forged,
+            *(f"\\{text}" for text in forged),
+        ]
         seen_as: dict[str, dict[bytes, str]] = {"guarded": {}, "ids": {}, "unguarded": {}}
         for _ in range(count // len(found)):
             text = rng.choices(values, k=4)
             observation = seen(text[: rng.randrange(1, 3)], "x", "x")
-            view = remembered(text[2], rng.choice((None, "x")), text[3 - rng.randrange(2) :][: rng.randrange(3)])
+            view = remembered(
+                text[2], rng.choice((None, "x")), text[3 - rng.randrange(2) :][: rng.randrange(3)]
+            )
             state = repr((observation, view))
             prompts = {
                 "guarded": reader.prompts.text(observation, view),
@@ -253,7 +328,9 @@ def meet(found: list[Reader], count: int) -> dict[str, int]:
             for kind, prompt in prompts.items():
                 key = hashlib.blake2b(prompt.encode(), digest_size=16).digest()
                 met[kind] += seen_as[kind].setdefault(key, state) != state
-    print(f"views that meet: guarded {met['guarded']}, as token ids {met['ids']}, unguarded {met['unguarded']}")
+    print(
+        f"views that meet: guarded {met['guarded']}, as token ids {met['ids']}, unguarded {met['unguarded']}"
+    )
     return {"collisions": met["guarded"] + met["ids"], "collisions_unguarded": met["unguarded"]}
 
 
@@ -261,7 +338,9 @@ def strings(value: Any) -> Iterator[str]:
     """All texts in a JSON value."""
     if isinstance(value, str):
         yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for item in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from strings(item)
 
 
@@ -270,7 +349,11 @@ def real_texts(folder: Path) -> list[str]:
     texts: list[str] = []
     for path in sorted(folder.glob("*/*.json*")):
         content = path.read_text(encoding="utf-8")
-        rows = map(json.loads, content.splitlines()) if path.suffix == ".jsonl" else [json.loads(content)]
+        rows = (
+            map(json.loads, content.splitlines())
+            if path.suffix == ".jsonl"
+            else [json.loads(content)]
+        )
         texts += [text for row in rows for text in strings(row)]
     return texts
 
@@ -285,7 +368,10 @@ def benign(reader: Reader, folder: Path) -> dict[str, Any]:
     shares: dict[str, list[float]] = {"alone": [], "group": []}
     for start in range(0, min(len(text), 100 * 16_000), 16_000):
         observation = seen([rng.choice(questions)], text[start : start + 16_000], rng.choice(texts))
-        views = [remembered(rng.choice(texts), rng.choice(questions), rng.choices(texts, k=6)) for _ in range(GROUP)]
+        views = [
+            remembered(rng.choice(texts), rng.choice(questions), rng.choices(texts, k=6))
+            for _ in range(GROUP)
+        ]
         best: dict[str, list[list[float]]] = {"guarded": [], "unguarded": [], "encoding": []}
         for _ in range(5):
             reader.prompts._guard._remembered.cache_clear()
@@ -302,14 +388,22 @@ def benign(reader: Reader, folder: Path) -> dict[str, Any]:
                 best["guarded"][-1].append(times[1] - times[0])
                 best["unguarded"][-1].append(times[3] - times[1])
                 best["encoding"][-1].append(times[3] - times[2])
-                before, after, changed = before + len(raw_ids), after + len(token_ids), changed + (raw_ids != token_ids)
+                before, after, changed = (
+                    before + len(raw_ids),
+                    after + len(token_ids),
+                    changed + (raw_ids != token_ids),
+                )
         guarded, unguarded, encoding = (np.min(column, axis=0) for column in best.values())
         shares["alone"].append((guarded[0] - unguarded[0]) / encoding[0])
         shares["group"].append((guarded - unguarded).sum() / encoding.sum())
     alone, group = (float(statistics.median(column)) for column in shares.values())
     prompts = 5 * GROUP * len(shares["alone"])
-    print(f"{prompts} prompts of real rows: {before} tokens, guarded {after}; {changed} of them changed")
-    print(f"the guard takes {group:.2%} of the time of encoding, {alone:.2%} for the first prompt of a group (medians)")
+    print(
+        f"{prompts} prompts of real rows: {before} tokens, guarded {after}; {changed} of them changed"
+    )
+    print(
+        f"the guard takes {group:.2%} of the time of encoding, {alone:.2%} for the first prompt of a group (medians)"
+    )
     return {
         "benign_prompts": prompts,
         "benign_tokens": before,
@@ -325,15 +419,27 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("--n", type=int, default=100_000, help="Hostile values in each place.")
     parser.add_argument("--views", type=int, default=100_000, help="Views that may meet.")
-    parser.add_argument("--data", type=Path, help="Folder of real rows in JSON (part 3 is left out without it)")
-    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
-    parser.add_argument("--minilm", type=Path, help="Folder of MiniLM (unset: of scripts/models.py)")
-    parser.add_argument("--built", action="store_true", help="Only tokenizers that are built here: no download")
+    parser.add_argument(
+        "--data", type=Path, help="Folder of real rows in JSON (part 3 is left out without it)"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)"
+    )
+    parser.add_argument(
+        "--minilm", type=Path, help="Folder of MiniLM (unset: of scripts/models.py)"
+    )
+    parser.add_argument(
+        "--built", action="store_true", help="Only tokenizers that are built here: no download"
+    )
     add_quick(parser, n=200, views=20_000, built=True)
     options = parser.parse_args(argv)
     began = time.perf_counter()
     found = readers(options)
-    result = {"tokenizers": [reader.name for reader in found], **forge(found, options.n), **meet(found, options.views)}
+    result = {
+        "tokenizers": [reader.name for reader in found],
+        **forge(found, options.n),
+        **meet(found, options.views),
+    }
     if options.data is not None:
         result |= benign(found[0], options.data)
     result["seconds"] = round(time.perf_counter() - began, 1)

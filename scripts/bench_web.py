@@ -28,10 +28,22 @@ SECONDS = 1200
 
 def run(seed: int, out: Path, quick: bool) -> dict[str, Any]:
     """The command in a process of its own; its summary, with the claims that do not hold."""
-    command = [*ATOMMEM, "demo", "--web", "--seed", str(seed), "--out", str(out), *["--quick"] * quick]
+    command = [
+        *ATOMMEM,
+        "demo",
+        "--web",
+        "--seed",
+        str(seed),
+        "--out",
+        str(out),
+        *["--quick"] * quick,
+    ]
     subprocess.run(command, check=True)
     summary = json.loads((out / SUMMARY_FILE).read_text())
-    claims = [*check_bars(summary, WEB.bars), (f"at most {SECONDS} s", summary["seconds_total"] <= SECONDS)]
+    claims = [
+        *check_bars(summary, WEB.bars),
+        (f"at most {SECONDS} s", summary["seconds_total"] <= SECONDS),
+    ]
     return {**summary, "not_held": [claim for claim, held in claims if not held]}
 
 
@@ -39,11 +51,16 @@ def main() -> int:
     """Run every seed, print the table and the JSON line."""
     parser = command_line(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="where policies and traces go (unset: a temporary folder)")
+    parser.add_argument(
+        "--out", type=Path, help="where policies and traces go (unset: a temporary folder)"
+    )
     add_quick(parser, seeds=[0])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        runs = [run(seed, (options.out or Path(scratch)) / f"web-{seed}", options.quick) for seed in options.seeds]
+        runs = [
+            run(seed, (options.out or Path(scratch)) / f"web-{seed}", options.quick)
+            for seed in options.seeds
+        ]
     columns = ("em_before", "em_after", *(f"em_{name}" for name in WEB.ablations), "seconds_total")
     print(" ".join(f"{name:>17}" for name in ("seed", *columns)))
     for found in runs:

@@ -90,7 +90,10 @@ def settings(corpus: Path) -> dict[str, Any]:
 def make_tasks(data: Path, count: int) -> list[Task]:
     """Questions without their documents."""
     rows = get_benchmark(BENCHMARK).read(data / BENCHMARK / "dev.json")
-    asked = (Task(row.id, (Question(row.question, row.answers, row.id),), source=BENCHMARK) for row in rows)
+    asked = (
+        Task(row.id, (Question(row.question, row.answers, row.id),), source=BENCHMARK)
+        for row in rows
+    )
     return list(islice(asked, count))
 
 
@@ -100,7 +103,9 @@ def run(url: str, model: Path, corpus: Path, tasks: list[Task], out: Path) -> in
     save_tasks(tasks, path)
     of = {"policy": url, "model": MODEL_NAME, "tokenizer": model, "data": path, "out": out}
     with contextlib.redirect_stdout(io.StringIO()):
-        return evaluate(flags({**of, "embedder": "hashing", "embedder_dim": EMBEDDER, **settings(corpus)}))
+        return evaluate(
+            flags({**of, "embedder": "hashing", "embedder_dim": EMBEDDER, **settings(corpus)})
+        )
 
 
 async def replay(task: Task, recorded: Episode, tokenizer: Any, corpus: Path) -> list[str]:
@@ -110,15 +115,28 @@ async def replay(task: Task, recorded: Episode, tokenizer: Any, corpus: Path) ->
     again = await EpisodeRunner(agent).run(task)
     await agent.environments.close()
     ends = ("stop_reason", "reward", "answers", "metrics")
-    wrong = [f"{task.id}: {name} differs" for name in ends if getattr(again, name) != getattr(recorded, name)]
+    wrong = [
+        f"{task.id}: {name} differs"
+        for name in ends
+        if getattr(again, name) != getattr(recorded, name)
+    ]
     if len(again.steps) != len(recorded.steps):
         return [*wrong, f"{task.id}: {len(again.steps)} steps instead of {len(recorded.steps)}"]
     for before, now, length in zip(recorded.steps, again.steps, policy.prompts, strict=True):
-        same = {name: getattr(before, name) == getattr(now, name) for name in ("observation", "operations", "actions")}
-        same["view"] = [item.text for item in before.view.retrieved] == [item.text for item in now.view.retrieved]
+        same = {
+            name: getattr(before, name) == getattr(now, name)
+            for name in ("observation", "operations", "actions")
+        }
+        same["view"] = [item.text for item in before.view.retrieved] == [
+            item.text for item in now.view.retrieved
+        ]
         same["scratchpad"] = before.view.scratchpad == now.view.scratchpad
         same["prompt"] = before.prompt_tokens in (0, length)
-        wrong += [f"{task.id}, step {now.index}: {name} differs" for name, equal in same.items() if not equal]
+        wrong += [
+            f"{task.id}, step {now.index}: {name} differs"
+            for name, equal in same.items()
+            if not equal
+        ]
     return wrong
 
 
@@ -132,14 +150,21 @@ def check(tasks: list[Task], out: Path, model: Path, corpus: Path) -> dict[str, 
     for task in tasks:
         episode = read_trace(out / "traces" / f"{task.id}.0.jsonl").episode
         endings[str(episode.stop_reason)] += 1
-        made = [action.kind for step in episode.steps for action in step.actions if action.arguments is not None]
+        made = [
+            action.kind
+            for step in episode.steps
+            for action in step.actions
+            if action.arguments is not None
+        ]
         refused = [problem.reason for step in episode.steps for problem in step.problems]
         calls.update(["carried out" for _ in made] + [f"refused: {reason}" for reason in refused])
         steps += len(episode.steps)
         if episode.stop_reason not in {*StopReason} - {StopReason.FAILED}:
             problems.append(f"{task.id} ended as {episode.stop_reason}: {episode.error}")
         left = [number for step in episode.steps for number in step.observation.values("left")]
-        if left != sorted(left, reverse=True) or any(not 0 <= int(number) <= CALLS for number in left):
+        if left != sorted(left, reverse=True) or any(
+            not 0 <= int(number) <= CALLS for number in left
+        ):
             problems.append(f"{task.id}: calls left were {left}")
         problems += asyncio.run(replay(task, episode, tokenizer, corpus))
     return {"endings": dict(endings), "steps": steps, "written": dict(calls), "problems": problems}
@@ -147,8 +172,12 @@ def check(tasks: list[Task], out: Path, model: Path, corpus: Path) -> dict[str, 
 
 def main() -> int:
     parser = command_line(__doc__)
-    parser.add_argument("--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py")
+    parser.add_argument(
+        "--benchmarks", type=Path, default=ROOT.parent / "shared" / "data", metavar="FOLDER"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="unset: SmolLM2, of scripts/models.py"
+    )
     parser.add_argument("--n", type=int, default=20, help="questions")
     parser.add_argument("--out", type=Path, help="keep traces, corpus and the server's log here")
     add_quick(parser, n=1)
@@ -160,7 +189,10 @@ def main() -> int:
         corpus, tasks = out / "corpus", make_tasks(args.benchmarks, args.n)
         pages = build_corpus(sample_pages(args.benchmarks), corpus)["pages"]
         server = VllmServer(
-            model, out / "server.log", env={"VLLM_CPU_KVCACHE_SPACE": "2"}, served_model_name=MODEL_NAME
+            model,
+            out / "server.log",
+            env={"VLLM_CPU_KVCACHE_SPACE": "2"},
+            served_model_name=MODEL_NAME,
         )
         with server:
             started = time.perf_counter()

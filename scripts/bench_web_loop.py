@@ -49,7 +49,9 @@ def calling(url: str, draw: random.Random, index: int) -> str:
 
 async def measure(tokenizer: Any, url: str, folder: Path, episodes: int) -> dict[str, float]:
     """Run the episodes; the stalls in ms, and what was done."""
-    policy = VllmEnginePolicy(EngineDouble(answers_of(tokenizer, episodes * CALLS, partial(calling, url))), tokenizer)
+    policy = VllmEnginePolicy(
+        EngineDouble(answers_of(tokenizer, episodes * CALLS, partial(calling, url))), tokenizer
+    )
     agent = make_agent(
         policy,
         HashingEmbedder(64),
@@ -69,8 +71,16 @@ async def measure(tokenizer: Any, url: str, folder: Path, episodes: int) -> dict
     )
     jobs = [(task, 0) for task in make_tasks(episodes, CALLS)]
     done, beats = await watched(EpisodeRunner(agent, max_in_flight=episodes).run_all(jobs))
-    children = [child for file in Path("/proc/self/task").glob("*/children") for child in file.read_text().split()]
-    readers = [child for child in children if b"extract_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    children = [
+        child
+        for file in Path("/proc/self/task").glob("*/children")
+        for child in file.read_text().split()
+    ]
+    readers = [
+        child
+        for child in children
+        if b"extract_worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
     megabytes = sum(map(peak_megabytes, readers))
     await policy.close()
     await agent.environments.close()
@@ -89,7 +99,9 @@ async def measure(tokenizer: Any, url: str, folder: Path, episodes: int) -> dict
 def main() -> int:
     """Measure, print a line for each run and the JSON line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a model folder (unset: SmolLM2, of scripts/models.py)"
+    )
     parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--runs", type=int, default=3, help="the worst one counts")
     add_quick(parser, episodes=16, runs=1)
@@ -111,7 +123,10 @@ def main() -> int:
         and megabytes < MOST_MEGABYTES
         and not any(one["failed"] for one in found)
     )
-    result: dict[str, Any] = {"episodes": options.episodes, "load_average": round(os.getloadavg()[0], 1)}
+    result: dict[str, Any] = {
+        "episodes": options.episodes,
+        "load_average": round(os.getloadavg()[0], 1),
+    }
     result |= {name: [one[name] for one in found] for name in found[0]}
     result |= {
         "largest_stall_ms": largest,

@@ -18,7 +18,13 @@ from atommem.memory.operations import Operation, Outcome
 from atommem.observation import Observation
 from atommem.trace import Trace, read_trace
 
-COLORS = {"shown": "#eceff1", "scratchpad": "#fff3cd", "read": "#d7e8fa", "create": "#d8f0d8", "update": "#fbdcc4"}
+COLORS = {
+    "shown": "#eceff1",
+    "scratchpad": "#fff3cd",
+    "read": "#d7e8fa",
+    "create": "#d8f0d8",
+    "update": "#fbdcc4",
+}
 WIDTH = 21
 """Letters in a line of a cell."""
 
@@ -37,7 +43,9 @@ class Bar:
 def bars_of(trace: Trace) -> list[Bar]:
     """What was shown at each step, and the scratchpad, the query and every entry for as long as they stood."""
     steps = trace.episode.steps
-    bars = [Bar("shown", "shown", shown(step.observation), step.index, step.index + 1) for step in steps]
+    bars = [
+        Bar("shown", "shown", shown(step.observation), step.index, step.index + 1) for step in steps
+    ]
     standing: dict[str, Bar] = {}
     for step in steps:
         for operation in step.operations:
@@ -48,14 +56,18 @@ def bars_of(trace: Trace) -> list[Bar]:
                 bars.append(standing.pop(row))
                 bars[-1].end = step.index + 1
             if operation.after:
-                standing[row] = Bar(row, operation.kind, operation.after, step.index + 1, len(steps))
+                standing[row] = Bar(
+                    row, operation.kind, operation.after, step.index + 1, len(steps)
+                )
     return bars + list(standing.values())
 
 
 def shown(observation: Observation) -> str:
     """The texts that are new at a step; the task's where there are none."""
     pieces = observation.stream or observation.task
-    return " / ".join(value for piece in pieces for _, value in piece.walk() if isinstance(value, str))
+    return " / ".join(
+        value for piece in pieces for _, value in piece.walk() if isinstance(value, str)
+    )
 
 
 def row_of(operation: Operation) -> str | None:
@@ -68,7 +80,10 @@ def row_of(operation: Operation) -> str | None:
 def draw(trace: Trace, out: Path) -> None:
     """Write the picture; its format is that of the file's name."""
     bars = bars_of(trace)
-    entries = sorted({bar.row for bar in bars if bar.row.startswith("entry")}, key=lambda row: int(row.split()[1]))
+    entries = sorted(
+        {bar.row for bar in bars if bar.row.startswith("entry")},
+        key=lambda row: int(row.split()[1]),
+    )
     rows = ["shown", "scratchpad", "query", *entries]
     steps = trace.episode.steps
     figure, axes = plt.subplots(figsize=(1.9 * len(steps) + 0.9, 0.72 * len(rows) + 0.9))
@@ -90,7 +105,9 @@ def draw(trace: Trace, out: Path) -> None:
         text = "\n".join(textwrap.wrap(bar.text, WIDTH * length, max_lines=3, placeholder=" ..."))
         axes.text(bar.start + 0.09, place + 0.56, text, va="center", fontsize=8)
         if bar.kind != "shown":
-            axes.text(bar.start + 0.09, place + 0.14, bar.kind, va="top", fontsize=6, color="#607d8b")
+            axes.text(
+                bar.start + 0.09, place + 0.14, bar.kind, va="top", fontsize=6, color="#607d8b"
+            )
     names = [f"{step.index + 1}. {step.observation.label.split(',')[0]}" for step in steps]
     axes.set_xticks([step.index + 0.5 for step in steps], names, fontsize=8)
     axes.set_yticks([place + 0.5 for place in range(len(rows))], rows, fontsize=9)
@@ -100,7 +117,9 @@ def draw(trace: Trace, out: Path) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     answer = ", ".join(str(answer) for answer in trace.episode.answers or ["none"])
-    axes.set_xlabel(f"answer: {answer}    reward: {trace.episode.reward:g}", fontsize=9, loc="right")
+    axes.set_xlabel(
+        f"answer: {answer}    reward: {trace.episode.reward:g}", fontsize=9, loc="right"
+    )
     figure.tight_layout()
     mpl.rcParams["svg.hashsalt"] = out.stem
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, dpi=110)
@@ -108,7 +127,9 @@ def draw(trace: Trace, out: Path) -> None:
 
 def main() -> None:
     """Parse the command line, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trace", type=Path)
     parser.add_argument("out", type=Path, help="a picture: .svg, .png or .pdf")
     args = parser.parse_args()

@@ -35,7 +35,9 @@ MEMORY = MemoryConfig(templates="compact")
 def gold_sentence(text: str, answer: str) -> str:
     """The first sentence of a document that holds the answer; without one, its first sentence."""
     sentences = [sentence.strip() for sentence in _SENTENCE.findall(text)] or [text]
-    return next((sentence for sentence in sentences if answer.lower() in sentence.lower()), sentences[0])
+    return next(
+        (sentence for sentence in sentences if answer.lower() in sentence.lower()), sentences[0]
+    )
 
 
 def reader(task: Task, dialect: Dialect, answering: str) -> Callable[[str], str]:
@@ -80,9 +82,13 @@ async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path, chunk_tokens
 def main(argv: list[str] | None = None) -> int:
     """Entry point."""
     parser = command_line(__doc__)
-    parser.add_argument("tasks", metavar="TASKS", help="a file of `atommem data build` with one question a task")
+    parser.add_argument(
+        "tasks", metavar="TASKS", help="a file of `atommem data build` with one question a task"
+    )
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    parser.add_argument("--tokenizer", required=True, help="of the model that is to learn from them")
+    parser.add_argument(
+        "--tokenizer", required=True, help="of the model that is to learn from them"
+    )
     parser.add_argument("--chunk_tokens", type=int, default=200)
     arguments = parser.parse_args(argv)
     from transformers import AutoTokenizer

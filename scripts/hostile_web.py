@@ -54,7 +54,11 @@ def pdf(objects: list[bytes], trailer: bytes = b"/Root 1 0 R") -> bytes:
 def stream(content: bytes, extra: bytes = b"") -> bytes:
     """A compressed stream."""
     packed = zlib.compress(content, 9)
-    return b"<< /Length %d /Filter /FlateDecode %s >>\nstream\n%s\nendstream" % (len(packed), extra, packed)
+    return b"<< /Length %d /Filter /FlateDecode %s >>\nstream\n%s\nendstream" % (
+        len(packed),
+        extra,
+        packed,
+    )
 
 
 CATALOG = b"<< /Type /Catalog /Pages 2 0 R >>"
@@ -73,7 +77,9 @@ def routes(private: int) -> dict[str, Act]:
     once = gzip.compress(zeros)
     pdf_kind = "application/pdf"
     return {
-        "fine": answer(b"<html><title>Ann</title><body><article>" + PROSE * 3 + b"</article></body></html>"),
+        "fine": answer(
+            b"<html><title>Ann</title><body><article>" + PROSE * 3 + b"</article></body></html>"
+        ),
         # redirects
         "to_private": leads(f"http://{inside}/"),
         "to_hex": leads(f"http://0x7f000001:{private}/", "301 Moved"),
@@ -122,22 +128,36 @@ def routes(private: int) -> dict[str, Act]:
         "table": answer(b"<table>" + b"<tr>" + b"<td><p>x</p></td>" * 110_000),
         "links": answer(b"".join(b'<a href="/%d">name %d</a>' % (n, n) for n in range(60_000))),
         "attributes": answer(b"<p " + b"".join(b"a%d=b " % n for n in range(120_000)) + b">x</p>"),
-        "laughs": answer(f"<!DOCTYPE x [<!ENTITY l0 'ha'>{LAUGHS}]><p>&l11;</p>".encode(), "application/xhtml+xml"),
-        "entity": answer(b"<!DOCTYPE x [<!ENTITY f SYSTEM 'file:///etc/passwd'>]><p>&f;</p>", "application/xhtml+xml"),
+        "laughs": answer(
+            f"<!DOCTYPE x [<!ENTITY l0 'ha'>{LAUGHS}]><p>&l11;</p>".encode(),
+            "application/xhtml+xml",
+        ),
+        "entity": answer(
+            b"<!DOCTYPE x [<!ENTITY f SYSTEM 'file:///etc/passwd'>]><p>&f;</p>",
+            "application/xhtml+xml",
+        ),
         "base": answer(b"<base href='file:///'><a href='etc/passwd'>x</a>" + PROSE),
         "nul": answer(b"<p>\x00</p>" * 100_000),
         # PDF
         "pdf_garbage": answer(b"%PDF-1.7\n" + b"<< " * 300_000, pdf_kind),
         "pdf_bomb": answer(pdf([*ONE, stream(bytes(900_000_000))]), pdf_kind),
         "pdf_text": answer(pdf([*ONE, stream(b"BT (x) Tj ET " * 3_000_000)]), pdf_kind),
-        "pdf_kids": answer(pdf([CATALOG, b"<< /Type /Pages /Kids [2 0 R 2 0 R] /Count 9 >>"]), pdf_kind),
+        "pdf_kids": answer(
+            pdf([CATALOG, b"<< /Type /Pages /Kids [2 0 R 2 0 R] /Count 9 >>"]), pdf_kind
+        ),
         "pdf_parent": answer(
-            pdf([CATALOG, b"<< /Type /Pages /Kids [3 0 R] /Parent 3 0 R >>", PAGE, b"4 0 R"]), pdf_kind
+            pdf([CATALOG, b"<< /Type /Pages /Kids [3 0 R] /Parent 3 0 R >>", PAGE, b"4 0 R"]),
+            pdf_kind,
         ),
         "pdf_prev": answer(pdf(ONE, b"/Root 1 0 R /Prev 9"), pdf_kind),
         "pdf_many": answer(
             pdf(
-                [CATALOG, b"<< /Type /Pages /Kids [" + b"3 0 R " * 200_000 + b"] /Count 200000 >>", PAGE, stream(b"x")]
+                [
+                    CATALOG,
+                    b"<< /Type /Pages /Kids [" + b"3 0 R " * 200_000 + b"] /Count 200000 >>",
+                    PAGE,
+                    stream(b"x"),
+                ]
             ),
             pdf_kind,
         ),

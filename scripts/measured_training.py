@@ -42,11 +42,15 @@ def shipped(name: str, **changes: Any) -> dict[str, Any]:
     return {**json.loads((ARCHITECTURES / f"{name}.json").read_text(encoding="utf-8")), **changes}
 
 
-def make_model(architecture: dict[str, Any], dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+def make_model(
+    architecture: dict[str, Any], dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Any:
     """A model of this shape with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(**{**architecture, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None})
+    config = AutoConfig.for_model(
+        **{**architecture, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    )
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -92,11 +96,20 @@ class Watch:
         if not self.cuda:
             kinds, start = torch._C._profiler, _profiler()
             config = kinds.ProfilerConfig(
-                kinds.ProfilerState.KINETO, False, True, False, False, False, kinds._ExperimentalConfig(), ""
+                kinds.ProfilerState.KINETO,
+                False,
+                True,
+                False,
+                False,
+                False,
+                kinds._ExperimentalConfig(),
+                "",
             )
             start._prepare_profiler(config, {kinds.ProfilerActivity.CPU})
             # Of the scopes only one that nothing is in: allocations without the operations around them.
-            start._enable_profiler(config, {kinds.ProfilerActivity.CPU}, {kinds.RecordScope.USER_SCOPE})
+            start._enable_profiler(
+                config, {kinds.ProfilerActivity.CPU}, {kinds.RecordScope.USER_SCOPE}
+            )
         self.enter("loading")
 
     def enter(self, phase: str) -> None:
@@ -142,7 +155,9 @@ class Watch:
                 held, counted = self._counted[counted][1], counted + 1
             while phase + 1 < len(self._marks) and event.start_ns() >= self._marks[phase + 1][0]:
                 phase += 1
-                self._peaks[self._marks[phase][1]] = max(self._peaks.get(self._marks[phase][1], 0), held)
+                self._peaks[self._marks[phase][1]] = max(
+                    self._peaks.get(self._marks[phase][1], 0), held
+                )
             held += event.nbytes()
             name = self._marks[phase][1]
             self._peaks[name] = max(self._peaks.get(name, 0), held)
@@ -219,7 +234,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, and write what it took; of several processes the first one does."""
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--cpu_fsdp2", action="store_true", help="let accelerate shard CPU processes as it does GPUs")
+    parser.add_argument(
+        "--cpu_fsdp2",
+        action="store_true",
+        help="let accelerate shard CPU processes as it does GPUs",
+    )
     argv = list(sys.argv[1:] if argv is None else argv)
     own = argv.index("--")
     arguments = parser.parse_args(argv[:own])

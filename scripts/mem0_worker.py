@@ -31,7 +31,11 @@ def main() -> None:
         if "add" in asked:
             made = memory.add(asked["add"], user_id=USER, infer=asked["infer"])["results"]
             return {"ids": [item["id"] for item in made if item["event"] != "DELETE"]}
-        scope = {"top_k": asked["k"], "filters": {"user_id": USER}} if new else {"limit": asked["k"], "user_id": USER}
+        scope = (
+            {"top_k": asked["k"], "filters": {"user_id": USER}}
+            if new
+            else {"limit": asked["k"], "user_id": USER}
+        )
         found = memory.search(asked["search"], **scope)["results"]
         return {"found": [{"id": item["id"], "text": item["memory"]} for item in found]}
 

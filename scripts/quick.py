@@ -20,7 +20,9 @@ ATOMMEM = [sys.executable, "-m", "atommem.cli"]
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
     """A parser whose help has the words of a module as they stand there."""
-    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def add_quick(parser: argparse.ArgumentParser, **shortest: Any) -> None:
@@ -30,17 +32,23 @@ def add_quick(parser: argparse.ArgumentParser, **shortest: Any) -> None:
     """
 
     class Quick(argparse.Action):
-        def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        def __call__(
+            self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None
+        ) -> None:
             vars(namespace).update(shortest, quick=True)
 
-    said = " ".join(f"--{name} {value}" for name, value in shortest.items() if not isinstance(value, list))
+    said = " ".join(
+        f"--{name} {value}" for name, value in shortest.items() if not isinstance(value, list)
+    )
     described = f"the shortest form, which measures nothing{': ' + said if said else ''}"
     parser.add_argument("--quick", action=Quick, nargs=0, default=False, help=described)
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the words of a command line."""
-    words = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
+    words = {
+        name: value if isinstance(value, list) else [value] for name, value in settings.items()
+    }
     return [word for name, values in words.items() for word in (f"--{name}", *map(str, values))]
 
 

@@ -23,7 +23,11 @@ from atommem.trace import Trace, read_trace
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON Lines file; none when it is not there."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.is_file()
+        else []
+    )
 
 
 def check_eval(folder: Path, tasks: int) -> dict[str, Any]:
@@ -60,7 +64,9 @@ def check_eval(folder: Path, tasks: int) -> dict[str, Any]:
         "endings": dict(endings),
         "steps": len(steps),
         "actions": sum(len(step.actions) for step in steps),
-        "operations": sum(operation.actor == POLICY for step in steps for operation in step.operations),
+        "operations": sum(
+            operation.actor == POLICY for step in steps for operation in step.operations
+        ),
         "skipped": dict(skipped),
         "em": _mean([question["metrics"]["em"] for question in scored]),
         "f1": _mean([question["metrics"]["f1"] for question in scored]),
@@ -72,14 +78,19 @@ def check_train(folder: Path, updates: int) -> dict[str, Any]:
     """Figures of the updates, and ``problems``: losses that are not finite, weights that did not change."""
     entries = [entry for entry in read_lines(folder / "metrics.jsonl") if "loss" in entry]
     figures: dict[str, Any] = {
-        name: [entry.get(name) for entry in entries] for name in ("loss", "grad_norm", "reward", "frac_reward_zero_std")
+        name: [entry.get(name) for entry in entries]
+        for name in ("loss", "grad_norm", "reward", "frac_reward_zero_std")
     }
     figures["lora_b"] = _lora_b(folder)
-    problems = [] if len(entries) == updates else [f"{len(entries)} of {updates} updates are logged"]
+    problems = (
+        [] if len(entries) == updates else [f"{len(entries)} of {updates} updates are logged"]
+    )
     problems += [
         f"{name} is not finite: {figures[name]}"
         for name in ("loss", "grad_norm")
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in figures[name])
+        if not all(
+            isinstance(value, int | float) and math.isfinite(value) for value in figures[name]
+        )
     ]
     if not figures["lora_b"]["changed"]:
         problems.append("no lora_B matrix has left its initial zero: no group had unequal rewards")
@@ -90,7 +101,11 @@ def _lora_b(folder: Path) -> dict[str, Any]:
     """How many of the adapter's B matrices, which begin as zeros, are zero no more."""
     from safetensors.torch import load_file
 
-    matrices = [weight for name, weight in load_file(folder / "adapter_model.safetensors").items() if "lora_B" in name]
+    matrices = [
+        weight
+        for name, weight in load_file(folder / "adapter_model.safetensors").items()
+        if "lora_B" in name
+    ]
     largest = max(float(weight.abs().max()) for weight in matrices)
     return {
         "matrices": len(matrices),
@@ -123,7 +138,9 @@ def main(argv: list[str] | None = None) -> int:
     results = {}
     for folder in arguments.folders:
         check, count = (
-            (check_eval, arguments.tasks) if arguments.command == "eval" else (check_train, arguments.updates)
+            (check_eval, arguments.tasks)
+            if arguments.command == "eval"
+            else (check_train, arguments.updates)
         )
         results[folder.name] = check(folder, count)
         _print(str(folder), results[folder.name])

@@ -104,7 +104,9 @@ class Gateway:
 
     def start(self) -> None:
         """Start it, and wait until it is ready. It is forked: all that it imports is loaded already."""
-        self._process = multiprocessing.get_context("fork").Process(target=run_gateway, args=self._arguments)
+        self._process = multiprocessing.get_context("fork").Process(
+            target=run_gateway, args=self._arguments
+        )
         self._process.start()
         if not answers(f"{self.url}/ready", self._process.is_alive, 60):
             raise RuntimeError("a gateway did not start")
@@ -136,7 +138,9 @@ def started(command: Sequence[str], ready: str, log: Path, **settings: Any) -> I
     try:
         # vLLM, where it starts one, takes a minute and more.
         if not answers(ready, lambda: process.poll() is None, 600):
-            raise RuntimeError(f"{' '.join(command[:4])} ... did not start: {log.read_text()[-2000:]}")
+            raise RuntimeError(
+                f"{' '.join(command[:4])} ... did not start: {log.read_text()[-2000:]}"
+            )
         yield
     finally:
         process.terminate()
@@ -149,7 +153,16 @@ def serving(flags: Sequence[str], out: Path) -> Iterator[str]:
     port, db = free_port(), out / "conversations.db"
     for file in out.glob(f"{db.name}*"):
         file.unlink()
-    command = [*ATOMMEM, "serve", "--db", f"sqlite:///{db}", "--port", str(port), "--requests_per_minute", "0"]
+    command = [
+        *ATOMMEM,
+        "serve",
+        "--db",
+        f"sqlite:///{db}",
+        "--port",
+        str(port),
+        "--requests_per_minute",
+        "0",
+    ]
     url = f"http://127.0.0.1:{port}"
     with started([*command, *flags], f"{url}/ready", out / "serve.log"):
         yield url
@@ -177,16 +190,29 @@ def postgres(folder: Path) -> Iterator[str]:
         shutil.chown(folder, "postgres")
         as_user = ["runuser", "-u", "postgres", "--"]
     data = folder / "data"
-    make: list[str | Path] = [programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"]
+    make: list[str | Path] = [
+        programs / "initdb",
+        "-D",
+        data,
+        "-A",
+        "trust",
+        "-U",
+        "postgres",
+        "--no-sync",
+    ]
     subprocess.run([*as_user, *make], check=True, stdout=subprocess.DEVNULL, cwd=folder)
     command: list[str | Path] = [programs / "postgres", "-D", data, "-p", str(port), "-k", folder]
     command += ["-c", "listen_addresses=127.0.0.1"]
     log = (folder / "server.log").open("w")
-    process = subprocess.Popen([*as_user, *command], cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(
+        [*as_user, *command], cwd=folder, stdout=log, stderr=log, start_new_session=True
+    )
     try:
         for _ in range(300):
             try:
-                psycopg.connect(host="127.0.0.1", port=port, user="postgres", connect_timeout=5).close()
+                psycopg.connect(
+                    host="127.0.0.1", port=port, user="postgres", connect_timeout=5
+                ).close()
                 break
             except psycopg.OperationalError:
                 time.sleep(0.1)

@@ -104,11 +104,15 @@ class PreparedSimulation(Simulation):
     def __init__(self, tokenizer: Tokenizer, latency: float, concurrency: int) -> None:
         super().__init__(tokenizer, latency, concurrency)
         self._ids: list[int] = tokenizer.encode(PREPARED, add_special_tokens=False).ids
-        self._digits = [tokenizer.encode(f"x{digit}", add_special_tokens=False).ids[-1] for digit in range(10)]
+        self._digits = [
+            tokenizer.encode(f"x{digit}", add_special_tokens=False).ids[-1] for digit in range(10)
+        ]
         self._places = [place for place, token in enumerate(self._ids) if token == self._digits[0]]
         self._number = 0
         if len(self._places) != PREPARED.count("0"):
-            raise ValueError("this tokenizer joins digits: --prepared needs one with a token for each.")
+            raise ValueError(
+                "this tokenizer joins digits: --prepared needs one with a token for each."
+            )
 
     async def complete(self, prompt_ids: list[int]) -> list[int]:
         """The next completion, after its time has passed."""
@@ -125,7 +129,9 @@ Answer = tuple[int, dict[str, Any] | str]
 """Status, and JSON or the text of a page."""
 
 
-def handler(simulation: Simulation, log: IO[str] | None) -> Callable[[str, bytes], Awaitable[Answer]]:
+def handler(
+    simulation: Simulation, log: IO[str] | None
+) -> Callable[[str, bytes], Awaitable[Answer]]:
     """What answers a request, given its path and body."""
 
     async def handle(path: str, body: bytes) -> Answer:
@@ -179,7 +185,9 @@ async def serve(handle: Callable[[str, bytes], Awaitable[Answer]], port: int) ->
     return await asyncio.start_server(connection, "127.0.0.1", port, limit=2**20, backlog=4096)
 
 
-def serve_in_thread(handle: Callable[[str, bytes], Awaitable[Answer]]) -> tuple[str, Callable[[], None]]:
+def serve_in_thread(
+    handle: Callable[[str, bytes], Awaitable[Answer]],
+) -> tuple[str, Callable[[], None]]:
     """`serve` beside what this process does: the URL, and what ends it. From then on its address is nobody's."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
@@ -201,12 +209,22 @@ class SimulatedServer:
     """
 
     def __init__(
-        self, tokenizer: Path, latency: float, concurrency: int = 256, log: Path | None = None, prepared: bool = False
+        self,
+        tokenizer: Path,
+        latency: float,
+        concurrency: int = 256,
+        log: Path | None = None,
+        prepared: bool = False,
     ) -> None:
         self.log = log
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        settings = {"tokenizer": tokenizer, "port": port, "latency": latency, "concurrency": concurrency}
+        settings = {
+            "tokenizer": tokenizer,
+            "port": port,
+            "latency": latency,
+            "concurrency": concurrency,
+        }
         settings |= {} if log is None else {"log": log}
         self._command = [sys.executable, __file__, *flags(settings), *["--prepared"] * prepared]
         self._process: subprocess.Popen[str] | None = None
@@ -247,12 +265,22 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> None:
     """Read the command line and serve."""
     parser = command_line(__doc__)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="model folder with a tokenizer.json")
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, help="model folder with a tokenizer.json"
+    )
     parser.add_argument("--port", type=int, default=0, help="0 (default) takes a free one")
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds that a completion takes")
-    parser.add_argument("--concurrency", type=int, default=256, help="completions worked on at the same time")
+    parser.add_argument(
+        "--latency", type=float, default=1.0, help="seconds that a completion takes"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, default=256, help="completions worked on at the same time"
+    )
     parser.add_argument("--log", type=Path, help="file to append the seed of every request to")
-    parser.add_argument("--prepared", action="store_true", help="do not read prompts: completions differ in a number")
+    parser.add_argument(
+        "--prepared",
+        action="store_true",
+        help="do not read prompts: completions differ in a number",
+    )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(parser.parse_args()))
 

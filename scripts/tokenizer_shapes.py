@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 CORPUS = (
@@ -39,8 +48,16 @@ def byte_level() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|vision_pad|>"]
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
+    )
+    special = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|object_ref_start|>",
+        "<|vision_pad|>",
+    ]
     added = [
         "<tool_call>",
         "</tool_call>",
@@ -50,7 +67,9 @@ def byte_level() -> Any:
         "</think>",
         "<|repo_name|>",
     ]
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in special]
+    )
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
     return _fast(tokenizer, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
@@ -63,29 +82,53 @@ def unigram() -> Any:
         *(f"▁{word}" for word in ["the", "memory", "of", "town", "answer", "Memory"]),
         *sorted(set("".join(CORPUS))),
     ]
-    vocabulary = [(text, 0.0) for text in control] + [(text, -3.0) for text in dict.fromkeys(words) if text != " "]
+    vocabulary = [(text, 0.0) for text in control] + [
+        (text, -3.0) for text in dict.fromkeys(words) if text != " "
+    ]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=False))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=True) for text in control])
-    tokenizer.add_special_tokens([AddedToken(f"<extra_id_{n}>", special=True, normalized=True) for n in range(3)])
-    tokenizer.add_special_tokens([AddedToken("<mask>", special=True, lstrip=True), AddedToken("<sep>", rstrip=True)])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=True) for text in control]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(f"<extra_id_{n}>", special=True, normalized=True) for n in range(3)]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken("<mask>", special=True, lstrip=True), AddedToken("<sep>", rstrip=True)]
+    )
     tokenizer.add_tokens([AddedToken("  ", normalized=False), AddedToken("\n\n", normalized=False)])
-    return _fast(tokenizer, INST, eos_token="</s>", bos_token="<s>", unk_token="<unk>", pad_token="<pad>")
+    return _fast(
+        tokenizer, INST, eos_token="</s>", bos_token="<s>", unk_token="<unk>", pad_token="<pad>"
+    )
 
 
 def lower_case() -> Any:
     """WordPiece with BERT's normaliser: lower case, no accents, no invisible characters, and one token for all gaps."""
     words = sorted(set("".join(CORPUS).lower()))
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, *(f"##{word}" for word in words)]
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *words,
+        *(f"##{word}" for word in words),
+    ]
     model = models.WordPiece({word: at for at, word in enumerate(vocabulary)}, unk_token="[UNK]")
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens(vocabulary[:5])
-    tokenizer.add_tokens([AddedToken("[note]", normalized=True), AddedToken("[Turn]", single_word=True)])
-    return _fast(tokenizer, None, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]")
+    tokenizer.add_tokens(
+        [AddedToken("[note]", normalized=True), AddedToken("[Turn]", single_word=True)]
+    )
+    return _fast(
+        tokenizer, None, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    )
 
 
 def words() -> Any:
@@ -104,7 +147,9 @@ def words() -> Any:
         "memory",
         "none",
     ]
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: at for at, word in enumerate(vocabulary)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _fast(tokenizer, None, unk_token="<unk>", pad_token="<pad>", eos_token="<eos>")
 
@@ -116,8 +161,22 @@ def awkward() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
-    special = ["☃", "|", "<s>", "<<s>>", "a|>b", "|>bc", "<\\s>", "</s>", "TEL]", "\u2581x\u2581", "END"]
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet)
+    )
+    special = [
+        "☃",
+        "|",
+        "<s>",
+        "<<s>>",
+        "a|>b",
+        "|>bc",
+        "<\\s>",
+        "</s>",
+        "TEL]",
+        "\u2581x\u2581",
+        "END",
+    ]
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=at % 2 == 0) for at, text in enumerate(special)]
     )
@@ -127,18 +186,32 @@ def awkward() -> Any:
 def without_a_byte() -> Any:
     """Byte-level BPE whose vocabulary lacks a byte and has a control token in its place: SmolLM2's shape."""
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set("\u00f1\u0132\u00ab"))
-    vocabulary = {token: at for at, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet])}
+    vocabulary = {
+        token: at
+        for at, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet])
+    }
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    return _fast(tokenizer, CHATML, unk_token="<|endoftext|>", eos_token="<|im_end|>", bos_token="<|im_start|>")
+    return _fast(
+        tokenizer,
+        CHATML,
+        unk_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        bos_token="<|im_start|>",
+    )
 
 
-SHAPES = {item.__name__: item for item in (byte_level, unigram, lower_case, words, awkward, without_a_byte)}
+SHAPES = {
+    item.__name__: item
+    for item in (byte_level, unigram, lower_case, words, awkward, without_a_byte)
+}
 
 
 def _fast(tokenizer: Tokenizer, chat_template: str | None, **special: str) -> Any:
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special
+    )
     made.chat_template = chat_template
     return made

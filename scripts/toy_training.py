@@ -29,7 +29,9 @@ MEMORY = MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
 class EvenTokens(EpisodeRunner):
     """The one loop; the reward is the share of even token ids among those that an episode sampled."""
 
-    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None) -> Episode:
+    async def run(
+        self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None
+    ) -> Episode:
         """Run one episode and score it."""
         episode = await super().run(task, sample, past, kept)
         tokens = [token for step in episode.steps for token in step.token_ids]
@@ -58,7 +60,9 @@ def toy_trainer(
     def make_backend(training: Any) -> LocalBackend:
         stored = {**asdict(MEMORY), **acting, "temperature": 1.0}
         policy = LocalPolicy(training, tokenizer)
-        return LocalBackend(EvenTokens(make_agent(policy, HashingEmbedder(16), stored=stored, keep_prompts=True)))
+        return LocalBackend(
+            EvenTokens(make_agent(policy, HashingEmbedder(16), stored=stored, keep_prompts=True))
+        )
 
     quiet = {"use_cpu": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     return MemoryGRPOTrainer(

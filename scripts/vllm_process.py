@@ -22,13 +22,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def vllm_python() -> str:
     """The interpreter that has vLLM; installs it when there is none."""
-    return subprocess.run([ROOT / "scripts/vllm_python"], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+    return subprocess.run(
+        [ROOT / "scripts/vllm_python"], check=True, text=True, stdout=subprocess.PIPE
+    ).stdout.strip()
 
 
 class VllmServer(vllm_process.VllmServer):
     """One server, of the scripts' environment."""
 
-    def __init__(self, model_dir: Path | str, log: Path | str, *flags: str, **settings: Any) -> None:
+    def __init__(
+        self, model_dir: Path | str, log: Path | str, *flags: str, **settings: Any
+    ) -> None:
         super().__init__(vllm_python(), model_dir, log, *flags, **settings)
 
 

@@ -41,7 +41,10 @@ class Engine:
     """
 
     def __init__(
-        self, fault: Callable[[str, int], str] = lambda what, before: "", words: int = 60, seconds: float = 0.0
+        self,
+        fault: Callable[[str, int], str] = lambda what, before: "",
+        words: int = 60,
+        seconds: float = 0.0,
     ) -> None:
         self.asked: Counter[str] = Counter()
 
@@ -65,7 +68,10 @@ class Engine:
                 await asyncio.Event().wait()
             if path == "/retrieve":
                 names = [f"page {(number + len(what)) % 97}" for number in range(3)]
-                found = [{"document": {"title": name, "text": page_text(name, 9), "url": name}} for name in names]
+                found = [
+                    {"document": {"title": name, "text": page_text(name, 9), "url": name}}
+                    for name in names
+                ]
                 return 200, {"result": [found]}
             read = {"url": what, "title": what, "text": page_text(what, words)}
             return 200, {"result": [None if "missing" in what else read]}
@@ -73,9 +79,14 @@ class Engine:
         async def page(name: str) -> Answer:
             self.asked[name] += 1
             await asyncio.sleep(seconds)
-            links = "".join(f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9))
+            links = "".join(
+                f'<a href="/{name}-{number}">{name} {number}</a> ' for number in range(9)
+            )
             text = page_text(name, words)
-            return 200, f"<html><title>{name}</title><article><p>{text}</p><p>{links}</p></article></html>"
+            return (
+                200,
+                f"<html><title>{name}</title><article><p>{text}</p><p>{links}</p></article></html>",
+            )
 
         self.url, self.close = serve_in_thread(handle)
 
@@ -87,9 +98,14 @@ class Characters:
     pad_token_id = 0
     chat_template = None
 
-    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> dict[str, Any]:
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
+    ) -> dict[str, Any]:
         """Ids, and the span of each."""
-        return {"input_ids": self.encode(text), "offset_mapping": [(at, at + 1) for at in range(len(text))]}
+        return {
+            "input_ids": self.encode(text),
+            "offset_mapping": [(at, at + 1) for at in range(len(text))],
+        }
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Text to ids."""
@@ -101,7 +117,10 @@ class Characters:
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
         """Roles in brackets."""
-        return "".join(f"[{turn['role']}] {turn['content']}\n" for turn in conversation) + "[assistant]"
+        return (
+            "".join(f"[{turn['role']}] {turn['content']}\n" for turn in conversation)
+            + "[assistant]"
+        )
 
 
 def browser(tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str]) -> ScriptedPolicy:
@@ -131,14 +150,23 @@ def browser(tokenizer: Any, call: Callable[[int, int], tuple[str, str] | str]) -
 def asking(url: str, call: Callable[[int, int], tuple[str, str] | str], **settings: Any) -> Agent:
     """An agent of the web that makes these calls (see `browser`) of the engine at `url`."""
     tokenizer = Characters()
-    asks = {"environment": "web", "tools": ["retrieve", "access"], "search_url": url, "max_tokens": 2048}
-    return make_agent(browser(tokenizer, call), HashingEmbedder(64), tokenizer, stored=asks, **settings)
+    asks = {
+        "environment": "web",
+        "tools": ["retrieve", "access"],
+        "search_url": url,
+        "max_tokens": 2048,
+    }
+    return make_agent(
+        browser(tokenizer, call), HashingEmbedder(64), tokenizer, stored=asks, **settings
+    )
 
 
 def make_tasks(count: int, calls: int) -> list[Task]:
     """Tasks whose questions say which episode this is."""
     return [
-        Task(f"task-{number}", (Question(f"This is episode {number} of {calls} calls.", ("done",)),))
+        Task(
+            f"task-{number}", (Question(f"This is episode {number} of {calls} calls.", ("done",)),)
+        )
         for number in range(count)
     ]
 

@@ -52,7 +52,12 @@ class Keys:
         if not owner or len(owner) > 64 or not owner.isprintable():
             raise ConfigError(f"the owner is {owner!r}: give a name of 1 to 64 characters.")
         token, number = _PREFIX + secrets.token_urlsafe(32), secrets.token_hex(4)
-        values = {"id": number, "sha256": _digest(token), "owner": owner, "created_at": int(time.time())}
+        values = {
+            "id": number,
+            "sha256": _digest(token),
+            "owner": owner,
+            "created_at": int(time.time()),
+        }
         values |= {"requests_per_minute": requests_per_minute, "max_body_bytes": max_body_bytes}
         self._log.write(lambda connection: connection.execute(api_keys.insert().values(values)))
         return number, token
@@ -61,7 +66,9 @@ class Keys:
         """All of them, revoked ones too, without what they were made of."""
         columns = [column for column in api_keys.c if column.name != "sha256"]
         with self._log.engine.begin() as connection:
-            rows = connection.execute(sa.select(*columns).order_by(api_keys.c.created_at)).mappings()
+            rows = connection.execute(
+                sa.select(*columns).order_by(api_keys.c.created_at)
+            ).mappings()
             return [dict(row) for row in rows]
 
     def revoke(self, number: str) -> None:
@@ -81,8 +88,12 @@ class Keys:
 
     def find(self, token: str) -> Key | None:
         """What a key opens; None where it is none, or revoked. Without any keys, everything is `LOCAL`'s."""
-        columns = (api_keys.c[name] for name in ("id", "owner", "requests_per_minute", "max_body_bytes"))
-        query = sa.select(*columns).where(api_keys.c.sha256 == _digest(token), api_keys.c.revoked_at.is_(None))
+        columns = (
+            api_keys.c[name] for name in ("id", "owner", "requests_per_minute", "max_body_bytes")
+        )
+        query = sa.select(*columns).where(
+            api_keys.c.sha256 == _digest(token), api_keys.c.revoked_at.is_(None)
+        )
         with self._log.engine.begin() as connection:
             row = connection.execute(query).mappings().one_or_none()
         if row is not None:

@@ -14,7 +14,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from atommem.errors import AtomMemError, ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
+from atommem.errors import (
+    AtomMemError,
+    ConfigError,
+    DataError,
+    OutageError,
+    PolicyError,
+    PromptTooLongError,
+)
 from atommem.garbage import frozen_heap
 from atommem.serve import memory_routes, openai_routes, ui_routes
 from atommem.serve.conversations import Conversations
@@ -55,10 +62,21 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
             app.state.ready = False
         await conversations.close()
 
-    app = FastAPI(title="AtomMem", version=version("atommem"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="AtomMem",
+        version=version("atommem"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.conversations = conversations
     app.state.ready = False
-    for router in (openai_routes.router, memory_routes.router, memory_routes.others, ui_routes.router):
+    for router in (
+        openai_routes.router,
+        memory_routes.router,
+        memory_routes.others,
+        ui_routes.router,
+    ):
         app.include_router(router)
     app.router.routes.extend(mcp_routes(mcp))
 
@@ -91,7 +109,9 @@ def run(app: FastAPI, **options: Any) -> None:
     """Serve `app` in this process until it is told to end; `options` are uvicorn's."""
     import uvicorn
 
-    sys.setswitchinterval(0.001)  # the thread that commits waits so long for the event loop's after each of its calls
+    sys.setswitchinterval(
+        0.001
+    )  # the thread that commits waits so long for the event loop's after each of its calls
     logging.getLogger("uvicorn.error").addFilter(_no_cancellation)
     with frozen_heap():
         uvicorn.run(app, access_log=False, **options)

@@ -17,7 +17,15 @@ from atommem.memory.operations import Operation
 from atommem.memory.threads import offload
 from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
-from atommem.serve.log_rows import About, ConflictError, Event, Loaded, RequestKey, called, is_called
+from atommem.serve.log_rows import (
+    About,
+    ConflictError,
+    Event,
+    Loaded,
+    RequestKey,
+    called,
+    is_called,
+)
 from atommem.serve.logged_session import LoggedSession
 from atommem.serve.shared import Shared
 from atommem.session import Session
@@ -49,7 +57,9 @@ class Conversation(LoggedSession):
     log without that step; the session is then taken up from the log again.
     """
 
-    async def add(self, items: Sequence[dict[str, Any]], request: RequestKey | None = None) -> list[Event]:
+    async def add(
+        self, items: Sequence[dict[str, Any]], request: RequestKey | None = None
+    ) -> list[Event]:
         """Take items to be read; `read` reads them. They stay, whatever becomes of this process."""
         policy = self._shared.policy
         goal = (await self._about()).metadata.get("goal", "")
@@ -72,7 +82,9 @@ class Conversation(LoggedSession):
             observations = await self._observations(of)
             self.log.unread[of] = done, len(observations)  # cut otherwise, under another checkpoint
             if done >= len(observations):
-                await self.note(Event("stopped", {"reason": "read under another checkpoint"}, of=of))
+                await self.note(
+                    Event("stopped", {"reason": "read under another checkpoint"}, of=of)
+                )
                 continue
             try:
                 step = await self._turn(observations[done])
@@ -130,7 +142,9 @@ class Conversation(LoggedSession):
             body = {"text": answer, "entries": [entry.id for entry in entries]}
             last = [Event("answer", body, of=of, response=response)] if ended else []
             done = await self._commit(
-                [*first, _step_event(step, of), *last], step.operations, request=request if first else None
+                [*first, _step_event(step, of), *last],
+                step.operations,
+                request=request if first else None,
             )
             ask = done[0] if ask is None else ask
             steps.append(step)
@@ -141,7 +155,11 @@ class Conversation(LoggedSession):
             nonlocal ask
             if ask is None:
                 ask = next(iter(await self._before(request)), None)
-            if request is not None and ask is not None and (told := await self._answer_to(ask)) is not None:
+            if (
+                request is not None
+                and ask is not None
+                and (told := await self._answer_to(ask)) is not None
+            ):
                 return told
             try:
                 text, _ = await asked(self._shared.policy.environments, question, turn, keep)
@@ -186,17 +204,25 @@ class Conversation(LoggedSession):
 
         done = (await self._again(once))[0]
         log = self._shared.log
-        return await self._shared.in_thread(lambda: log.operations(self.id, 0, version=done.version))
+        return await self._shared.in_thread(
+            lambda: log.operations(self.id, 0, version=done.version)
+        )
 
     async def forget(self, name: str) -> list[Mapping[str, Any]]:
         """Take out what was written while texts of this name were read, and read no more of them; see `change`."""
         return await self.change(
-            Event("edit", {"forget": name}), lambda memory, step: memory.forget(name, step), stop=name
+            Event("edit", {"forget": name}),
+            lambda memory, step: memory.forget(name, step),
+            stop=name,
         )
 
-    async def edit(self, entry: int, text: str | None, request: RequestKey | None = None) -> list[Mapping[str, Any]]:
+    async def edit(
+        self, entry: int, text: str | None, request: RequestKey | None = None
+    ) -> list[Mapping[str, Any]]:
         """Replace the text of an entry, or delete it (None); see `change`."""
-        return await self.change(Event("edit"), lambda memory, step: memory.edit(entry, text, step), request)
+        return await self.change(
+            Event("edit"), lambda memory, step: memory.edit(entry, text, step), request
+        )
 
     async def recall(self, query: str) -> list[tuple[Entry, float]]:
         """The entries that the policy would be shown for a query, best first, with their scores.
@@ -211,7 +237,10 @@ class Conversation(LoggedSession):
     async def move(self) -> bool:
         """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
         shared, log = self._shared, self.log
-        if log.checkpoint == shared.policy.checkpoint and log.embedder in (None, shared.policy.agent.embedder.id):
+        if log.checkpoint == shared.policy.checkpoint and log.embedder in (
+            None,
+            shared.policy.agent.embedder.id,
+        ):
             return False
         if log.checkpoint is None:
             return False
@@ -229,7 +258,9 @@ class Conversation(LoggedSession):
     async def _answer_to(self, ask: Event) -> Answered | None:
         """The answer that the log has; its entries as they are now."""
         log = self._shared.log
-        found = await self._shared.in_thread(lambda: log.events(self.id, ("answer",), after=ask.version))
+        found = await self._shared.in_thread(
+            lambda: log.events(self.id, ("answer",), after=ask.version)
+        )
         answer = next((event for event in found if event.of == ask.version), None)
         if answer is None:
             return None
@@ -242,8 +273,16 @@ class Conversation(LoggedSession):
         if self._shown is None or self._shown[0] != of:
             shared = self._shared
             item = await self._item(of)
-            observations = await offload(shared.policy.reading, item.body["parts"], item.body["questions"])
-            self._shown = of, [replace(shown, origin=f"{called(item)}, {shown.origin}") for shown in observations]
+            observations = await offload(
+                shared.policy.reading, item.body["parts"], item.body["questions"]
+            )
+            self._shown = (
+                of,
+                [
+                    replace(shown, origin=f"{called(item)}, {shown.origin}")
+                    for shown in observations
+                ],
+            )
         return self._shown[1]
 
     async def _about(self) -> About:
@@ -278,7 +317,9 @@ class PassingConversation(Conversation):
     def __init__(self, shared: Shared, metadata: dict[str, str]) -> None:
         super().__init__(shared, f"call_{secrets.token_hex(16)}", "")
         self._session = Session(shared.policy.agent, self.id)
-        self._loaded = Loaded(About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, {})
+        self._loaded = Loaded(
+            About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, {}
+        )
         self._items: dict[int, Event] = {}
 
     def drop(self) -> None:
@@ -290,8 +331,12 @@ class PassingConversation(Conversation):
     async def _item(self, of: int) -> Event:
         return self._items[of]
 
-    async def _commit(self, new: Sequence[Event], written: Sequence[Operation] = (), **_: Any) -> list[Event]:
-        done = [replace(event, version=number) for number, event in enumerate(new, self.log.version + 1)]
+    async def _commit(
+        self, new: Sequence[Event], written: Sequence[Operation] = (), **_: Any
+    ) -> list[Event]:
+        done = [
+            replace(event, version=number) for number, event in enumerate(new, self.log.version + 1)
+        ]
         self._items |= {event.version: event for event in done if event.kind == "item"}
         self._take(done, self.log.seq + len(written))
         return done

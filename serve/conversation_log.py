@@ -64,11 +64,17 @@ class ConversationLog:
         """
         return self._commits.submit(work).result()
 
-    def create(self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None) -> About:
+    def create(
+        self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None
+    ) -> About:
         """A new conversation; or the one that this request made when it came before."""
-        return self._made(owner, request, lambda connection: new_conversation(connection, owner, metadata))
+        return self._made(
+            owner, request, lambda connection: new_conversation(connection, owner, metadata)
+        )
 
-    def _made(self, owner: str, request: RequestKey | None, work: Callable[[sa.Connection], About]) -> About:
+    def _made(
+        self, owner: str, request: RequestKey | None, work: Callable[[sa.Connection], About]
+    ) -> About:
         def once(connection: sa.Connection) -> About:
             found = find_request(connection, request)
             if found is not None:
@@ -102,7 +108,9 @@ class ConversationLog:
         with self.engine.begin() as connection:
             return find_about(connection, conversation, owner)
 
-    def all(self, owner: str | None = None, *, behind: str = "", limit: int | None = None) -> list[About]:
+    def all(
+        self, owner: str | None = None, *, behind: str = "", limit: int | None = None
+    ) -> list[About]:
         """Every conversation, of every owner or of one, newest first; those behind one of them, as many as asked for.
 
         Raises:
@@ -114,7 +122,9 @@ class ConversationLog:
             query = query.where(of.owner == owner)
         if behind:
             last = self.about(behind, owner or "")
-            query = query.where(sa.tuple_(of.created_at, of.id) < sa.tuple_(last.created_at, last.id))
+            query = query.where(
+                sa.tuple_(of.created_at, of.id) < sa.tuple_(last.created_at, last.id)
+            )
         return [About(**row) for row in self._rows(query)]
 
     def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> About:
@@ -132,13 +142,17 @@ class ConversationLog:
         """Everything of it, for good. Raises as `about`."""
 
         def work(connection: sa.Connection) -> None:
-            find_about(connection, conversation, owner, lock=True)  # whoever commits to it waits, and finds it gone
+            find_about(
+                connection, conversation, owner, lock=True
+            )  # whoever commits to it waits, and finds it gone
             for table in _OF_A_CONVERSATION:
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
 
         self.write(work)
-        if self.engine.dialect.name == "sqlite":  # the deleted pages are still in the write-ahead log
+        if (
+            self.engine.dialect.name == "sqlite"
+        ):  # the deleted pages are still in the write-ahead log
             raw = self.engine.raw_connection()
             try:
                 raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -176,7 +190,9 @@ class ConversationLog:
         """
         lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
         of = next((line.version for line in lines if line.kind == "step"), version + 1)
-        rows = operation_rows(conversation, seq, written, [(of, checkpoint, embedder)] * len(written))
+        rows = operation_rows(
+            conversation, seq, written, [(of, checkpoint, embedder)] * len(written)
+        )
 
         def insert(connection: sa.Connection) -> None:
             append_events(connection, conversation, lines, checkpoint)
@@ -187,16 +203,25 @@ class ConversationLog:
                 new_vectors = self._insert(vectors).on_conflict_do_nothing()
                 connection.execute(new_vectors, vector_rows(conversation, cached))
             if snapshot is not None:
-                of_it = (snapshots.c.conversation == conversation, snapshots.c.seq == seq + len(rows))
+                of_it = (
+                    snapshots.c.conversation == conversation,
+                    snapshots.c.seq == seq + len(rows),
+                )
                 connection.execute(snapshots.delete().where(*of_it))  # of another embedder
-                values = {"conversation": conversation, "seq": seq + len(rows), "body": snapshot.to_json()}
+                values = {
+                    "conversation": conversation,
+                    "seq": seq + len(rows),
+                    "body": snapshot.to_json(),
+                }
                 connection.execute(snapshots.insert().values(values))
 
         def append(connection: sa.Connection) -> None:
             try:
                 insert(connection)
             except sa.exc.IntegrityError as error:
-                raise ConflictError(f"conversation {conversation} has gone on after version {version}.") from error
+                raise ConflictError(
+                    f"conversation {conversation} has gone on after version {version}."
+                ) from error
 
         return self._commits.submit(append)
 
@@ -219,7 +244,9 @@ class ConversationLog:
             made_with = ends.embedder
             if newest is not None and newest.contents.position == seq:
                 made_with = newest.embedder  # it may have moved since its last operation
-            since = operations_between(connection, conversation, 0 if start is None else start.contents.position, seq)
+            since = operations_between(
+                connection, conversation, 0 if start is None else start.contents.position, seq
+            )
             found = sa.select(vectors.c.digest, vectors.c.row)
             cached = connection.execute(
                 found.where(vectors.c.conversation == conversation, vectors.c.embedder == embedder)
@@ -264,7 +291,9 @@ class ConversationLog:
         gone = {event.of for event in found if event.kind == "deleted"}
         with self.engine.begin() as connection:
             unread = unread_items(connection, conversation)
-        return unread, [event for event in found if event.kind != "deleted" and event.version not in gone]
+        return unread, [
+            event for event in found if event.kind != "deleted" and event.version not in gone
+        ]
 
     def item(self, conversation: str, item: str) -> Event:
         """A text by its id.
@@ -272,23 +301,31 @@ class ConversationLog:
         Raises:
             NotFoundError: There is none, or it was deleted.
         """
-        found = [event for event in self.items(conversation, ("item",))[1] if event.body["id"] == item]
+        found = [
+            event for event in self.items(conversation, ("item",))[1] if event.body["id"] == item
+        ]
         if not found:
             raise NotFoundError(f"there is no item {item!r} in this conversation.")
         return found[0]
 
-    def fork(self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None) -> About:
+    def fork(
+        self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None
+    ) -> About:
         """A conversation that is another one as `at` operations had left it (unset: all); it has nothing unread."""
 
         def work(connection: sa.Connection) -> About:
-            source = find_about(connection, conversation, owner, lock=True)  # whoever commits to it waits
+            source = find_about(
+                connection, conversation, owner, lock=True
+            )  # whoever commits to it waits
             length = log_length(connection, conversation)
             end = length if at is None else at
             about = new_conversation(connection, owner, source.metadata)
             last = sa.select(operations.c.version).where(
                 operations.c.conversation == conversation, operations.c.seq == end - 1
             )
-            newest = sa.select(sa.func.max(events.c.version)).where(events.c.conversation == conversation)
+            newest = sa.select(sa.func.max(events.c.version)).where(
+                events.c.conversation == conversation
+            )
             version = int(connection.scalar(newest if end == length else last) or 0)
             bounds = {events: events.c.version <= version, operations: operations.c.seq < end}
             bounds |= {snapshots: snapshots.c.seq <= end, vectors: sa.true()}
@@ -297,7 +334,9 @@ class ConversationLog:
                 other = {"conversation": sa.literal(about.id), "response": sa.null()}
                 columns = [other.get(column.name, column) for column in table.c]
                 rows = sa.select(*columns).where(table.c.conversation == conversation, bound)
-                connection.execute(table.insert().from_select([column.name for column in table.c], rows))
+                connection.execute(
+                    table.insert().from_select([column.name for column in table.c], rows)
+                )
             made = sa.select(events.c.checkpoint).where(events.c.conversation == about.id)
             checkpoint = connection.scalar(made.order_by(events.c.version.desc()).limit(1))
             if checkpoint is not None:
@@ -306,7 +345,9 @@ class ConversationLog:
                 later = later.where(events.c.kind == "fork", events.c.version > version)
                 imported = not all(connection.scalars(later))
                 body = {} if imported else {"conversation": conversation, "at": end}
-                append_events(connection, about.id, [Event("fork", body, version=version + 1)], checkpoint)
+                append_events(
+                    connection, about.id, [Event("fork", body, version=version + 1)], checkpoint
+                )
             return about
 
         return self._made(owner, request, work)
@@ -324,7 +365,9 @@ class ConversationLog:
 
         def work(connection: sa.Connection) -> About:
             about = new_conversation(connection, owner, metadata)
-            last = Event("fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else "")
+            last = Event(
+                "fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else ""
+            )
             if past:
                 append_events(connection, about.id, [*past, last], "")
             if written:
@@ -340,20 +383,32 @@ class ConversationLog:
             NotFoundError: `owner` has none of this id.
         """
         query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
-        query = query.where(conversations.c.owner == owner, events.c.response == response).order_by(events.c.version)
+        query = query.where(conversations.c.owner == owner, events.c.response == response).order_by(
+            events.c.version
+        )
         rows = self._rows(query)
         if not rows:
             raise NotFoundError(f"there is no response {response!r}.")
-        return rows[0]["conversation"], event_of(rows[0]), event_of(rows[1]) if len(rows) > 1 else None
+        return (
+            rows[0]["conversation"],
+            event_of(rows[0]),
+            event_of(rows[1]) if len(rows) > 1 else None,
+        )
 
     def operations(
         self, conversation: str, first: int, limit: int | None = None, *, version: int | None = None
     ) -> list[Mapping[str, Any]]:
         """Its operations from number `first` on, or those of one event, as JSON values with all that is kept."""
-        query = sa.select(operations).where(operations.c.conversation == conversation, operations.c.seq >= first)
+        query = sa.select(operations).where(
+            operations.c.conversation == conversation, operations.c.seq >= first
+        )
         query = query if version is None else query.where(operations.c.version == version)
         return [
-            {str(name): value for name, value in row.items() if value is not None and name != "conversation"}
+            {
+                str(name): value
+                for name, value in row.items()
+                if value is not None and name != "conversation"
+            }
             for row in self._rows(query.order_by(operations.c.seq).limit(limit))
         ]
 

@@ -48,9 +48,15 @@ class Conversations:
         self._most = open_count, open_bytes
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._sizes: dict[tuple[str, str], int] = {}
-        metrics.watch("atommem_open_conversations", "Conversations held open", lambda: self.open_count)
-        metrics.watch("atommem_open_bytes", "Bytes that they take, roughly", lambda: self.open_bytes)
-        metrics.watch("atommem_turns_taken", "Turns in work or waiting", lambda: self.shared.turns_taken)
+        metrics.watch(
+            "atommem_open_conversations", "Conversations held open", lambda: self.open_count
+        )
+        metrics.watch(
+            "atommem_open_bytes", "Bytes that they take, roughly", lambda: self.open_bytes
+        )
+        metrics.watch(
+            "atommem_turns_taken", "Turns in work or waiting", lambda: self.shared.turns_taken
+        )
 
     @asynccontextmanager
     async def use(
@@ -64,9 +70,13 @@ class Conversations:
             MovedError: See `Conversation.open`.
         """
         key = conversation, owner
-        held = self._open.get(key) or self._open.setdefault(key, Conversation(self.shared, conversation, owner))
+        held = self._open.get(key) or self._open.setdefault(
+            key, Conversation(self.shared, conversation, owner)
+        )
         if held.waiting >= self._waiting_each:
-            raise BusyError(f"{held.waiting} requests wait for conversation {conversation}: try again.")
+            raise BusyError(
+                f"{held.waiting} requests wait for conversation {conversation}: try again."
+            )
         held.waiting += 1
         try:
             async with held.lock:

@@ -62,12 +62,22 @@ def main(argv: list[str] | None = None) -> int:
         DataError: Nothing in it may be used, or nothing has been rated.
         ConfigError: The database cannot be opened.
     """
-    parser = CommandParser(prog="atommem data from-conversations", description=__doc__.partition("\n")[0])
+    parser = CommandParser(
+        prog="atommem data from-conversations", description=__doc__.partition("\n")[0]
+    )
     default = os.environ.get("ATOMMEM_DATABASE")
-    parser.add_argument("--db", default=default, required=default is None, help="the server's (`atommem serve --db`)")
+    parser.add_argument(
+        "--db",
+        default=default,
+        required=default is None,
+        help="the server's (`atommem serve --db`)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--owner", help="those of one owner")
-    parser.add_argument("--policy", help="the checkpoint's folder: traces then say which settings they were made with")
+    parser.add_argument(
+        "--policy",
+        help="the checkpoint's folder: traces then say which settings they were made with",
+    )
     given = parser.parse_args(sys.argv[1:] if argv is None else argv)
     check_writable("out", given.out, folder=True)
     log = ConversationLog(open_database(given.db, make=False))
@@ -82,7 +92,9 @@ def main(argv: list[str] | None = None) -> int:
         if episode is None:
             continue
         described = describe_task(task).to_json()
-        write_trace(given.out / "traces" / f"{conversation}.jsonl", episode, described, config, tokens=True)
+        write_trace(
+            given.out / "traces" / f"{conversation}.jsonl", episode, described, config, tokens=True
+        )
         steps, traces = steps + len(episode.steps), traces + 1
         tasks += [task] if task.questions else []
     if not traces:
@@ -92,9 +104,13 @@ def main(argv: list[str] | None = None) -> int:
         )
     if tasks:
         save_tasks(tasks, given.out / "tasks.jsonl")
-    print(f"{traces} of {len(held)} conversations may be used: traces with {steps} steps, {len(tasks)} tasks")
+    print(
+        f"{traces} of {len(held)} conversations may be used: traces with {steps} steps, {len(tasks)} tasks"
+    )
     traces_folder = shlex.quote(str(given.out / "traces"))
-    print(f"train on them: atommem train sft --data {traces_folder} --min_reward 1 --model_name_or_path MODEL")
+    print(
+        f"train on them: atommem train sft --data {traces_folder} --min_reward 1 --model_name_or_path MODEL"
+    )
     return 0
 
 
@@ -103,12 +119,24 @@ def taken_from(log: ConversationLog, conversation: str) -> tuple[Task, Episode |
     events, written = log.events(conversation), _operations(log, conversation)
     gone = {event.of for event in events if event.kind == "deleted"}
     for event in events:
-        if (name := event.body.get("forget")) and event.kind == "edit":  # by source: then the texts of this name
-            gone |= {item.version for item in events[: event.version] if item.kind == "item" and is_called(item, name)}
-    brought = max((event.version for event in events if event.kind == "fork" and not event.body), default=0)
+        if (
+            name := event.body.get("forget")
+        ) and event.kind == "edit":  # by source: then the texts of this name
+            gone |= {
+                item.version
+                for item in events[: event.version]
+                if item.kind == "item" and is_called(item, name)
+            }
+    brought = max(
+        (event.version for event in events if event.kind == "fork" and not event.body), default=0
+    )
     rated = _rated([event for event in events if event.version > brought])
     begins = max((event.version for event in events if _takes_out(event, written)), default=brought)
-    items = {event.version: event.body for event in events if event.kind == "item" and event.version not in gone}
+    items = {
+        event.version: event.body
+        for event in events
+        if event.kind == "item" and event.version not in gone
+    }
     questions = [
         Question(item.question, (item.gold,), id=f"{conversation}-{number}")
         for number, item in enumerate(rated.values())
@@ -125,7 +153,15 @@ def taken_from(log: ConversationLog, conversation: str) -> tuple[Task, Episode |
     ]
     reward = fmean(item.reward for item in rated.values())
     answers = tuple(item.answer for item in rated.values())
-    episode = Episode(conversation, 0, steps, answers, reward, {"feedback": reward}, stop_reason=StopReason.ANSWERED)
+    episode = Episode(
+        conversation,
+        0,
+        steps,
+        answers,
+        reward,
+        {"feedback": reward},
+        stop_reason=StopReason.ANSWERED,
+    )
     return task, episode
 
 
@@ -134,7 +170,8 @@ def _takes_out(event: Event, written: Mapping[int, Sequence[Mapping[str, Any]]])
     return event.kind == "deleted" or (
         event.kind == "edit"
         and (
-            "forget" in event.body or any(operation["kind"] != "update" for operation in written.get(event.version, ()))
+            "forget" in event.body
+            or any(operation["kind"] != "update" for operation in written.get(event.version, ()))
         )
     )
 
@@ -149,7 +186,9 @@ def _rated(events: Sequence[Event]) -> dict[int, Rated]:
         if feedback is not None and feedback["consent"]:
             right = feedback.get("answer") or None
             answer = answers.get(event.version)
-            rated[event.version] = Rated(event.body["question"], answer, float(feedback["reward"]), right)
+            rated[event.version] = Rated(
+                event.body["question"], answer, float(feedback["reward"]), right
+            )
     return rated
 
 

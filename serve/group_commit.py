@@ -26,7 +26,9 @@ class GroupCommit:
     """
 
     def __init__(self, engine: sa.Engine) -> None:
-        threads, self._together = (1, sys.maxsize) if engine.dialect.name == "sqlite" else (THREADS, 1)
+        threads, self._together = (
+            (1, sys.maxsize) if engine.dialect.name == "sqlite" else (THREADS, 1)
+        )
         self._engine = engine.execution_options(writes=True)
         self._guard = threading.Lock()
         self._waiting: list[_Write] = []
@@ -44,7 +46,13 @@ class GroupCommit:
         with self._guard:
             taken, self._waiting = self._waiting[: self._together], self._waiting[self._together :]
         if taken:  # nobody else has
-            self._commit([(write, future) for write, future in taken if future.set_running_or_notify_cancel()])
+            self._commit(
+                [
+                    (write, future)
+                    for write, future in taken
+                    if future.set_running_or_notify_cancel()
+                ]
+            )
 
     def _commit(self, batch: Sequence[_Write]) -> None:
         try:

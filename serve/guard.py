@@ -84,7 +84,10 @@ class Guard:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 begun, status = True, message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", number.encode())]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", number.encode()),
+                ]
             await send(message)
 
         key: Key | None = None
@@ -108,24 +111,37 @@ class Guard:
             self._conversations.metrics.answered(route, status, seconds)
             _log(scope["method"], route, status, seconds, key, number, error)
 
-    async def _admitted(self, scope: Scope) -> tuple[Callable[..., Awaitable[None]] | None, Key | None]:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    async def _admitted(
+        self, scope: Scope
+    ) -> tuple[Callable[..., Awaitable[None]] | None, Key | None]:
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
         host = headers.get("host", "").lower()
         if "*" not in self._hosts and _name(host) not in self._hosts:
-            return _refusal(421, "wrong_host", "this server is not called by this name (--hosts)."), None
+            return _refusal(
+                421, "wrong_host", "this server is not called by this name (--hosts)."
+            ), None
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host:
-            return _refusal(403, "wrong_origin", "pages of other sites may not ask this server."), None
+            return _refusal(
+                403, "wrong_origin", "pages of other sites may not ask this server."
+            ), None
         if scope["path"] in _OPEN or scope["path"].startswith("/ui/"):
             return None, Key("none", "")
         kind, _, token = headers.get("authorization", "").partition(" ")
         token = token if kind.lower() == "bearer" else ""
         key = await self._key(token)
         if key is None:
-            return _refusal(401, "invalid_api_key", "the key is missing or unknown: Authorization: Bearer KEY."), None
+            return _refusal(
+                401, "invalid_api_key", "the key is missing or unknown: Authorization: Bearer KEY."
+            ), None
         rate = key.requests_per_minute or self._limits.requests_per_minute
         if rate and (wait := self._rates.wait(key.id, rate)):
-            return _refusal(429, "rate_limit_exceeded", f"this key may ask {rate} times a minute.", wait), key
+            return _refusal(
+                429, "rate_limit_exceeded", f"this key may ask {rate} times a minute.", wait
+            ), key
         return None, key
 
     async def _key(self, token: str) -> Key | None:
@@ -179,13 +195,28 @@ class JsonLines(logging.Formatter):
 def told(error: Exception) -> dict[str, Any]:
     """What was raised, and where."""
     places = traceback.extract_tb(error.__traceback__)
-    return {"error": type(error).__name__, "at": [f"{place.filename}:{place.lineno}" for place in places[-5:]]}
+    return {
+        "error": type(error).__name__,
+        "at": [f"{place.filename}:{place.lineno}" for place in places[-5:]],
+    }
 
 
 def _log(
-    method: str, route: str, status: int, seconds: float, key: Key | None, number: str, error: Exception | None
+    method: str,
+    route: str,
+    status: int,
+    seconds: float,
+    key: Key | None,
+    number: str,
+    error: Exception | None,
 ) -> None:
-    line: dict[str, Any] = {"event": "request", "id": number, "method": method, "route": route, "status": status}
+    line: dict[str, Any] = {
+        "event": "request",
+        "id": number,
+        "method": method,
+        "route": route,
+        "status": status,
+    }
     line |= {"seconds": round(seconds, 4), "key": None if key is None else key.id}
     if error is not None:
         line |= told(error)

@@ -61,7 +61,9 @@ class AtomMemStore(BaseStore):
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"}
         self._client = client or httpx.Client(base_url=url, headers=headers, timeout=600)
-        self.conversation: str = conversation or self._call("POST", "/v1/conversations", json={})["id"]
+        self.conversation: str = (
+            conversation or self._call("POST", "/v1/conversations", json={})["id"]
+        )
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Carry out operations in their order."""
@@ -75,7 +77,11 @@ class AtomMemStore(BaseStore):
                 continue
             if held is None:
                 held = self._held()
-            results.append(self._searched(op, held) if isinstance(op, SearchOp) and op.query else _asked(op, held))
+            results.append(
+                self._searched(op, held)
+                if isinstance(op, SearchOp) and op.query
+                else _asked(op, held)
+            )
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
@@ -85,7 +91,11 @@ class AtomMemStore(BaseStore):
     def _put(self, op: PutOp) -> None:
         name = _name(op.namespace, op.key)
         if op.value is not None:
-            self._call("POST", self._path("items"), json={"items": [{"content": _content(op.value), "name": name}]})
+            self._call(
+                "POST",
+                self._path("items"),
+                json={"items": [{"content": _content(op.value), "name": name}]},
+            )
             return
         for item in list(self._items()):
             if item.get("name") == name:
@@ -98,7 +108,9 @@ class AtomMemStore(BaseStore):
             if item.get("name"):
                 namespace, key = _parts(item["name"])
                 try:
-                    held.put(namespace, key, _value("\n".join(part["text"] for part in item["content"])))
+                    held.put(
+                        namespace, key, _value("\n".join(part["text"] for part in item["content"]))
+                    )
                 except InvalidNamespaceError:  # a text that another client gave
                     continue
                 kept = held.get(namespace, key)
@@ -111,7 +123,9 @@ class AtomMemStore(BaseStore):
         """Values by the best of the entries that came from them."""
         (fitting,) = held.batch([op._replace(query=None, limit=10**9, offset=0)])
         assert isinstance(fitting, list)
-        values = {(item.namespace, item.key): item for item in fitting if isinstance(item, SearchItem)}
+        values = {
+            (item.namespace, item.key): item for item in fitting if isinstance(item, SearchItem)
+        }
         found = self._call("GET", self._path("recall"), params={"query": op.query})["data"]
         ranked: dict[tuple[tuple[str, ...], str], SearchItem] = {}
         for entry in found:
@@ -126,7 +140,9 @@ class AtomMemStore(BaseStore):
         """The texts of the conversation, oldest first."""
         after = ""
         while True:
-            page = self._call("GET", self._path("items"), params={"order": "asc", "limit": 100, "after": after})
+            page = self._call(
+                "GET", self._path("items"), params={"order": "asc", "limit": 100, "after": after}
+            )
             yield from page["data"]
             if not page["has_more"]:
                 return

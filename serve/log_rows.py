@@ -146,8 +146,12 @@ def is_called(item: Event, name: str) -> bool:
     return called(item) == name or called(item).startswith(f"{name}, ")
 
 
-def find_about(connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False) -> About:
-    query = sa.select(conversations).where(conversations.c.id == conversation, conversations.c.owner == owner)
+def find_about(
+    connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
+) -> About:
+    query = sa.select(conversations).where(
+        conversations.c.id == conversation, conversations.c.owner == owner
+    )
     row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no conversation {conversation!r}.")
@@ -160,7 +164,9 @@ def new_conversation(connection: sa.Connection, owner: str, metadata: Mapping[st
     return about
 
 
-def append_events(connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str) -> None:
+def append_events(
+    connection: sa.Connection, conversation: str, new: Sequence[Event], checkpoint: str
+) -> None:
     now = int(time.time())
     rows = [
         {**vars(event), "conversation": conversation}
@@ -171,7 +177,10 @@ def append_events(connection: sa.Connection, conversation: str, new: Sequence[Ev
 
 
 def note_request(
-    connection: sa.Connection, request: RequestKey | None, conversation: str, version: int | None = None
+    connection: sa.Connection,
+    request: RequestKey | None,
+    conversation: str,
+    version: int | None = None,
 ) -> None:
     if request is not None:
         values = {**vars(request), "conversation": conversation, "version": version}
@@ -184,26 +193,36 @@ def find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Ro
         return None
     row = connection.execute(sa.select(requests).where(requests.c.key == request.key)).one_or_none()
     if row is not None and row.digest != request.digest:
-        raise KeyReusedError("this Idempotency-Key was sent with another request: take a new one for each.")
+        raise KeyReusedError(
+            "this Idempotency-Key was sent with another request: take a new one for each."
+        )
     return row
 
 
 def log_length(connection: sa.Connection, conversation: str) -> int:
-    last = connection.scalar(sa.select(sa.func.max(operations.c.seq)).where(operations.c.conversation == conversation))
+    last = connection.scalar(
+        sa.select(sa.func.max(operations.c.seq)).where(operations.c.conversation == conversation)
+    )
     return 0 if last is None else int(last) + 1
 
 
 def newest_snapshot(connection: sa.Connection, conversation: str, seq: int) -> Snapshot | None:
     """The newest that is not after `seq`."""
-    query = sa.select(snapshots.c.body).where(snapshots.c.conversation == conversation, snapshots.c.seq <= seq)
+    query = sa.select(snapshots.c.body).where(
+        snapshots.c.conversation == conversation, snapshots.c.seq <= seq
+    )
     body = connection.scalar(query.order_by(snapshots.c.seq.desc()).limit(1))
     return None if body is None else Snapshot.from_json(body)
 
 
-def operations_between(connection: sa.Connection, conversation: str, first: int, last: int) -> list[Operation]:
+def operations_between(
+    connection: sa.Connection, conversation: str, first: int, last: int
+) -> list[Operation]:
     columns = [operations.c[name] for name in (*OPERATION_FIELDS, "rest")]
     query = sa.select(*columns).where(operations.c.conversation == conversation)
-    query = query.where(operations.c.seq >= first, operations.c.seq < last).order_by(operations.c.seq)
+    query = query.where(operations.c.seq >= first, operations.c.seq < last).order_by(
+        operations.c.seq
+    )
     found = []
     for row in connection.execute(query).mappings():
         values = {str(name): value for name, value in row.items() if value is not None}
@@ -212,11 +231,16 @@ def operations_between(connection: sa.Connection, conversation: str, first: int,
 
 
 def operation_rows(
-    conversation: str, first: int, written: Sequence[Operation], made: Sequence[tuple[int, str, str]]
+    conversation: str,
+    first: int,
+    written: Sequence[Operation],
+    made: Sequence[tuple[int, str, str]],
 ) -> list[dict[str, Any]]:
     """Those of operations from number `first` on; `made` has the version, checkpoint and embedder of each."""
     rows = []
-    for seq, (operation, (version, checkpoint, embedder)) in enumerate(zip(written, made, strict=True), first):
+    for seq, (operation, (version, checkpoint, embedder)) in enumerate(
+        zip(written, made, strict=True), first
+    ):
         values = to_json(operation)
         rest = {name: values.pop(name) for name in _REST if name in values}
         row = {**dict.fromkeys(OPERATION_FIELDS), **values, "rest": rest or None}
@@ -233,7 +257,9 @@ def unread_items(connection: sa.Connection, conversation: str) -> Unread:
     return unread
 
 
-def take_unread(unread: Unread, version: int, kind: str, of: int | None, chunks: int | None) -> None:
+def take_unread(
+    unread: Unread, version: int, kind: str, of: int | None, chunks: int | None
+) -> None:
     """What an event makes of the items that have not been read to their end."""
     if kind == "fork":
         unread.clear()
@@ -242,7 +268,10 @@ def take_unread(unread: Unread, version: int, kind: str, of: int | None, chunks:
     elif of in unread:  # a step of it, or its end: stopped, deleted
         read, length = unread[of]
         if kind == "step" and read + 1 < length:
-            unread[of] = read + 1, length  # in its place: the first is read to its end before the next
+            unread[of] = (
+                read + 1,
+                length,
+            )  # in its place: the first is read to its end before the next
         else:
             del unread[of]
 
@@ -250,7 +279,12 @@ def take_unread(unread: Unread, version: int, kind: str, of: int | None, chunks:
 def vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
     digests, rows = cached.digests.view(np.int64).tolist(), cached.rows.astype(np.float16)
     return [
-        {"conversation": conversation, "embedder": cached.embedder, "digest": digest, "row": row.tobytes()}
+        {
+            "conversation": conversation,
+            "embedder": cached.embedder,
+            "digest": digest,
+            "row": row.tobytes(),
+        }
         for digest, row in dict(zip(digests, rows, strict=True)).items()
     ]
 

@@ -84,7 +84,9 @@ class LoggedSession:
             return
         shared, agent = self._shared, self._shared.policy.agent
         with shared.metrics.stage("open"):
-            loaded = await shared.in_thread(shared.log.load, self.id, self.owner, agent.embedder.id, whole)
+            loaded = await shared.in_thread(
+                shared.log.load, self.id, self.owner, agent.embedder.id, whole
+            )
             fresh = loaded.checkpoint in (None, shared.policy.checkpoint)
             same = loaded.embedder in (None, agent.embedder.id)
             if not (fresh and same) and not moved:
@@ -96,7 +98,14 @@ class LoggedSession:
             start = loaded.start or Session(agent, self.id).memory.start
             if not same and loaded.embedder is not None:
                 start = replace(start, embedder=loaded.embedder)
-            state = SessionState(self.id, loaded.turns, loaded.sampled, start, tuple(loaded.operations), loaded.vectors)
+            state = SessionState(
+                self.id,
+                loaded.turns,
+                loaded.sampled,
+                start,
+                tuple(loaded.operations),
+                loaded.vectors,
+            )
             self._session = await Session.take_up(agent, state, reembed=moved)
             self._loaded = loaded
 
@@ -115,7 +124,11 @@ class LoggedSession:
     ) -> list[Event]:
         shared, loaded, memory = self._shared, self.log, self.session.memory
         new = [replace(event, created_at=int(time.time())) for event in new]
-        ids = {item.entry_id: None for item in written if item.entry_id in memory.contents.entries and item.after}
+        ids = {
+            item.entry_id: None
+            for item in written
+            if item.entry_id in memory.contents.entries and item.after
+        }
         if cached is None and any(item.after for item in written):
             cached = memory.vectors([entry_id for entry_id in ids if entry_id is not None])
         seq = loaded.seq + len(written)
@@ -136,7 +149,9 @@ class LoggedSession:
                     **made,
                 )
             )
-        done = [replace(event, version=number) for number, event in enumerate(new, loaded.version + 1)]
+        done = [
+            replace(event, version=number) for number, event in enumerate(new, loaded.version + 1)
+        ]
         self._take(done, seq)
         return done
 
@@ -177,4 +192,6 @@ class LoggedSession:
         shared = self._shared
         if request is None or (wrote := await shared.in_thread(shared.log.wrote, request)) is None:
             return []
-        return await shared.in_thread(lambda: shared.log.events(self.id, after=wrote.version - 1, limit=count))
+        return await shared.in_thread(
+            lambda: shared.log.events(self.id, after=wrote.version - 1, limit=count)
+        )

@@ -35,7 +35,9 @@ _INSTRUCTIONS = (
     "that it returns: every other tool needs it. ask answers from memory; recall shows entries without an answer; "
     "forget deletes an entry, or all that came from one text."
 )
-_Conversation = Annotated[ConversationId, Field(description="The conversation's id, as remember returned it.")]
+_Conversation = Annotated[
+    ConversationId, Field(description="The conversation's id, as remember returned it.")
+]
 
 
 class Remembered(BaseModel):
@@ -77,7 +79,9 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         owner: Of all that is asked (stdio); unset, the owner of the request's key, as the guard found it.
     """
     with _without_its_log():
-        server: MCPServer[Any] = MCPServer("atommem", instructions=_INSTRUCTIONS, version=version("atommem"))
+        server: MCPServer[Any] = MCPServer(
+            "atommem", instructions=_INSTRUCTIONS, version=version("atommem")
+        )
 
     def owner_of(context: Context[Any, Any]) -> str:
         if owner is not None:
@@ -87,13 +91,23 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
 
     @server.tool()
     async def remember(
-        text: Annotated[Text, Field(description="What to read: a message, a page, a whole document.")],
+        text: Annotated[
+            Text, Field(description="What to read: a message, a page, a whole document.")
+        ],
         context: Context[Any, Any],
-        conversation: Annotated[ConversationId, Field(description="Where; empty begins a new conversation.")] = "",
-        goal: Annotated[
-            Text, Field(max_length=4096, description="For a new one: what will be asked, as far as it is known.")
+        conversation: Annotated[
+            ConversationId, Field(description="Where; empty begins a new conversation.")
         ] = "",
-        name: Annotated[Name, Field(description="What sources call the text, and forget may be told.")] = "",
+        goal: Annotated[
+            Text,
+            Field(
+                max_length=4096,
+                description="For a new one: what will be asked, as far as it is known.",
+            ),
+        ] = "",
+        name: Annotated[
+            Name, Field(description="What sources call the text, and forget may be told.")
+        ] = "",
     ) -> Remembered:
         """Read a text into a memory: a policy decides what is kept. Returns when it has been read."""
         item = new_item(Message(content=text, name=name))
@@ -102,7 +116,9 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _told():
             whose = owner_of(context)
             if not conversation:
-                about = await served.in_thread(served.log.create, whose, {"goal": goal} if goal else {})
+                about = await served.in_thread(
+                    served.log.create, whose, {"goal": goal} if goal else {}
+                )
                 conversation = about.id
             steps = 0
             async with served.use(conversation, whose) as memory:
@@ -120,13 +136,20 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
     @server.tool()
     async def recall(
         conversation: _Conversation,
-        query: Annotated[Text, Field(min_length=1, description="What the entries should be about.")],
+        query: Annotated[
+            Text, Field(min_length=1, description="What the entries should be about.")
+        ],
         context: Context[Any, Any],
     ) -> list[Recalled]:
         """The entries that fit a query best, as the policy would be shown them. No model is asked, nothing changes."""
         async with _told(), served.use(conversation, owner_of(context)) as memory:
             return [
-                Recalled(id=entry.id, text=entry.text, score=score, source=entry.source.piece if entry.source else None)
+                Recalled(
+                    id=entry.id,
+                    text=entry.text,
+                    score=score,
+                    source=entry.source.piece if entry.source else None,
+                )
                 for entry, score in await memory.recall(query)
             ]
 
@@ -135,14 +158,21 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         conversation: _Conversation,
         context: Context[Any, Any],
         entry: Annotated[int | None, Field(description="The id of an entry.")] = None,
-        source: Annotated[Name, Field(description="Or the name of a text: all that came from it goes.")] = "",
+        source: Annotated[
+            Name, Field(description="Or the name of a text: all that came from it goes.")
+        ] = "",
     ) -> Forgotten:
         """Delete an entry, or all that was written while a text was read. The log keeps that it was there."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-        async with _told(), served.use(conversation, owner_of(context), whole=bool(source)) as memory:
+        async with (
+            _told(),
+            served.use(conversation, owner_of(context), whole=bool(source)) as memory,
+        ):
             done = await memory.forget(source) if entry is None else await memory.edit(entry, None)
-            return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
+            return Forgotten(
+                entries=[item["entry_id"] for item in done if item["kind"] == "delete"]
+            )
 
     @server.tool()
     async def ask(
@@ -154,7 +184,11 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
         async with _told(), served.use(conversation, owner_of(context)) as memory:
             response = f"resp_{secrets.token_hex(16)}"
             answered = await memory.ask(question, response)
-            return Answer(answer=answered.text, entries=[entry.text for entry in answered.entries], response=response)
+            return Answer(
+                answer=answered.text,
+                entries=[entry.text for entry in answered.entries],
+                response=response,
+            )
 
     @server.resource("memory://{conversation}", mime_type="application/json")
     async def memory(conversation: str, context: Context[Any, Any]) -> str:
@@ -165,7 +199,9 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
             raise ResourceNotFoundError(str(error)) from error
         contents = await served.in_thread(served.log.memory_at, about.id)
         entries = [entry_object(entry) for entry in contents.entries.values()]
-        return json.dumps({"conversation": about.id, "scratchpad": contents.scratchpad, "entries": entries})
+        return json.dumps(
+            {"conversation": about.id, "scratchpad": contents.scratchpad, "entries": entries}
+        )
 
     return server
 
@@ -176,7 +212,9 @@ def mcp_routes(server: MCPServer[Any]) -> list[BaseRoute]:
     No request hangs on another, so that any gateway may take each; hosts and origins are the guard's.
     """
     trusted = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    app = server.streamable_http_app(streamable_http_path=PATH, stateless_http=True, transport_security=trusted)
+    app = server.streamable_http_app(
+        streamable_http_path=PATH, stateless_http=True, transport_security=trusted
+    )
     return list(app.routes)
 
 

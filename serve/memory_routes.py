@@ -87,11 +87,16 @@ async def recall(
     """The entries that fit a query best, as the policy would be shown them. No model is asked, nothing changes."""
     async with served.use(conversation, owner) as held:
         found = await held.recall(query)
-    return {"object": "list", "data": [{**entry_object(entry), "score": score} for entry, score in found]}
+    return {
+        "object": "list",
+        "data": [{**entry_object(entry), "score": score} for entry, score in found],
+    }
 
 
 @router.get("/operations")
-def operations(about: Mine, served: Served, after: Number = 0, limit: Limit = 100) -> dict[str, Any]:
+def operations(
+    about: Mine, served: Served, after: Number = 0, limit: Limit = 100
+) -> dict[str, Any]:
     """The operation log from number ``after`` on."""
     return listing(served.log.operations(about.id, after, limit + 1), limit)
 
@@ -101,14 +106,18 @@ def steps(
     about: Mine,
     served: Served,
     after: Number = 0,
-    before: Annotated[Number, Query(description="A version: then the steps before it, newest first.")] = 0,
+    before: Annotated[
+        Number, Query(description="A version: then the steps before it, newest first.")
+    ] = 0,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     """The steps: what was shown of text and memory, what the policy wrote, token by token."""
     newest = before > 0
     at = before if newest else after
     events = served.log.events(about.id, ("step",), after=at, limit=limit + 1, newest=newest)
-    found = [{**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events]
+    found = [
+        {**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events
+    ]
     return listing(found, limit)
 
 
@@ -121,7 +130,12 @@ def fork(about: Mine, served: Served, request: Once, at: At = None) -> dict[str,
 
 @router.post("/entries/{entry}")
 async def edit_entry(
-    conversation: ConversationId, entry: Number, body: NewText, owner: Owner, served: Served, request: Once
+    conversation: ConversationId,
+    entry: Number,
+    body: NewText,
+    owner: Owner,
+    served: Served,
+    request: Once,
 ) -> dict[str, Any]:
     """Replace the text of an entry: an operation of the actor ``user``."""
     async with served.use(conversation, owner) as held:
@@ -129,14 +143,18 @@ async def edit_entry(
 
 
 @router.delete("/entries/{entry}")
-async def delete_entry(conversation: ConversationId, entry: Number, owner: Owner, served: Served) -> dict[str, Any]:
+async def delete_entry(
+    conversation: ConversationId, entry: Number, owner: Owner, served: Served
+) -> dict[str, Any]:
     """Delete an entry; the log keeps what it said until the conversation is deleted."""
     async with served.use(conversation, owner) as held:
         return listing(await held.edit(entry, None))
 
 
 @router.delete("/sources/{name:path}")
-async def delete_source(conversation: ConversationId, name: Text, owner: Owner, served: Served) -> dict[str, Any]:
+async def delete_source(
+    conversation: ConversationId, name: Text, owner: Owner, served: Served
+) -> dict[str, Any]:
     """Take out what came from texts of this name (or the item of this id), and read no more of them."""
     async with served.use(conversation, owner, whole=True) as held:
         return listing(await held.forget(name))
@@ -186,14 +204,23 @@ def export(conversation: ConversationId, owner: Owner, served: Served) -> PlainT
     return PlainTextResponse(text, media_type="application/x-ndjson")
 
 
-_LINES = {"requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}, "required": True}}
+_LINES = {
+    "requestBody": {
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+        "required": True,
+    }
+}
 
 
 @others.post("/imports", openapi_extra=_LINES)
-async def import_conversation(sent: Request, owner: Owner, served: Served, request: Once) -> dict[str, Any]:
+async def import_conversation(
+    sent: Request, owner: Owner, served: Served, request: Once
+) -> dict[str, Any]:
     """A conversation from what was exported: under a new id, and the importing key's owner."""
     text = (await sent.body()).decode("utf-8", "replace")
-    return conversation_object(await served.in_thread(lambda: imported(served.log, owner, text, request)))
+    return conversation_object(
+        await served.in_thread(lambda: imported(served.log, owner, text, request))
+    )
 
 
 def _checked(length: int, at: int | None) -> int:

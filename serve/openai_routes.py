@@ -60,12 +60,19 @@ Served = Annotated[Conversations, Depends(conversations_of)]
 async def request_key(
     request: Request,
     owner: Owner,
-    key: Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)] = None,
+    key: Annotated[
+        str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)
+    ] = None,
 ) -> RequestKey | None:
     """What tells a repeated request: its ``Idempotency-Key``, where it has one."""
     if key is None:
         return None
-    sent = (request.method.encode(), request.scope["raw_path"], request.scope["query_string"], await request.body())
+    sent = (
+        request.method.encode(),
+        request.scope["raw_path"],
+        request.scope["query_string"],
+        await request.body(),
+    )
     return RequestKey(_sha256(owner.encode(), key.encode()), _sha256(*sent))
 
 
@@ -124,7 +131,9 @@ async def update_conversation(
 
 
 @router.delete("/conversations/{conversation}")
-async def delete_conversation(conversation: ConversationId, owner: Owner, served: Served) -> dict[str, Any]:
+async def delete_conversation(
+    conversation: ConversationId, owner: Owner, served: Served
+) -> dict[str, Any]:
     """Erase it for good: log, texts, vectors, traces."""
     await served.in_thread(served.log.erase, conversation, owner)
     await served.forget(conversation, owner)
@@ -133,14 +142,21 @@ async def delete_conversation(conversation: ConversationId, owner: Owner, served
 
 @router.post("/conversations/{conversation}/items")
 async def create_items(
-    request: Request, conversation: ConversationId, body: NewItems, owner: Owner, served: Served, once: Once
+    request: Request,
+    conversation: ConversationId,
+    body: NewItems,
+    owner: Owner,
+    served: Served,
+    once: Once,
 ) -> dict[str, Any]:
     """Give texts to be read. This returns when they have been read, one turn a chunk.
 
     Should it not return, the items that had been taken are there (list them), and reading goes on with the next call:
     the same one with the same ``Idempotency-Key`` does not give them again.
     """
-    done = await while_there(request, _read(served, conversation, owner, _new_items(body.items), once))
+    done = await while_there(
+        request, _read(served, conversation, owner, _new_items(body.items), once)
+    )
     return page([item_object(event) for event in done])
 
 
@@ -166,7 +182,9 @@ def retrieve_item(about: Mine, item: str, served: Served) -> dict[str, Any]:
 
 
 @router.post("/responses", response_model=None)
-async def create_response(request: Request, body: Ask, owner: Owner, served: Served, once: Once) -> Any:
+async def create_response(
+    request: Request, body: Ask, owner: Owner, served: Served, once: Once
+) -> Any:
     """Ask a conversation; without one, the input before the question is read into a memory for this call."""
     name, conversation = served.policy.name, body.conversation_id
     response, asking = _asking(served, owner, body, conversation, once)
@@ -178,7 +196,9 @@ async def create_response(request: Request, body: Ask, owner: Owner, served: Ser
         summaries.append(step_summary(step))
 
     answered = await while_there(request, asking(noted, None))
-    whole = response_object(response, name, conversation=conversation, answered=answered, summaries=summaries)
+    whole = response_object(
+        response, name, conversation=conversation, answered=answered, summaries=summaries
+    )
     return JSONResponse(whole)
 
 
@@ -191,7 +211,11 @@ def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str,
     else:
         status = "incomplete" if answer.body["text"] is None else "completed"
     shown = response_object(
-        response, served.policy.name, created_at=ask.created_at, conversation=conversation, status=status
+        response,
+        served.policy.name,
+        created_at=ask.created_at,
+        conversation=conversation,
+        status=status,
     )
     if answer is not None:
         shown["output"] = [item_object(answer)]
@@ -204,7 +228,11 @@ def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str,
 async def chat(request: Request, body: Chat, owner: Owner, served: Served, once: Once) -> Any:
     """The last user message asks, what stands before it is read; with ``conversation``, into that memory."""
     response, asking = _asking(served, owner, body, body.conversation, once)
-    head = {"id": response.replace("resp_", "chatcmpl-"), "created": int(time.time()), "model": served.policy.name}
+    head = {
+        "id": response.replace("resp_", "chatcmpl-"),
+        "created": int(time.time()),
+        "model": served.policy.name,
+    }
     if body.stream:
         return await streamed(request, asking, ChatEvents(head))
     answered = await while_there(request, asking(None, None))
@@ -215,7 +243,11 @@ async def chat(request: Request, body: Chat, owner: Owner, served: Served, once:
 
 
 def _asking(
-    served: Conversations, owner: str, body: Ask | Chat, conversation: str | None, once: RequestKey | None
+    served: Conversations,
+    owner: str,
+    body: Ask | Chat,
+    conversation: str | None,
+    once: RequestKey | None,
 ) -> tuple[str, Callable[[OnStep | None, OnTaken | None], Coroutine[Any, Any, Answered]]]:
     """The id of a response, and what asks for it, the texts before the question read.
 
@@ -269,7 +301,11 @@ def _new_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 async def _read(
-    served: Conversations, conversation: str, owner: str, new: Sequence[dict[str, Any]], once: RequestKey | None
+    served: Conversations,
+    conversation: str,
+    owner: str,
+    new: Sequence[dict[str, Any]],
+    once: RequestKey | None,
 ) -> list[Event]:
     async with served.use(conversation, owner) as memory:
         done = await memory.add(new, once)
@@ -277,13 +313,22 @@ async def _read(
         return done
 
 
-def _not_read(log: ConversationLog, conversation: str, messages: Sequence[Message]) -> Sequence[Message]:
+def _not_read(
+    log: ConversationLog, conversation: str, messages: Sequence[Message]
+) -> Sequence[Message]:
     """The messages that follow on what the conversation holds: a chat's client sends all of them again."""
     _, held = log.items(conversation, _LISTED)
-    known = [(shown["role"], [part["text"] for part in shown["content"]]) for shown in map(item_object, held)]
+    known = [
+        (shown["role"], [part["text"] for part in shown["content"]])
+        for shown in map(item_object, held)
+    ]
     place = 0
     for number, message in enumerate(messages):
-        raw = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        raw = (
+            [message.content]
+            if isinstance(message.content, str)
+            else [part.text for part in message.content]
+        )
         forms = ((message.role, raw), (message.role, message.parts))
         found = next((at for at in range(place, len(known)) if known[at] in forms), None)
         if found is None:

@@ -136,10 +136,14 @@ def open_database(url: str, *, pool_size: int = 8, make: bool = True) -> sa.Engi
         address = sa.make_url(url)
         if address.get_backend_name() == "sqlite":
             if not make and not Path(address.database or "").is_file():
-                raise ConfigError(f"there is no database {address.database}: give that of `atommem serve --db`.")
+                raise ConfigError(
+                    f"there is no database {address.database}: give that of `atommem serve --db`."
+                )
             engine = _sqlite(address)
         else:
-            engine = sa.create_engine(address, pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True)
+            engine = sa.create_engine(
+                address, pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True
+            )
     except (sa.exc.ArgumentError, ModuleNotFoundError, OSError) as error:
         raise ConfigError(
             f"the database cannot be opened ({type(error).__name__}: {error}): give sqlite:///FILE, or "
@@ -158,12 +162,19 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     """WAL, one writer at a time, every commit on disk when it returns: what was acknowledged survives power loss."""
     if address.database and address.database != ":memory:":
         Path(address.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = sa.create_engine(address, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=64)
+    engine = sa.create_engine(
+        address, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=64
+    )
 
     @sa.event.listens_for(engine, "connect")
     def _settings(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # the driver would begin transactions by itself, too late
-        for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+        for setting in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "secure_delete=ON",
+        ):
             connection.execute(f"PRAGMA {setting}")
 
     @sa.event.listens_for(engine, "begin")

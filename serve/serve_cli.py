@@ -71,8 +71,16 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "chat server (--api chat).",
     )
     parser.add_argument("--api", default=argparse.SUPPRESS, help=API_HELP)
-    parser.add_argument("--model", default=argparse.SUPPRESS, help="Name of the model (or LoRA adapter) on the server.")
-    parser.add_argument("--tokenizer", default=argparse.SUPPRESS, help="Folder of the checkpoint that a server serves.")
+    parser.add_argument(
+        "--model",
+        default=argparse.SUPPRESS,
+        help="Name of the model (or LoRA adapter) on the server.",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default=argparse.SUPPRESS,
+        help="Folder of the checkpoint that a server serves.",
+    )
     parser.add_argument(
         "--vllm",
         nargs="?",
@@ -82,9 +90,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         'vLLM\'s, as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names the interpreter of an environment with '
         "vLLM (default: this one).",
     )
-    parser.add_argument("--name", default="", help="What clients call the model (default: the folder's name).")
+    parser.add_argument(
+        "--name", default="", help="What clients call the model (default: the folder's name)."
+    )
     parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
-    parser.add_argument("--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any.")
+    parser.add_argument(
+        "--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any."
+    )
     parser.add_argument(
         "--move",
         action="store_true",
@@ -93,7 +105,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     for flag, kind, default, text in _OWN:
         parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
     parser.add_argument(
-        "--stdio", action="store_true", help="Speak MCP on standard input and output, in the place of HTTP."
+        "--stdio",
+        action="store_true",
+        help="Speak MCP on standard input and output, in the place of HTTP.",
     )
     add_settings(parser, ahead.parse_known_args(argv)[0].environment)
     return parser.parse_args(argv)
@@ -115,7 +129,15 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
     if not arguments.stdio:
         free_port(arguments.host, arguments.port)
-    own = {name.removeprefix("--") for name, *_ in _OWN} | {"policy", "vllm", "name", "db", "hosts", "move", "stdio"}
+    own = {name.removeprefix("--") for name, *_ in _OWN} | {
+        "policy",
+        "vllm",
+        "name",
+        "db",
+        "hosts",
+        "move",
+        "stdio",
+    }
     settings: dict[str, Any] = given_settings(arguments, tuple(own))
     with contextlib.ExitStack() as stack:
         if arguments.vllm is None:
@@ -128,7 +150,11 @@ def _serve(arguments: argparse.Namespace) -> int:
                 name=arguments.name,
                 **settings,
             )
-            print(f"atommem serve: starting vLLM at {server.url} (log: {server.log})", file=sys.stderr, flush=True)
+            print(
+                f"atommem serve: starting vLLM at {server.url} (log: {server.log})",
+                file=sys.stderr,
+                flush=True,
+            )
             stack.enter_context(server)
         return _listen(arguments, policy, host)
 
@@ -142,7 +168,9 @@ def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> i
     from atommem.serve.schema import open_database
     from atommem.serve.serve_metrics import Metrics
 
-    log = ConversationLog(open_database(arguments.db))  # not before: no file is left where the policy cannot be opened
+    log = ConversationLog(
+        open_database(arguments.db)
+    )  # not before: no file is left where the policy cannot be opened
     conversations = Conversations(
         policy,
         log,
@@ -155,19 +183,27 @@ def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> i
     )
     if arguments.move:
         moved = asyncio.run(conversations.move_all())
-        print(f"atommem serve: {moved} conversations moved to checkpoint {policy.checkpoint}", file=sys.stderr)
+        print(
+            f"atommem serve: {moved} conversations moved to checkpoint {policy.checkpoint}",
+            file=sys.stderr,
+        )
     if arguments.stdio:
         from atommem.serve.mcp_server import serve_stdio
 
         print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
         serve_stdio(conversations)
         return 0
-    limits = Limits((*arguments.hosts, host), arguments.requests_per_minute or None, arguments.max_body_bytes)
+    limits = Limits(
+        (*arguments.hosts, host), arguments.requests_per_minute or None, arguments.max_body_bytes
+    )
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonLines())
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
-    print(f"atommem serve: {policy.name} ({policy.checkpoint}) at http://{host}:{arguments.port}/v1", file=sys.stderr)
+    print(
+        f"atommem serve: {policy.name} ({policy.checkpoint}) at http://{host}:{arguments.port}/v1",
+        file=sys.stderr,
+    )
     print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
     # When it has drained, uvicorn raises the signal again: it has had its effect.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -207,7 +243,9 @@ def _keys(argv: list[str]) -> int:
 
     keys = Keys(ConversationLog(open_database(arguments.db, make=arguments.command == "add")))
     if arguments.command == "add":
-        number, token = keys.add(arguments.owner, arguments.requests_per_minute, arguments.max_body_bytes)
+        number, token = keys.add(
+            arguments.owner, arguments.requests_per_minute, arguments.max_body_bytes
+        )
         print(token)
         print(f"key {number} of {arguments.owner}: it is not shown again.", file=sys.stderr)
     elif arguments.command == "revoke":
@@ -215,5 +253,7 @@ def _keys(argv: list[str]) -> int:
     else:
         for key in keys.listed():
             made = time.strftime("%Y-%m-%d", time.gmtime(key["created_at"]))
-            print(f"{key['id']}  {key['owner']:<20} {made}  {'revoked' if key['revoked_at'] else 'valid'}")
+            print(
+                f"{key['id']}  {key['owner']:<20} {made}  {'revoked' if key['revoked_at'] else 'valid'}"
+            )
     return 0

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -25,9 +32,14 @@ class Metrics:
             buckets=_BUCKETS,
         )
         self._requests = Counter(
-            "atommem_requests", "Requests by route and status", ["route", "status"], registry=self.registry
+            "atommem_requests",
+            "Requests by route and status",
+            ["route", "status"],
+            registry=self.registry,
         )
-        self._tokens = Counter("atommem_tokens", "Tokens of the policy", ["kind"], registry=self.registry)
+        self._tokens = Counter(
+            "atommem_tokens", "Tokens of the policy", ["kind"], registry=self.registry
+        )
         self.conflicts = Counter(
             "atommem_conflicts", "Commits that another gateway was ahead of", registry=self.registry
         )

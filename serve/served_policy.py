@@ -77,11 +77,19 @@ class ServedPolicy:
         check_settings(trained, engine_settings, folder)
         engine = Engine.open(names, **engine_settings)
         model = str(engine_settings.get("model") or "")
-        return cls.of(engine, name or model or Path(names[0]).name, fingerprint(folder, model), trained)
+        return cls.of(
+            engine, name or model or Path(names[0]).name, fingerprint(folder, model), trained
+        )
 
     @classmethod
     def on_vllm(
-        cls, policy: Sequence[str], log: Path, flags: Sequence[str] = (), *, name: str = "", **settings: Any
+        cls,
+        policy: Sequence[str],
+        log: Path,
+        flags: Sequence[str] = (),
+        *,
+        name: str = "",
+        **settings: Any,
     ) -> tuple[ServedPolicy, VllmServer]:
         """As `open`, behind a vLLM server for a folder: whoever calls starts it, and ends it.
 
@@ -96,7 +104,9 @@ class ServedPolicy:
         """
         folder = Path(find_checkpoint(policy[0]))
         if len(policy) > 1 or not folder.is_dir():
-            raise ConfigError(f"vllm starts a server for one model folder: policy is {' '.join(policy)!r}.")
+            raise ConfigError(
+                f"vllm starts a server for one model folder: policy is {' '.join(policy)!r}."
+            )
         name = name or folder.absolute().name
         python = os.environ.get("VLLM_PYTHON") or sys.executable
         server = VllmServer(python, folder, log, *flags, served_model_name=name, timeout=1800.0)
@@ -105,7 +115,9 @@ class ServedPolicy:
         return cls.open([server.url], name=name, **{"tokenizer": str(folder), **settings}), server
 
     @classmethod
-    def of(cls, engine: Engine, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None) -> ServedPolicy:
+    def of(
+        cls, engine: Engine, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
+    ) -> ServedPolicy:
         """That of an engine that is open."""
         engine.agent.embedder = HalfPrecision(engine.agent.embedder)
         engine.agent.keep_prompts = True  # of the traces that training may take up
@@ -127,7 +139,10 @@ class ServedPolicy:
 
     def notice(self) -> str:
         """What whoever starts the server should know of it."""
-        return str(self.trained_for or "not trained here: it reads and answers as an instruct model does, untrained")
+        return str(
+            self.trained_for
+            or "not trained here: it reads and answers as an instruct model does, untrained"
+        )
 
     async def close(self) -> None:
         """Free models and connections."""
@@ -150,7 +165,9 @@ def find_checkpoint(name: str) -> str:
     if len(trained) == 1:
         return str(trained[0])
     found = ", ".join(str(item) for item in inside) or "none"
-    raise ConfigError(f"policy is {name!r}, which is no model folder; models in it: {found}. Give the folder of one.")
+    raise ConfigError(
+        f"policy is {name!r}, which is no model folder; models in it: {found}. Give the folder of one."
+    )
 
 
 def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:
@@ -160,14 +177,19 @@ def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder:
         ConfigError: One of memory, environment or embedder differs.
     """
     world = find_environment(str(trained.get("environment") or "longdoc")).config_class
-    bound = {item.name for kind in (MemoryConfig, EmbedderConfig, world) for item in fields(kind)} - world.operational
+    bound = {
+        item.name for kind in (MemoryConfig, EmbedderConfig, world) for item in fields(kind)
+    } - world.operational
     wrong = {
         key: value
         for key, value in given.items()
         if key in bound and key in trained and trained[key] != value and not key.endswith("_url")
     }
     if wrong:
-        told = ", ".join(f"{key} is {value!r}, trained with {trained[key]!r}" for key, value in sorted(wrong.items()))
+        told = ", ".join(
+            f"{key} is {value!r}, trained with {trained[key]!r}"
+            for key, value in sorted(wrong.items())
+        )
         flags = " ".join(f"--{key}" for key in sorted(wrong))
         raise ConfigError(
             f"{told} ({folder}/atommem_config.json): leave {flags} out, or train a checkpoint with these settings."
@@ -182,7 +204,10 @@ def fingerprint(folder: str, model: str = "") -> str:
     digest = hashlib.sha256(model.encode())
     path = Path(folder).expanduser() if folder else None
     for file in sorted(path.iterdir()) if path is not None and path.is_dir() else []:
-        if file.suffix not in (".json", ".jinja", ".safetensors", ".txt", ".bin") or not file.is_file():
+        if (
+            file.suffix not in (".json", ".jinja", ".safetensors", ".txt", ".bin")
+            or not file.is_file()
+        ):
             continue
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())

@@ -87,7 +87,11 @@ class ResponseEvents:
     def ended(self, answered: Answered, summaries: list[str]) -> list[tuple[str, Any]]:
         """The answer has been committed."""
         whole = response_object(
-            self._response, self._model, conversation=self._conversation, answered=answered, summaries=summaries
+            self._response,
+            self._model,
+            conversation=self._conversation,
+            answered=answered,
+            summaries=summaries,
         )
         item, text = answer_item(self._response, answered.text), answered.text or ""
         place = {"item_id": item["id"], "output_index": 1, "content_index": 0}
@@ -101,12 +105,18 @@ class ResponseEvents:
             self._event("response.output_text.done", **place, text=text, logprobs=[]),
             self._event("response.content_part.done", **place, part={**empty, "text": text}),
             self._event("response.output_item.done", output_index=1, item=item),
-            self._event("response.completed" if answered.text is not None else "response.incomplete", response=whole),
+            self._event(
+                "response.completed" if answered.text is not None else "response.incomplete",
+                response=whole,
+            ),
         ]
 
     def failed(self, error: Exception) -> list[tuple[str, Any]]:
         """It was taken, and could not be answered: it stays in the log without an answer."""
-        failed = {**self._object("failed"), "error": {"code": "server_error", "message": str(error)}}
+        failed = {
+            **self._object("failed"),
+            "error": {"code": "server_error", "message": str(error)},
+        }
         return [self._event("response.failed", response=failed)]
 
     @property
@@ -114,7 +124,9 @@ class ResponseEvents:
         return f"rs_{self._response.removeprefix('resp_')}"
 
     def _object(self, status: str) -> dict[str, Any]:
-        return response_object(self._response, self._model, conversation=self._conversation, status=status)
+        return response_object(
+            self._response, self._model, conversation=self._conversation, status=status
+        )
 
     def _event(self, name: str, **fields: Any) -> tuple[str, Any]:
         self._number += 1
@@ -137,18 +149,27 @@ class ChatEvents:
 
     def ended(self, answered: Answered, summaries: list[str]) -> list[tuple[str, Any]]:
         """The answer has been committed."""
-        return [self._chunk({"content": answered.text or ""}), self._chunk({}, "stop"), ("", "[DONE]")]
+        return [
+            self._chunk({"content": answered.text or ""}),
+            self._chunk({}, "stop"),
+            ("", "[DONE]"),
+        ]
 
     def failed(self, error: Exception) -> list[tuple[str, Any]]:
         """It was taken, and could not be answered."""
         return [("", {"error": {"message": str(error), "type": "server_error"}})]
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> tuple[str, Any]:
-        return "", {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+        return "", {
+            **self._head,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
+        }
 
 
 async def streamed(
-    request: Request, ask: Callable[[OnStep, OnTaken], Awaitable[Answered]], form: ResponseEvents | ChatEvents
+    request: Request,
+    ask: Callable[[OnStep, OnTaken], Awaitable[Answered]],
+    form: ResponseEvents | ChatEvents,
 ) -> StreamingResponse:
     """Steps and the answer of one question as they come, in the events that `form` makes of them.
 
@@ -205,4 +226,6 @@ async def streamed(
     except BaseException:
         await _ended(task)
         raise
-    return StreamingResponse(events(first), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    return StreamingResponse(
+        events(first), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+    )

@@ -46,7 +46,9 @@ _BODIES: dict[str, type[BaseModel]] = {"item": _Item, "ask": _Ask, "answer": _An
 
 
 class _Event(BaseModel):
-    kind: Literal["item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback"]
+    kind: Literal[
+        "item", "ask", "step", "answer", "stopped", "edit", "deleted", "moved", "fork", "feedback"
+    ]
     body: dict[str, Any]
     version: _Number
     created_at: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
@@ -83,14 +85,21 @@ def exported(log: ConversationLog, conversation: str, owner: str) -> list[dict[s
         NotFoundError: `owner` has none of this id.
     """
     about = log.about(conversation, owner)
-    head = {"type": "conversation", "format": FORMAT, "created_at": about.created_at, "metadata": about.metadata}
+    head = {
+        "type": "conversation",
+        "format": FORMAT,
+        "created_at": about.created_at,
+        "metadata": about.metadata,
+    }
     events = [{"type": "event", **vars(event)} for event in log.events(conversation)]
     # It may go on meanwhile: operations of later events are not in it.
     operations = [row for row in log.operations(conversation, 0) if row["version"] <= len(events)]
     return [head, *events, *({"type": "operation", **row} for row in operations)]
 
 
-def imported(log: ConversationLog, owner: str, text: str, request: RequestKey | None = None) -> About:
+def imported(
+    log: ConversationLog, owner: str, text: str, request: RequestKey | None = None
+) -> About:
     """Make the conversation that was exported as `text`, whole or not at all. What it had not read stays unread.
 
     Raises:
@@ -107,7 +116,9 @@ def imported(log: ConversationLog, owner: str, text: str, request: RequestKey | 
         _check(events, places)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, TraceError) as error:
         told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"this is no exported conversation, or damaged: {type(error).__name__} {told}.") from error
+        raise DataError(
+            f"this is no exported conversation, or damaged: {type(error).__name__} {told}."
+        ) from error
     made = [(place.version, place.checkpoint, place.embedder) for place in places]
     return log.restore(owner, metadata, events, operations, made, request)
 

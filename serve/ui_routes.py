@@ -30,7 +30,10 @@ def _files() -> dict[str, Response]:
     folder = files("atommem.serve") / "ui"
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in _OWN}
     texts |= {name: page_asset(name) for name in _SHARED}
-    return {name: Response(text, 200, _HEADERS, _KINDS[name.rpartition(".")[2]]) for name, text in texts.items()}
+    return {
+        name: Response(text, 200, _HEADERS, _KINDS[name.rpartition(".")[2]])
+        for name, text in texts.items()
+    }
 
 
 _FILES = _files()

@@ -55,7 +55,11 @@ class Message(BaseModel):
     @property
     def parts(self) -> list[str]:
         """Its texts, the speaker's role in front of what no user said."""
-        texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        texts = (
+            [self.content]
+            if isinstance(self.content, str)
+            else [part.text for part in self.content]
+        )
         said = [text for text in texts if text.strip()]
         return said if self.role == "user" or not said else [f"{self.role}: {said[0]}", *said[1:]]
 
@@ -99,7 +103,11 @@ class Ask(BaseModel):
     @property
     def conversation_id(self) -> str | None:
         """The conversation's id, however it was given."""
-        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
+        return (
+            self.conversation.id
+            if isinstance(self.conversation, ConversationRef)
+            else self.conversation
+        )
 
     @property
     def messages(self) -> list[Message]:
@@ -136,7 +144,12 @@ def new_item(message: Message) -> dict[str, Any]:
 
 def conversation_object(about: About) -> dict[str, Any]:
     """OpenAI's ``conversation``."""
-    return {"id": about.id, "object": "conversation", "created_at": about.created_at, "metadata": about.metadata}
+    return {
+        "id": about.id,
+        "object": "conversation",
+        "created_at": about.created_at,
+        "metadata": about.metadata,
+    }
 
 
 def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
@@ -145,7 +158,11 @@ def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
     if event.kind == "item":
         status = "in_progress" if event.version in unread else "completed"
         named = {"name": body["name"]} if body["name"] else {}
-        return {**_message(body["id"], body["role"], body["parts"], status), "created_at": event.created_at, **named}
+        return {
+            **_message(body["id"], body["role"], body["parts"], status),
+            "created_at": event.created_at,
+            **named,
+        }
     response = event.response or f"resp_{event.version}"
     if event.kind == "ask":
         return _message(f"msg_q{response.removeprefix('resp_')}", "user", [body["question"]])
@@ -159,7 +176,9 @@ def answer_item(response: str, text: str | None) -> dict[str, Any]:
     return {**item, "content": [{"type": "output_text", "text": text or "", "annotations": []}]}
 
 
-def _message(number: str, role: str, texts: Sequence[str], status: str = "completed") -> dict[str, Any]:
+def _message(
+    number: str, role: str, texts: Sequence[str], status: str = "completed"
+) -> dict[str, Any]:
     content = [{"type": "input_text", "text": text} for text in texts]
     return {"id": number, "type": "message", "role": role, "status": status, "content": content}
 
@@ -212,8 +231,14 @@ def response_object(
     extra: dict[str, Any] = {"usage": None}
     if answered is not None:
         status = "completed" if answered.text is not None else "incomplete"
-        output = [reasoning_item(response, summaries, "completed"), answer_item(response, answered.text)]
-        details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        output = [
+            reasoning_item(response, summaries, "completed"),
+            answer_item(response, answered.text),
+        ]
+        details = {
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        }
         tokens = usage(answered, "input_tokens", "output_tokens") | details
         extra = {"usage": tokens, "memory": [entry_object(entry) for entry in answered.entries]}
     return {
@@ -250,4 +275,9 @@ def usage(answered: Answered, read: str, written: str) -> dict[str, int]:
 def reasoning_item(response: str, summaries: Sequence[str], status: str) -> dict[str, Any]:
     """The ``reasoning`` item that tells the steps."""
     parts = [{"type": "summary_text", "text": text} for text in summaries]
-    return {"id": f"rs_{response.removeprefix('resp_')}", "type": "reasoning", "summary": parts, "status": status}
+    return {
+        "id": f"rs_{response.removeprefix('resp_')}",
+        "type": "reasoning",
+        "summary": parts,
+        "status": status,
+    }

@@ -39,13 +39,26 @@ class Browser:
         read_commands, self._commands = os.pipe()
         self._answers, write_answers = os.pipe()
         arguments = [
-            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+            *(
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+            ),
             *("--disable-background-networking", "--window-size=1280,1000", "--hide-scrollbars"),
             *("--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"),
         ]
         # Chromium reads commands from descriptor 3 and answers on 4; bash puts the pipes there.
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{read_commands} 4>&{write_answers}', "bash", path, *arguments],
+            [
+                "bash",
+                "-c",
+                f'exec "$@" 3<&{read_commands} 4>&{write_answers}',
+                "bash",
+                path,
+                *arguments,
+            ],
             pass_fds=(read_commands, write_answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -55,9 +68,13 @@ class Browser:
         self._session: str | None = None
         try:
             target = next(
-                item["targetId"] for item in self.call("Target.getTargets")["targetInfos"] if item["type"] == "page"
+                item["targetId"]
+                for item in self.call("Target.getTargets")["targetInfos"]
+                if item["type"] == "page"
             )
-            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+                "sessionId"
+            ]
             for domain in ("Runtime", "Log", "Page", "Network"):
                 self.call(f"{domain}.enable")
         except BaseException:
@@ -107,7 +124,9 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        result = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in result:
             raise AssertionError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
@@ -128,7 +147,14 @@ class Browser:
         assert place is not None, f"there is no {selector}"
         assert place["hit"], f"{selector} is covered by something else"
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=place["x"], y=place["y"], button="left", clickCount=1)
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=place["x"],
+                y=place["y"],
+                button="left",
+                clickCount=1,
+            )
 
     def choose(self, selector: str, value: str) -> None:
         """Choose an option of a list."""
@@ -142,7 +168,14 @@ class Browser:
         number, text = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " ")}.get(key, (0, ""))
         for kind in ("keyDown", "keyUp"):
             more = {"text": text} if kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, **more)
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=number,
+                **more,
+            )
 
     def type(self, selector: str, text: str) -> None:
         """Click into a field and type, in place of what stands there."""
@@ -152,7 +185,13 @@ class Browser:
 
     def resize(self, width: int) -> None:
         """Give the page another width, in CSS pixels."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=1000,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def screenshot(self, path: Path, *, dark: bool = False) -> Path:
         """Write the whole page as a PNG image."""
@@ -177,9 +216,15 @@ class Browser:
     def _note(self, method: str | None, parameters: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
             self.problems.append(json.dumps(parameters["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.problems.append(json.dumps(parameters["args"]))
         elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
             self.problems.append(json.dumps(parameters["entry"]))
-        elif method == "Network.requestWillBeSent" and not parameters["request"]["url"].startswith("data:"):
+        elif method == "Network.requestWillBeSent" and not parameters["request"]["url"].startswith(
+            "data:"
+        ):
             self.requests.append(parameters["request"]["url"])

@@ -43,7 +43,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their charts, of which each takes a tenth of a second, and the page's scripts two."""
     from atommem.eval.reporting import charts, page, report_cli
 
-    monkeypatch.setattr(charts.Chart, "svg", '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>')
+    monkeypatch.setattr(
+        charts.Chart, "svg", '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
+    )
     monkeypatch.setattr(page, "_vega", lambda: "")
     monkeypatch.setattr(report_cli, "make_charts", lambda *data: [])
 

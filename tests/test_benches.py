@@ -36,10 +36,19 @@ SECONDS = 600
 
 
 def start(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    threads = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     environment = {**os.environ, **threads, "WANDB_MODE": "offline", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
     )
 
 
@@ -51,7 +60,10 @@ def vllm() -> bool:
 def have_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
     """Asks once for each model whether it is there, or can be made of its wheel."""
     return {
-        name: start(ROOT / "scripts" / "models.py", name, folder=tmp_path_factory.mktemp(name)).returncode == 0
+        name: start(
+            ROOT / "scripts" / "models.py", name, folder=tmp_path_factory.mktemp(name)
+        ).returncode
+        == 0
         for name in ("smollm2", "minilm")
     }
 
@@ -60,10 +72,14 @@ def have_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda path: path.stem)
 def test_shortest_form(bench: Path, tmp_path: Path, have_model: dict[str, bool]) -> None:
     if bench.stem in WITH_VLLM and not vllm():
-        pytest.skip("no environment with vLLM here: VLLM_PYTHON names one, scripts/vllm_python makes one")
+        pytest.skip(
+            "no environment with vLLM here: VLLM_PYTHON names one, scripts/vllm_python makes one"
+        )
     for name, there in have_model.items():
         if f"models.{name}()" in bench.read_text() and not there:
-            pytest.skip(f"{name} is not here, and no package registry to fetch it from: scripts/models.py {name}")
+            pytest.skip(
+                f"{name} is not here, and no package registry to fetch it from: scripts/models.py {name}"
+            )
     done = start(bench, "--quick", folder=tmp_path)
     assert done.returncode in (0, 1), done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])

@@ -36,7 +36,11 @@ class Leaf:
 
     @property
     def flags(self) -> list[argparse.Action]:
-        return [one for one in self.parser._actions if one.option_strings and one.dest != "help" and one.nargs != 0]
+        return [
+            one
+            for one in self.parser._actions
+            if one.option_strings and one.dest != "help" and one.nargs != 0
+        ]
 
     def call(self, *words: str, but: str = "", instead: dict[str, str] | None = None) -> list[str]:
         """A whole command line with something in every place that needs it: nothing of it is there."""
@@ -44,7 +48,12 @@ class Leaf:
         for action in self.parser._actions:
             value = (instead or {}).get(action.dest, _some(action))
             if action.dest == but or (action.option_strings and action.dest not in (instead or {})):
-                needed = action.required or action.dest in ("policy", "data", "model_name_or_path", "out")
+                needed = action.required or action.dest in (
+                    "policy",
+                    "data",
+                    "model_name_or_path",
+                    "out",
+                )
                 if action.dest == but or not needed or action.nargs == 0:
                     continue
             line += [*action.option_strings[:1], value]
@@ -96,10 +105,24 @@ FILES: dict[str, bytes] = {
 
 
 def contents(folder: Path) -> dict[str, int]:
-    return {str(path): -1 if path.is_dir() else path.lstat().st_size for path in sorted(folder.rglob("*"))}
+    return {
+        str(path): -1 if path.is_dir() else path.lstat().st_size
+        for path in sorted(folder.rglob("*"))
+    }
 
 
-MAIN = ("data", "input", "store", "policy", "model_name_or_path", "cassette", "checkpoint", "run", "folder", "file")
+MAIN = (
+    "data",
+    "input",
+    "store",
+    "policy",
+    "model_name_or_path",
+    "cassette",
+    "checkpoint",
+    "run",
+    "folder",
+    "file",
+)
 OUT = ("out", "output_dir", "json", "memory")
 CONFIGURED = {("train", "grpo"), ("train", "sft"), ("train", "async"), ("eval",)}
 LONG = "x" * 5000
@@ -108,9 +131,21 @@ INPUTS = ["missing/at/all", "", "folder", "nowhere", "circle", "empty/x", LONG, 
 INPUTS += [name for name in FILES if name not in (*YAMLS, "plain.txt")]
 OUTPUTS = ("empty/x", "", LONG, "nowhere", "circle", "/proc/atommem")
 CONFIGS = ("missing.yaml", "binary", *YAMLS)
-NUMBERS = {"abc": (int, float), "": (int, float), "1.5": (int,), "nan": (float,), "-1": (int, float), "inf": (float,)}
+NUMBERS = {
+    "abc": (int, float),
+    "": (int, float),
+    "1.5": (int,),
+    "nan": (float,),
+    "-1": (int, float),
+    "inf": (float,),
+}
 NUMBERS["9" * 30] = (int,)
-VALUES = {"temperature": ("-1", "warm"), "environment": ("longdok",), "max_tokens": ("0",), "dialect": ("papre",)}
+VALUES = {
+    "temperature": ("-1", "warm"),
+    "environment": ("longdok",),
+    "max_tokens": ("0",),
+    "dialect": ("papre",),
+}
 UNKNOWN = ("\udcff", "\x1b[31m", "\n" * 8, LONG)
 NEITHER = "more - = -= .. ~ * %s $(ls) `ls` @empty {} [1] null -0x1 a=b /proc/self/mem folder \u202e \udc80 \x1b[2J"
 """Words that are no flag, number or name of anything: they bring a command with few flags to its forty inputs."""
@@ -125,7 +160,9 @@ def broken_lines(leaf: Leaf) -> Iterator[list[str]]:
     yield from (leaf.call(f"--no_such_flag{text}") for text in UNKNOWN)
     for one in [one.option_strings[0] for one in leaf.flags if len(one.option_strings[0]) > 5][:1]:
         yield leaf.call(one[:-2] + one[-1] + one[-2] + "x", "1")  # misspelt
-    for flag in [one for one in leaf.flags if one.nargs in (None, "+") and one.type is not None][:1]:
+    for flag in [one for one in leaf.flags if one.nargs in (None, "+") and one.type is not None][
+        :1
+    ]:
         yield leaf.call(flag.option_strings[0])  # without its value
     for flag in [one for one in leaf.flags if one.choices and one.type in (None, str)][:1]:
         yield leaf.call(flag.option_strings[0], "nonesuch")
@@ -136,7 +173,12 @@ def broken_lines(leaf: Leaf) -> Iterator[list[str]]:
         if main is not None or value in ("abc", "", "1.5"):
             for flag in [one for one in leaf.flags if one.type in kinds and not one.choices][:1]:
                 yield leaf.call(f"{flag.option_strings[0]}={value}")
-    yield from (leaf.call(f"--{name}", one) for name in VALUES if f"--{name}" in flags for one in VALUES[name])
+    yield from (
+        leaf.call(f"--{name}", one)
+        for name in VALUES
+        if f"--{name}" in flags
+        for one in VALUES[name]
+    )
     yield from (leaf.call(instead={main: value}) for value in INPUTS if main is not None)
     yield from (leaf.call(instead={out: value}) for value in OUTPUTS if out is not None)
     yield from (leaf.call("--config", value) for value in CONFIGS if leaf.words[:2] in CONFIGURED)
@@ -150,15 +192,24 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (box / name).write_bytes(content)
     for name in ("folder", "model"):
         (box / name).mkdir()
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "vocab_size": 8}
-    (box / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "num_attention_heads": 1}))
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8,
+        "vocab_size": 8,
+    }
+    (box / "model" / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": 1, "num_attention_heads": 1})
+    )
     (box / "model" / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
     (box / "model" / "atommem_config.json").write_text("{")
     (box / "nowhere").symlink_to("not/there")
     (box / "circle").symlink_to("circle")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(box)
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the environment when it is imported
+        patch.setattr(
+            "huggingface_hub.constants.HF_HUB_OFFLINE", True
+        )  # read from the environment when it is imported
         patch.setenv("ATOMMEM_DATABASE", "sqlite:///missing/served.db")
         yield box
 
@@ -190,14 +241,22 @@ LIGHT = ("trace", "compare", "configs", "env")
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=[] if name in LIGHT else pytest.mark.slow) for name in cli._commands()]
+    "command",
+    [
+        pytest.param(name, marks=[] if name in LIGHT else pytest.mark.slow)
+        for name in cli._commands()
+    ],
 )
 def test_broken_inputs(command: str, box: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = []
     tried = 0
     for leaf in [leaf for stage in _STAGES.get(command, [()]) for leaf in leaves(command, *stage)]:
         lines = [*broken_lines(leaf)]
-        more = [line for word in NEITHER.split() for line in (leaf.call(word), leaf.call(f"--no_such_flag={word}"))]
+        more = [
+            line
+            for word in NEITHER.split()
+            for line in (leaf.call(word), leaf.call(f"--no_such_flag={word}"))
+        ]
         lines += more[: max(0, INPUTS_ASKED - len(lines))]
         assert len(lines) >= INPUTS_ASKED, leaf.words
         tried += len(lines)
@@ -218,11 +277,16 @@ def test_broken_inputs(command: str, box: Path, capfd: pytest.CaptureFixture[str
         (["audit", "plain.txt", "--out", "/proc/x.json"], "give another path"),
         (["audit", "plain.txt", "--out", "folder"], "which is a folder: give a file"),
         (["audit", "plain.txt", "--out", "/dev/full"], "which is a device"),
-        (["ask", "plain.txt", "Who?", "--policy", "model", "--memory", "plain.txt"], "which is a file: give a folder"),
+        (
+            ["ask", "plain.txt", "Who?", "--policy", "model", "--memory", "plain.txt"],
+            "which is a file: give a folder",
+        ),
         (["ask", "plain.txt", "Who?", "--policy", "./modle"], "did you mean model?"),
     ],
 )
-def test_what_is_said(words: list[str], said: str, box: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said(
+    words: list[str], said: str, box: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert status_of(words) == 2
     err = capfd.readouterr().err
     assert said in err
@@ -232,7 +296,9 @@ def test_what_is_said(words: list[str], said: str, box: Path, capfd: pytest.Capt
 def test_statuses_are_listed() -> None:
     """Every status that a module names stands in docs/commands.md."""
     root = Path(__file__).parents[1]
-    listed = set(re.findall(r"^\| (\d+) \|", (root / "docs" / "commands.md").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"^\| (\d+) \|", (root / "docs" / "commands.md").read_text(), re.MULTILINE)
+    )
     rooms = ("atommem", "envs", "train", "eval", "serve", "demo")
     modules = [path for room in rooms for path in (root / room).rglob("*.py")]
     code = "".join(path.read_text(encoding="utf-8") for path in modules)

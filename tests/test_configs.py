@@ -23,14 +23,28 @@ ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 TRAIN = sorted((ROOT / "configs" / "train").glob("*.yaml"))
 EVAL = [ROOT / "configs" / "eval" / name for name in ("paper.yaml", "smollm2.yaml")]
 PUBLISHED = ROOT / "configs" / "eval" / "paper_tables.yaml"  # tests/eval/reproduce
-SUITES = sorted(path for path in (ROOT / "configs" / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED))
+SUITES = sorted(
+    path for path in (ROOT / "configs" / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED)
+)
 REPRODUCE = sorted((ROOT / "configs" / "reproduce").glob("*.yaml"))  # tests/eval/reproduce
 TEMPLATES = sorted((ROOT / "configs" / "templates").glob("*.yaml"))
 # Recipes of the paper's experiments: these fields, and where each data set lies, are all that they may differ in.
-PAPER = [path for path in TRAIN if "qwen3_8b" in path.read_text() and "use_peft" not in path.read_text()]
+PAPER = [
+    path for path in TRAIN if "qwen3_8b" in path.read_text() and "use_peft" not in path.read_text()
+]
 OTHERS = ("environment: web", "questions_shown")
 PAPER = [path for path in PAPER if not any(word in path.read_text() for word in OTHERS)]
-OWN = {"data", "output_dir", "capacity", "disabled_actions", "embedder", "dialect", "templates", "max_reads", "at_once"}
+OWN = {
+    "data",
+    "output_dir",
+    "capacity",
+    "disabled_actions",
+    "embedder",
+    "dialect",
+    "templates",
+    "max_reads",
+    "at_once",
+}
 
 
 def stage_of(path: Path) -> str:
@@ -46,9 +60,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_yaml_is_left_out() -> None:
     assert TRAIN
     shipped = sorted((ROOT / "configs").rglob("*.yaml"))
-    assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, PUBLISHED, *SUITES, *REPRODUCE, *TEMPLATES])
+    assert shipped == sorted(
+        [*ACCELERATE, *TRAIN, *EVAL, PUBLISHED, *SUITES, *REPRODUCE, *TEMPLATES]
+    )
     assert all(load_templates(str(path)).system for path in TEMPLATES)
-    assert [path.stem for path in ACCELERATE] == ["ddp", "deepspeed_zero3", "fsdp2", "multi_node", "single_gpu"]
+    assert [path.stem for path in ACCELERATE] == [
+        "ddp",
+        "deepspeed_zero3",
+        "fsdp2",
+        "multi_node",
+        "single_gpu",
+    ]
 
 
 @pytest.mark.slow
@@ -56,19 +78,25 @@ def test_no_yaml_is_left_out() -> None:
 def test_a_dry_run_passes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With nothing but the file: no data, no weights, no network."""
     out = tmp_path / "plan.json"
-    assert main([stage_of(path), "--config", str(path), "--dry_run", "--dry_run_json", str(out)]) == 0
+    assert (
+        main([stage_of(path), "--config", str(path), "--dry_run", "--dry_run_json", str(out)]) == 0
+    )
     plan = json.loads(out.read_text())
     assert plan["memory"]["fits"]
     assert plan["hours"] > 0
     given = yaml.safe_load(path.read_text())
-    assert {name for name, item in plan["settings"].items() if item["source"] == "file"} == set(given)
+    assert {name for name, item in plan["settings"].items() if item["source"] == "file"} == set(
+        given
+    )
     assert "peak" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", [*TRAIN, *EVAL], ids=lambda path: path.stem)
 def test_configs_are_read_by_a_real_run_too(path: Path) -> None:
     if path in EVAL:
-        _, memory, *_ = parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
+        _, memory, *_ = parse_arguments(
+            ["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"]
+        )
     else:
         args, memory, *_ = parse(stage_of(path), ["--config", str(path), "--use_cpu"])
         assert args.data
@@ -76,7 +104,9 @@ def test_configs_are_read_by_a_real_run_too(path: Path) -> None:
         if "Qwen3" in given["model_name_or_path"]:  # it thinks only where its thoughts fit
             quiet = given.get("chat_template_kwargs") == {"enable_thinking": False}
             assert quiet or given["max_completion_length"] >= 4096
-    assert get_dialect(memory.dialect, memory.templates).grammar(phases=("reading", "answering")).specs
+    assert (
+        get_dialect(memory.dialect, memory.templates).grammar(phases=("reading", "answering")).specs
+    )
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -86,15 +116,30 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 def test_recipes_of_the_paper_differ_in_nothing_but_what_they_are_about() -> None:
     full = settings_of(ROOT / "configs" / "train" / "qwen3_8b_hotpotqa.yaml")
-    assert (full["learning_rate"], full["epsilon"], full["epsilon_high"], full["beta"]) == (1e-6, 0.2, 0.28, 0.001)
+    assert (full["learning_rate"], full["epsilon"], full["epsilon_high"], full["beta"]) == (
+        1e-6,
+        0.2,
+        0.28,
+        0.001,
+    )
     assert (full["num_generations"], full["per_device_train_batch_size"] * 8 // 16) == (16, 16)
     assert (full["chunk_tokens"], full["retrieve_k"], full["temperature"]) == (4000, 6, 1.0)
     # Qwen3 thinks unless it is told not to: its thoughts have to fit.
-    thinking = [full[name] for name in ("chat_template_kwargs", "max_completion_length", "scratchpad_tokens")]
+    thinking = [
+        full[name]
+        for name in ("chat_template_kwargs", "max_completion_length", "scratchpad_tokens")
+    ]
     assert thinking == [None, 4096, 2048]
     assert {path.stem for path in PAPER} >= {
         *(f"qwen3_8b_{name}" for name in ("hotpotqa", "2wiki", "musique", "mixed")),
-        *("capacity20", "no_update", "no_delete", "scratchpad_only", "storage_only", "memagent_qwen3_8b"),
+        *(
+            "capacity20",
+            "no_update",
+            "no_delete",
+            "scratchpad_only",
+            "storage_only",
+            "memagent_qwen3_8b",
+        ),
     }
     for path in PAPER:
         other = settings_of(path)
@@ -114,10 +159,16 @@ def test_recipes_of_the_paper_differ_in_nothing_but_what_they_are_about() -> Non
         ("multi_node", "fsdp", 16, 2),
     ],
 )
-def test_accelerate_reads_the_launchers(name: str, kind: str, processes: int, machines: int) -> None:
+def test_accelerate_reads_the_launchers(
+    name: str, kind: str, processes: int, machines: int
+) -> None:
     path = ROOT / "configs" / "accelerate" / f"{name}.yaml"
     config = load_config_from_file(str(path))
-    assert (config.num_processes, config.num_machines, config.mixed_precision) == (processes, machines, "bf16")
+    assert (config.num_processes, config.num_machines, config.mixed_precision) == (
+        processes,
+        machines,
+        "bf16",
+    )
     # Activations are checkpointed in one place: by the trainer.
     assert not (config.fsdp_config or {}).get("fsdp_activation_checkpointing")
     launch = read_launch(str(path), None)

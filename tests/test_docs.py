@@ -32,7 +32,14 @@ from tests.pages import ROOT, Reader, blocks
 
 FOLDER = "docs/tutorials"
 NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text().split("\nnav:")[1])
-PAGES = ("first_policy", "own_documents", "own_environment", "own_rule", "reading_a_report", "gpu_run")
+PAGES = (
+    "first_policy",
+    "own_documents",
+    "own_environment",
+    "own_rule",
+    "reading_a_report",
+    "gpu_run",
+)
 ORDER = [f"{page}.md" for page in PAGES]
 
 
@@ -45,9 +52,13 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
 
     with Reader(tmp_path_factory.mktemp("reader")) as reader:
-        tokenizer = word_tokenizer([*prompt_words(environment_config("longdoc"), MemoryConfig()), "Ida Brook Tom Reed"])
+        tokenizer = word_tokenizer(
+            [*prompt_words(environment_config("longdoc"), MemoryConfig()), "Ida Brook Tom Reed"]
+        )
         torch.manual_seed(0)
-        make_model(PolicySize(width=32, layers=1, max_positions=8192), tokenizer).save_pretrained("model")
+        make_model(PolicySize(width=32, layers=1, max_positions=8192), tokenizer).save_pretrained(
+            "model"
+        )
         tokenizer.save_pretrained("model")
         reader.known = reader.follow(f"{FOLDER}/first_policy.md")
         yield reader
@@ -55,13 +66,17 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 @pytest.mark.slow
 def test_a_first_policy(reader: Reader) -> None:
-    assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= {path.name for path in Path("runs/demo").iterdir()}
+    assert {"cold_start", "grpo", "eval", "heldout.parquet"} <= {
+        path.name for path in Path("runs/demo").iterdir()
+    }
     assert reader.known["memory"].readings[0].chunks == len(reader.known["task"].documents)
     assert reader.known["answer"].steps
 
 
 @pytest.mark.slow
-def test_what_can_be_done_with_it(reader: Reader, undrawn: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_be_done_with_it(
+    reader: Reader, undrawn: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     reader.follow(f"{FOLDER}/own_documents.md")
     assert "Tom Reed" in capsys.readouterr().out
     summary = json.loads(Path("runs/letters_eval/summary.json").read_text())
@@ -77,7 +92,9 @@ def test_what_can_be_done_with_it(reader: Reader, undrawn: None, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_the_examples(reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from atommem.serve.served_policy import ServedPolicy
     from tests.serve.servers import make_conversations, running
 
@@ -91,12 +108,22 @@ def test_the_examples(reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: p
         f"own_rule.py {policy} book.txt 1",
         "serve_client.py book.txt 'Who ?'",
     ]
-    assert {line.split()[0] for line in lines} == {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert {line.split()[0] for line in lines} == {
+        path.name for path in (ROOT / "examples").glob("*.py")
+    }
     with running(make_conversations(Path("log.db"), ServedPolicy.open(policy))) as server:
         for line in lines:
-            reader.run(f"python {ROOT}/examples/{line}" + f" {server.url}/v1" * line.startswith("serve"))
+            reader.run(
+                f"python {ROOT}/examples/{line}" + f" {server.url}/v1" * line.startswith("serve")
+            )
     printed = capsys.readouterr().out
-    for told in (f"chunk {len(documents)} of {len(documents)}", "Where ? - ", "EM 0.", "kept:", "ask again: "):
+    for told in (
+        f"chunk {len(documents)} of {len(documents)}",
+        "Where ? - ",
+        "EM 0.",
+        "kept:",
+        "ask again: ",
+    ):
         assert told in printed
 
 
@@ -111,8 +138,12 @@ def atlas(reader: Reader) -> Path:
 
 
 @pytest.mark.slow
-def test_it_is_trained_evaluated_traced_and_reported(atlas: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logged = [json.loads(line) for line in (atlas / "grpo" / "metrics.jsonl").read_text().splitlines()]
+def test_it_is_trained_evaluated_traced_and_reported(
+    atlas: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged = [
+        json.loads(line) for line in (atlas / "grpo" / "metrics.jsonl").read_text().splitlines()
+    ]
     updates = [entry for entry in logged if "loss" in entry]
     assert [entry["step"] for entry in updates] == [1, 2]
     for entry in updates:
@@ -133,7 +164,9 @@ def test_it_is_trained_evaluated_traced_and_reported(atlas: Path, capsys: pytest
     for said in ("step 2/3, acting", "call: lookup", "overlap: ", "overlap on the 6 tasks"):
         assert said in printed
     report = atlas / "report"
-    assert cli.main(["report", *folders, "--out", str(report), "--training", str(atlas / "grpo")]) == 0
+    assert (
+        cli.main(["report", *folders, "--out", str(report), "--training", str(atlas / "grpo")]) == 0
+    )
     results = json.loads((report / "results.json").read_text())
     assert {cell["dataset"] for cell in results["cells"]} == {"atlas"}
     for file, words in (("tables.md", ("overlap", "lookup")), ("report.html", ("neighbours",))):
@@ -141,11 +174,32 @@ def test_it_is_trained_evaluated_traced_and_reported(atlas: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_what_only_documents_allow_is_refused_by_name(atlas: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluation = ["eval", "--policy", str(atlas / "sft"), "--data", "train.atlas", "--out", str(atlas / "rag")]
+def test_what_only_documents_allow_is_refused_by_name(
+    atlas: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = [
+        "eval",
+        "--policy",
+        str(atlas / "sft"),
+        "--data",
+        "train.atlas",
+        "--out",
+        str(atlas / "rag"),
+    ]
     assert cli.main([*evaluation, "--method", "rag"]) == 2
-    assert "method rag reads documents, and the environment 'atlas' has none" in capsys.readouterr().err
-    plan = ["train", "grpo", "--model_name_or_path", str(atlas / "sft"), "--data", "train.atlas", "--dry_run"]
+    assert (
+        "method rag reads documents, and the environment 'atlas' has none"
+        in capsys.readouterr().err
+    )
+    plan = [
+        "train",
+        "grpo",
+        "--model_name_or_path",
+        str(atlas / "sft"),
+        "--data",
+        "train.atlas",
+        "--dry_run",
+    ]
     assert cli.main(plan) == 2
     assert "Atlas gives no estimate of its tasks" in capsys.readouterr().err
 
@@ -160,7 +214,9 @@ class Seeded(Environments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["eval", "--policy", "x", "--out", "y"], ["train", "grpo", "--output_dir", "y"]])
+@pytest.mark.parametrize(
+    "command", [["eval", "--policy", "x", "--out", "y"], ["train", "grpo", "--output_dir", "y"]]
+)
 def test_a_setting_that_a_command_has_too_is_refused_by_name(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,16 +225,27 @@ def test_a_setting_that_a_command_has_too_is_refused_by_name(
 
 
 def test_the_atlas_is_160_lines_of_python_and_imports_the_core_alone() -> None:
-    files = [path.read_text() for path in (ROOT / "examples" / "atlas").rglob("*.py") if path.stem != "start"]
+    files = [
+        path.read_text()
+        for path in (ROOT / "examples" / "atlas").rglob("*.py")
+        if path.stem != "start"
+    ]
     assert sum(len(text.splitlines()) for text in files) <= 160
-    imported = {line.split()[1] for text in files for line in text.splitlines() if line.startswith("from atommem.")}
+    imported = {
+        line.split()[1]
+        for text in files
+        for line in text.splitlines()
+        if line.startswith("from atommem.")
+    }
     core = {"actions", "description", "environment", "errors", "observation"}
     assert {name.split(".")[1] for name in imported} == core
 
 
 def test_every_page_is_followed() -> None:
     found = {path.name for path in (ROOT / FOLDER).iterdir()}
-    assert [item["Tutorials"] for item in NAV if "Tutorials" in item] == [[f"tutorials/{page}" for page in ORDER]]
+    assert [item["Tutorials"] for item in NAV if "Tutorials" in item] == [
+        [f"tutorials/{page}" for page in ORDER]
+    ]
     assert set(ORDER) == found
     for page in found:
         assert f'{page}")' in Path(__file__).read_text(), f"{page} is followed by no test"
@@ -191,13 +258,21 @@ TASK: dict[str, Any] = {
     "documents": [{"title": "June", "text": "Ida writes.", "gold": True}],
     "metadata": {},
 }
-TEXT = {name: value for name, value in TASK.items() if name != "documents"} | {"context": "Ida writes."}
+TEXT = {name: value for name, value in TASK.items() if name != "documents"} | {
+    "context": "Ida writes."
+}
 OTHERS = [None, "", " ", "text", 7, True, [], {}, ["x"], ["", " "], [7], [{}], {"x": 1}]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where something stands in a task, itself left out."""
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, item in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield (*path, key)
         yield from places(item, (*path, key))
 
@@ -231,14 +306,18 @@ def test_what_the_schema_takes_the_reader_reads(tmp_path: Path) -> None:
 
 
 async def test_the_rules_that_are_shown_rule(tmp_path: Path) -> None:
-    settings = MemoryConfig(capacity=2, retention="my_rules:LeastShown", admission="my_rules:NoDoubles")
+    settings = MemoryConfig(
+        capacity=2, retention="my_rules:LeastShown", admission="my_rules:NoDoubles"
+    )
     grammar = Grammar({spec.name: spec for spec in MEMORY_ACTIONS})
     with Reader(tmp_path) as reader:
         ((kind, block),) = blocks(f"{FOLDER}/own_rule.md", "python")
         reader.do(kind, block, {}, "own_rule.md")
         memory = WorkingMemory(WordEmbedder(), WordTokenizer(), settings)
         await memory.apply(grammar.parse("<create>red</create><create>blue</create>").actions, 0)
-        operations = await memory.apply(grammar.parse("<create>red</create><create>green</create>").actions, 1)
+        operations = await memory.apply(
+            grammar.parse("<create>red</create><create>green</create>").actions, 1
+        )
     told = [(operation.kind, operation.outcome, operation.reason) for operation in operations]
     assert told == [
         ("create", Outcome.REJECTED, "admission:my_rules:NoDoubles: entry 1 says so"),

@@ -28,7 +28,8 @@ TASK = Task(
 
 
 @pytest.mark.parametrize(
-    "name", ["real_eval", "real_train", "real_inputs", "vllm_python", "setup", "demo", "smoke", "test"]
+    "name",
+    ["real_eval", "real_train", "real_inputs", "vllm_python", "setup", "demo", "smoke", "test"],
 )
 def test_shell_syntax(name: str) -> None:
     subprocess.run(["bash", "-n", str(ROOT / "scripts" / name)], check=True)
@@ -41,7 +42,9 @@ async def test_what_is_sound_of_an_evaluation_and_what_is_not(
     assert check.check_eval(tmp_path / "none", 1)["problems"] == ["0 of 1 episodes are recorded"]
     # A folder as `atommem eval` writes it, with one episode.
     folder = tmp_path / "hotpotqa"
-    await load_script("gold_demonstrations").demonstrate([TASK], WordTokenizer(), folder / "traces", chunk_tokens=21)
+    await load_script("gold_demonstrations").demonstrate(
+        [TASK], WordTokenizer(), folder / "traces", chunk_tokens=21
+    )
     questions = [{"metrics": {"em": 1.0, "f1": 1.0}}]
     record = {"task_id": "t0", "stop_reason": "answered", "error": None, "questions": questions}
     (folder / "episodes.jsonl").write_text(json.dumps(record) + "\n")
@@ -49,13 +52,26 @@ async def test_what_is_sound_of_an_evaluation_and_what_is_not(
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["holds"] is True
     figures = result["hotpotqa"]
-    assert (figures["tasks"], figures["traces"], figures["failed"], figures["steps"]) == (1, 1, 0, 3)
-    assert (figures["em"], figures["f1"], figures["actions"], figures["operations"]) == (1.0, 1.0, 4, 3)
+    assert (figures["tasks"], figures["traces"], figures["failed"], figures["steps"]) == (
+        1,
+        1,
+        0,
+        3,
+    )
+    assert (figures["em"], figures["f1"], figures["actions"], figures["operations"]) == (
+        1.0,
+        1.0,
+        4,
+        3,
+    )
 
     assert check.check_eval(folder, 2)["problems"] == ["1 of 2 episodes are recorded"]
     trace = folder / "traces" / "0.jsonl"
     whole = trace.read_text().splitlines(keepends=True)
-    for text, problem in (("".join(whole[:-1]), "ends before its episode does"), ("nothing\n", "is not a trace")):
+    for text, problem in (
+        ("".join(whole[:-1]), "ends before its episode does"),
+        ("nothing\n", "is not a trace"),
+    ):
         trace.write_text(text)
         assert problem in check.check_eval(folder, 1)["problems"][0]
     trace.unlink()
@@ -67,7 +83,11 @@ def test_examples_in_chatml_parse() -> None:
     config = MemoryConfig(templates=str(ROOT / "configs" / "templates" / "chatml_examples.yaml"))
     dialect = get_dialect("paper", config.templates)
     system = PromptBuilder.of(WordTokenizer(), dialect, config, longdoc(WordTokenizer())).system
-    replies = [turn.partition("\n")[2] for turn in system.split("<|im_start|>") if turn.startswith("assistant")]
+    replies = [
+        turn.partition("\n")[2]
+        for turn in system.split("<|im_start|>")
+        if turn.startswith("assistant")
+    ]
     parsed = [dialect.grammar().parse(reply) for reply in replies]
     kinds = [[str(action.kind) for action in one.actions] for one in parsed]
     assert kinds == [["create", "scratchpad", "read"], ["answer"]]

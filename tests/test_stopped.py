@@ -24,10 +24,24 @@ import pytest
 from atommem import cli
 from tests.envs.benchmark_rows import hotpot_row
 
-_TEXTS = [f"in {1990 + i} Ann moved to town number {i}" if i % 3 == 0 else f"oh well {i}" for i in range(30)]
+_TEXTS = [
+    f"in {1990 + i} Ann moved to town number {i}" if i % 3 == 0 else f"oh well {i}"
+    for i in range(30)
+]
 _HASHING = ("--embedder", "hashing")
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "data build": ("--benchmark", "hotpotqa", "--split", "dev", "--input", "hotpot.json", "--docs", "8", "--n", "2"),
+    "data build": (
+        "--benchmark",
+        "hotpotqa",
+        "--split",
+        "dev",
+        "--input",
+        "hotpot.json",
+        "--docs",
+        "8",
+        "--n",
+        "2",
+    ),
     "data synthetic": ("--n", "3"),
     "corpus build": ("--input", "pages.jsonl"),
     "retention fit": ("texts.jsonl", *_HASHING),
@@ -36,7 +50,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "reproduce streams": ("--tasks", "3"),
     "reproduce regagent": ("--tasks", "30", "--seeds", "0"),
 }
-OUT = {"data": "out/made.jsonl", "corpus": "out", "retention": "out/made.json", "audit": "out/made.json"}
+OUT = {
+    "data": "out/made.jsonl",
+    "corpus": "out",
+    "retention": "out/made.json",
+    "audit": "out/made.json",
+}
 
 
 def line(command: str) -> list[str]:
@@ -47,7 +66,10 @@ def line(command: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hotpot.json").write_text(json.dumps([hotpot_row(number) for number in range(4)]))
-    rows = [{"stream": str(i % 2), "text": text, "needed": int(i % 3 == 0)} for i, text in enumerate(_TEXTS)]
+    rows = [
+        {"stream": str(i % 2), "text": text, "needed": int(i % 3 == 0)}
+        for i, text in enumerate(_TEXTS)
+    ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pages = [{"title": f"Ann {i}", "text": text} for i, text in enumerate(_TEXTS)]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
@@ -61,7 +83,9 @@ def at_a_write(below: Path, act: Callable[[], object]) -> Iterator[None]:
     write = _pyio.FileIO.write
 
     def noted(file: Any, data: Any) -> Any:
-        if isinstance(file.name, (str, os.PathLike)) and Path(file.name).absolute().is_relative_to(below):
+        if isinstance(file.name, (str, os.PathLike)) and Path(file.name).absolute().is_relative_to(
+            below
+        ):
             act()
         return write(file, data)
 
@@ -73,7 +97,11 @@ def at_a_write(below: Path, act: Callable[[], object]) -> Iterator[None]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -92,10 +120,15 @@ def test_stopped_at_its_first_write(
     with at_a_write(folder, stop):
         assert cli.main(line(command)) == 130
     assert sent
-    assert capfd.readouterr().err.strip().splitlines()[-1] == f"atommem {command.split()[0]}: interrupted"
+    assert (
+        capfd.readouterr().err.strip().splitlines()[-1]
+        == f"atommem {command.split()[0]}: interrupted"
+    )
     left = contents(folder).keys() - before.keys()
     assert not [name for name in left if ".tmp" in name or Path(name).name.startswith(".")]
-    assert not [name for name in left if name.endswith((".json", ".jsonl")) and not _whole(folder / name)]
+    assert not [
+        name for name in left if name.endswith((".json", ".jsonl")) and not _whole(folder / name)
+    ]
     assert cli.main(line(command)) == 0, "the same command does it"
     assert contents(folder).keys() > before.keys()
 

@@ -58,25 +58,40 @@ class DryRunConfig:
         ConfigError: A value is out of range.
     """
 
-    dry_run: bool = _setting(False, "Check all settings, estimate memory and time without weights or GPU, then stop")
-    dry_run_launcher: str | None = _setting(None, "Accelerate config that the run is going to be started with")
-    dry_run_processes: int | None = _setting(None, "Processes; unset: those of the launcher, else 1")
+    dry_run: bool = _setting(
+        False, "Check all settings, estimate memory and time without weights or GPU, then stop"
+    )
+    dry_run_launcher: str | None = _setting(
+        None, "Accelerate config that the run is going to be started with"
+    )
+    dry_run_processes: int | None = _setting(
+        None, "Processes; unset: those of the launcher, else 1"
+    )
     dry_run_device: str = _setting("h100", f"Device of each process: {', '.join(DEVICES)}")
     dry_run_utilisation: float = _setting(0.4, "Share of the device's peak FLOPs that is reached")
-    dry_run_traces: str | None = _setting(None, "Folder of traces to take the lengths of completions from")
+    dry_run_traces: str | None = _setting(
+        None, "Folder of traces to take the lengths of completions from"
+    )
     dry_run_completion_tokens: int | None = _setting(
-        None, "Mean completion; unset: of the traces, else with thinking the paper's, without a quarter of the longest"
+        None,
+        "Mean completion; unset: of the traces, else with thinking the paper's, without a quarter of the longest",
     )
     dry_run_tasks: int = _setting(20_000, "Tasks, when the data file is not there")
     dry_run_documents: int = _setting(200, "Documents of a task, when the data file is not there")
-    dry_run_questions: float = _setting(5.5, "Mean questions of a task, when the data file is not there")
+    dry_run_questions: float = _setting(
+        5.5, "Mean questions of a task, when the data file is not there"
+    )
     dry_run_json: str | None = _setting(None, "File to write everything to as one JSON object")
 
     def __post_init__(self) -> None:
         if self.dry_run_device not in DEVICES:
-            raise ConfigError(f"dry_run_device is {self.dry_run_device!r}: give one of {', '.join(DEVICES)}.")
+            raise ConfigError(
+                f"dry_run_device is {self.dry_run_device!r}: give one of {', '.join(DEVICES)}."
+            )
         if not 0 < self.dry_run_utilisation <= 1:
-            raise ConfigError(f"dry_run_utilisation is {self.dry_run_utilisation}: give a share above 0, at most 1.")
+            raise ConfigError(
+                f"dry_run_utilisation is {self.dry_run_utilisation}: give a share above 0, at most 1."
+            )
         for name in ("processes", "completion_tokens", "tasks", "documents", "questions"):
             value = getattr(self, f"dry_run_{name}")
             if value is not None and value < 1:
@@ -105,15 +120,26 @@ def dry_run_settings(argv: Sequence[str]) -> DryRunConfig:
     return found
 
 
-def trace_settings(configs: Sequence[Any], argv: Sequence[str], stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def trace_settings(
+    configs: Sequence[Any], argv: Sequence[str], stored: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Every field of `configs`: its ``value``, and its ``source``: flag, file, model folder (`stored`) or default."""
     words = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     flags = words | {name.removeprefix("no_") for name in words}
-    file = yaml.safe_load(Path(argv[argv.index("--config") + 1]).read_text("utf-8")) if "--config" in argv else {}
+    file = (
+        yaml.safe_load(Path(argv[argv.index("--config") + 1]).read_text("utf-8"))
+        if "--config" in argv
+        else {}
+    )
     places = {"flag": flags, "file": file or {}, "model folder": stored}
     found = {}
-    for name, value in ((item.name, getattr(config, item.name)) for config in configs for item in fields(config)):
+    for name, value in (
+        (item.name, getattr(config, item.name)) for config in configs for item in fields(config)
+    ):
         source = next((place for place, names in places.items() if name in names), "default")
         # Printed and written to files: no secrets.
-        found[name] = {"value": "(hidden)" if name.endswith("_token") and value else value, "source": source}
+        found[name] = {
+            "value": "(hidden)" if name.endswith("_token") and value else value,
+            "source": source,
+        }
     return found

@@ -14,13 +14,20 @@ from atommem.train.stage_config import StageConfig
 class EpisodeConfig(StageConfig):
     """Mixed into a configuration of TRL. Defaults are those of arXiv 2601.08323 where it gives one."""
 
-    data: str = field(default="", metadata={"help": "File of training tasks (`atommem data build`)."})
+    data: str = field(
+        default="", metadata={"help": "File of training tasks (`atommem data build`)."}
+    )
     eval_data: str | None = field(
         default=None,
-        metadata={"help": "File of held-out tasks, for evaluation during training (eval_strategy, eval_steps)."},
+        metadata={
+            "help": "File of held-out tasks, for evaluation during training (eval_strategy, eval_steps)."
+        },
     )
     eval_temperature: float | None = field(
-        default=None, metadata={"help": "Sampling temperature of evaluation: 0 is greedy, unset is that of training."}
+        default=None,
+        metadata={
+            "help": "Sampling temperature of evaluation: 0 is greedy, unset is that of training."
+        },
     )
     num_generations_eval: int | None = field(
         default=None, metadata={"help": "Episodes per held-out task in evaluation; unset is 1."}
@@ -34,7 +41,9 @@ class EpisodeConfig(StageConfig):
     )
     importance_sampling_level: str = field(
         default="token",
-        metadata={"help": "What has one importance ratio: a token, or a sequence, which is one step (GSPO)."},
+        metadata={
+            "help": "What has one importance ratio: a token, or a sequence, which is one step (GSPO)."
+        },
     )
     normalization: str = field(
         default="",
@@ -46,24 +55,32 @@ class EpisodeConfig(StageConfig):
     )
     scale_rewards: str = field(
         default="none",
-        metadata={"help": "Divide advantages by the standard deviation of the group, of the batch, or not: none."},
+        metadata={
+            "help": "Divide advantages by the standard deviation of the group, of the batch, or not: none."
+        },
     )
     overlong_filtering: bool = field(
         default=False,
-        metadata={"help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."},
+        metadata={
+            "help": "Do not train on episodes that a limit of tokens, time or context cut short (DAPO's)."
+        },
     )
     rollout_batch_size: int = field(
         default=256, metadata={"help": "Most prompts that are sampled as one batch, without vLLM."}
     )
     rollout_batch_tokens: int = field(
         default=65_536,
-        metadata={"help": "Most tokens in one sampling batch, without vLLM: bounds the key-value cache."},
+        metadata={
+            "help": "Most tokens in one sampling batch, without vLLM: bounds the key-value cache."
+        },
     )
     episode_max_tokens: int | None = field(
-        default=None, metadata={"help": "Most sampled tokens of an episode; it ends there and is scored."}
+        default=None,
+        metadata={"help": "Most sampled tokens of an episode; it ends there and is scored."},
     )
     episode_max_seconds: float | None = field(
-        default=None, metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."}
+        default=None,
+        metadata={"help": "Longest wall-clock time of an episode; it ends there and is scored."},
     )
     max_failed_fraction: float = field(
         default=0.5,
@@ -72,20 +89,34 @@ class EpisodeConfig(StageConfig):
         },
     )
     log_episodes: int = field(
-        default=2, metadata={"help": "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."}
+        default=2,
+        metadata={
+            "help": "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."
+        },
     )
-    log_episodes_steps: int = field(default=10, metadata={"help": "Updates between two times of log_episodes."})
+    log_episodes_steps: int = field(
+        default=10, metadata={"help": "Updates between two times of log_episodes."}
+    )
     save_traces: bool = field(
-        default=False, metadata={"help": "Write every training episode to output_dir/traces/step-N/."}
+        default=False,
+        metadata={"help": "Write every training episode to output_dir/traces/step-N/."},
     )
-    num_generations: int = field(default=16, metadata={"help": "Episodes per task: the group size G."})
+    num_generations: int = field(
+        default=16, metadata={"help": "Episodes per task: the group size G."}
+    )
     per_device_train_batch_size: int = field(
-        default=64, metadata={"help": "Episodes per process and update (not rows: an episode has many steps)."}
+        default=64,
+        metadata={"help": "Episodes per process and update (not rows: an episode has many steps)."},
     )
-    max_completion_length: int = field(default=1024, metadata={"help": "Longest completion of a step, tokens."})
-    epsilon_high: float | None = field(default=0.28, metadata={"help": "PPO clip above: ratio <= 1 + epsilon_high."})
+    max_completion_length: int = field(
+        default=1024, metadata={"help": "Longest completion of a step, tokens."}
+    )
+    epsilon_high: float | None = field(
+        default=0.28, metadata={"help": "PPO clip above: ratio <= 1 + epsilon_high."}
+    )
     router_aux_loss_coef: float | None = field(
-        default=0.0, metadata={"help": "Load-balancing loss of mixture-of-experts models; only 0 is supported."}
+        default=0.0,
+        metadata={"help": "Load-balancing loss of mixture-of-experts models; only 0 is supported."},
     )
     ddp_timeout: int = field(
         default=4 * 3600,
@@ -116,7 +147,9 @@ class EpisodeConfig(StageConfig):
                 "alike. Give more (eval_temperature: 0 evaluates greedily)."
             )
         check_choice("loss_type", self.loss_type, tuple(LOSS_TYPES))
-        check_choice("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
+        check_choice(
+            "importance_sampling_level", self.importance_sampling_level, ("token", "sequence")
+        )
         self.normalization = self.normalization or LOSS_TYPES[self.loss_type]
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
@@ -135,7 +168,9 @@ class EpisodeConfig(StageConfig):
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}: give a positive number, or leave it unset.")
         if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigError(f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1.")
+            raise ConfigError(
+                f"max_failed_fraction is {self.max_failed_fraction}: give a number from 0 to 1."
+            )
         if self.log_episodes < 0 or self.log_episodes_steps < 1:
             raise ConfigError(
                 f"log_episodes is {self.log_episodes} every {self.log_episodes_steps} updates: give 0 or more, and at "

@@ -21,18 +21,52 @@ from atommem.train.dry_run_config import DryRunConfig
 from atommem.train.resume.checkpoint import GenerationSettings
 
 STAGES = ("grpo", "sft", "async")
-_MODEL = ("data", "eval_data", "model_name_or_path", "model_revision", "use_peft", "lora_r", "lora_alpha", "output_dir")
+_MODEL = (
+    "data",
+    "eval_data",
+    "model_name_or_path",
+    "model_revision",
+    "use_peft",
+    "lora_r",
+    "lora_alpha",
+    "output_dir",
+)
 _UPDATE = ("max_steps", "num_train_epochs", "learning_rate", "beta", "seed")
 _ROLLOUTS = (
-    *("temperature", "max_completion_length", "chat_template_kwargs", "max_in_flight", "max_inflight_tasks"),
-    *("carried_groups", "dynamic_sampling", "episode_max_tokens", "episode_max_seconds", "max_failed_fraction"),
-    *("rollout_batch_size", "rollout_batch_tokens", "use_vllm", "vllm_mode", "vllm_server_base_url"),
+    *(
+        "temperature",
+        "max_completion_length",
+        "chat_template_kwargs",
+        "max_in_flight",
+        "max_inflight_tasks",
+    ),
+    *(
+        "carried_groups",
+        "dynamic_sampling",
+        "episode_max_tokens",
+        "episode_max_seconds",
+        "max_failed_fraction",
+    ),
+    *(
+        "rollout_batch_size",
+        "rollout_batch_tokens",
+        "use_vllm",
+        "vllm_mode",
+        "vllm_server_base_url",
+    ),
     *("vllm_engine_kwargs", "max_staleness"),
 )
 _SAVING = (
     *("save_steps", "save_total_limit", "resume_from_checkpoint", "logging_steps", "eval_strategy"),
     *("report_to", "project", "run_name", "push_to_hub", "hub_model_id", "hub_private_repo"),
-    *("eval_steps", "eval_temperature", "num_generations_eval", "log_episodes", "log_episodes_steps", "save_traces"),
+    *(
+        "eval_steps",
+        "eval_temperature",
+        "num_generations_eval",
+        "log_episodes",
+        "log_episodes_steps",
+        "save_traces",
+    ),
     *("dry_run", "dry_run_device"),
 )
 
@@ -49,11 +83,15 @@ class Settings(NamedTuple):
     @property
     def stored(self) -> list[Any]:
         """What is kept with the model, in its ``atommem_config.json``."""
-        generation = GenerationSettings(self.args.max_completion_length or 1024, self.args.template_kwargs)
+        generation = GenerationSettings(
+            self.args.max_completion_length or 1024, self.args.template_kwargs
+        )
         return [self.memory, self.embedder, self.environment, generation]
 
 
-def parse(stage: str, argv: Sequence[str], adapt: Callable[[type], type] = lambda config: config) -> Settings:
+def parse(
+    stage: str, argv: Sequence[str], adapt: Callable[[type], type] = lambda config: config
+) -> Settings:
     """Read the command line of a stage; in `sft`, memory and environment say what prompts look like.
 
     Args:
@@ -116,7 +154,9 @@ def _check(args: Any, model: str) -> None:
     if not 0 <= args.learning_rate < math.inf:
         raise ConfigError(f"learning_rate is {args.learning_rate}: give 0 or more.")
     if not 0 < getattr(args, "temperature", 1.0) < math.inf:
-        raise ConfigError(f"temperature is {args.temperature}: give a number above 0, for greedy episodes are all one.")
+        raise ConfigError(
+            f"temperature is {args.temperature}: give a number above 0, for greedy episodes are all one."
+        )
     length = args.max_completion_length
     if length is not None and length < 1:
         raise ConfigError(f"max_completion_length is {length}: give at least 1.")

@@ -24,14 +24,20 @@ class StageConfig:
 
     fixed = NOTHING
 
-    project: str = field(default="atommem", metadata={"help": "The project that wandb and trackio show the run in."})
+    project: str = field(
+        default="atommem", metadata={"help": "The project that wandb and trackio show the run in."}
+    )
     bf16: bool | None = field(
         default=None,
-        metadata={"help": "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."},
+        metadata={
+            "help": "Mixed precision in bfloat16; unset: on where a GPU supports it, off on CPU."
+        },
     )
     gradient_checkpointing: bool | None = field(
         default=None,
-        metadata={"help": "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."},
+        metadata={
+            "help": "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
+        },
     )
 
     @property

@@ -57,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     from atommem.train.settings import STAGES
 
     if stage not in STAGES:
-        raise ConfigError(f"unknown stage {stage!r}: give one of {', '.join(STAGES)} (see atommem train --help).")
+        raise ConfigError(
+            f"unknown stage {stage!r}: give one of {', '.join(STAGES)} (see atommem train --help)."
+        )
     arguments = with_config_path(arguments, "train")
     _check_model(arguments)
     if _dry_run(stage, arguments):

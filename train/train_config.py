@@ -35,7 +35,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "min_p": (None, DISTRIBUTION),
     "repetition_penalty": (1.0, DISTRIBUTION),
     "vllm_structured_outputs_regex": (None, DISTRIBUTION),
-    "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port by themselves"),
+    "vllm_group_port": (
+        51216,
+        "servers are plain `vllm serve`, which agree on a port by themselves",
+    ),
     "use_transformers_continuous_batching": (False, "episodes are sampled by the local policy"),
     "generation_kwargs": (None, "episodes are sampled by the local policy"),
     "reward_weights": (None, _ONE_REWARD),
@@ -90,7 +93,9 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     )
     prefix_sharing: bool = field(
         default=True,
-        metadata={"help": "Compute a prefix that rows share once (prefix-tree training); exact, for most models."},
+        metadata={
+            "help": "Compute a prefix that rows share once (prefix-tree training); exact, for most models."
+        },
     )
     dynamic_sampling: int = field(
         default=0,
@@ -122,24 +127,32 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     )
     compression_reward: float = field(
         default=0.0,
-        metadata={"help": "Added to the reward, times the part of what was read that the store does not hold at last."},
+        metadata={
+            "help": "Added to the reward, times the part of what was read that the store does not hold at last."
+        },
     )
     max_in_flight: int | None = field(
-        default=None, metadata={"help": "Most episodes at the same time per process; unset runs all at once."}
+        default=None,
+        metadata={"help": "Most episodes at the same time per process; unset runs all at once."},
     )
 
     # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
-    output_dir: str = field(default="runs/train", metadata={"help": "Where checkpoints and logs go."})
+    output_dir: str = field(
+        default="runs/train", metadata={"help": "Where checkpoints and logs go."}
+    )
     save_steps: float = field(default=20, metadata={"help": "Updates between two checkpoints."})
     save_total_limit: int | None = field(
-        default=2, metadata={"help": "Checkpoints that are kept; the last one and the best one always are."}
+        default=2,
+        metadata={"help": "Checkpoints that are kept; the last one and the best one always are."},
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature in training."})
     epsilon: float = field(default=0.2, metadata={"help": "PPO clip below: ratio >= 1 - epsilon."})
     vllm_server_base_url: str | None = field(
         default=None,
-        metadata={"help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."},
+        metadata={
+            "help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."
+        },
     )
     vllm_engine_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -172,7 +185,9 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     @property
     def vllm_server_urls(self) -> list[str]:
         """The servers of ``vllm_mode: server``."""
-        given = self.vllm_server_base_url or f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+        given = (
+            self.vllm_server_base_url or f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+        )
         return [url.strip() for url in given.split(",") if url.strip()]
 
     def __post_init__(self) -> None:
@@ -224,7 +239,9 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 "different numbers of completions. Use vllm_mode: server for a larger one."
             )
         if fixed := sorted(given.keys() & ENGINE_FIXED.keys()):
-            raise ConfigError(f"vllm_engine_kwargs has {fixed[0]}, {ENGINE_FIXED[fixed[0]]}: leave it out.")
+            raise ConfigError(
+                f"vllm_engine_kwargs has {fixed[0]}, {ENGINE_FIXED[fixed[0]]}: leave it out."
+            )
 
 
 @dataclass
@@ -235,20 +252,28 @@ class ColdStartConfig(StageConfig, SFTConfig):
 
     data: str = field(
         default="",
-        metadata={"help": "Trace file, or folder of traces (an output folder of `atommem eval` will do)."},
+        metadata={
+            "help": "Trace file, or folder of traces (an output folder of `atommem eval` will do)."
+        },
     )
-    min_reward: float = field(default=1.0, metadata={"help": "Lowest reward of an episode to learn from (traces)."})
+    min_reward: float = field(
+        default=1.0, metadata={"help": "Lowest reward of an episode to learn from (traces)."}
+    )
     output_dir: str = field(default="runs/sft", metadata={"help": "Where checkpoints and logs go."})
     logging_steps: float = field(default=10, metadata={"help": "Updates between two log entries."})
     max_length: int | None = field(
-        default=None, metadata={"help": "Longest prompt plus completion; a longer row is refused, not cut."}
+        default=None,
+        metadata={"help": "Longest prompt plus completion; a longer row is refused, not cut."},
     )
     max_completion_length: int = field(
-        default=1024, metadata={"help": "Longest completion of a step when the model is used, tokens."}
+        default=1024,
+        metadata={"help": "Longest completion of a step when the model is used, tokens."},
     )
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."},
+        metadata={
+            "help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."
+        },
     )
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "chat_template_kwargs"]  # noqa: RUF012  # as TRL does

@@ -46,7 +46,9 @@ class Dialect:
     templates: Templates
     whole: Mapping[str, str] = field(default_factory=dict)
 
-    def grammar(self, actions: Sequence[ActionSpec] = (ANSWER_ACTION,), phases: Sequence[str] = ()) -> Grammar:
+    def grammar(
+        self, actions: Sequence[ActionSpec] = (ANSWER_ACTION,), phases: Sequence[str] = ()
+    ) -> Grammar:
         """How completions are read in an environment with these `actions` and `phases`.
 
         Raises:
@@ -61,15 +63,24 @@ class Dialect:
                     f"environment has {', '.join(unknown)} as well: choose a dialect with tags."
                 )
             by_name = {spec.name: spec for spec in specs}
-            return Grammar({}, whole={phase: by_name[name] for phase, name in self.whole.items() if name in by_name})
+            return Grammar(
+                {},
+                whole={
+                    phase: by_name[name] for phase, name in self.whole.items() if name in by_name
+                },
+            )
         tags: dict[str, ActionSpec] = {}
         tools = {spec.name: spec for spec in actions if spec.is_tool}
         for spec in specs:
             if spec.is_tool:
                 continue
             tag = self.tag(spec)
-            if tag.lower() in {other.lower() for other in (*tags, *([self.call_tag] if tools else []))}:
-                raise DialectError(f"dialect {self.name!r} uses the tag {tag!r} for two actions: rename one of them.")
+            if tag.lower() in {
+                other.lower() for other in (*tags, *([self.call_tag] if tools else []))
+            }:
+                raise DialectError(
+                    f"dialect {self.name!r} uses the tag {tag!r} for two actions: rename one of them."
+                )
             tags[tag] = spec
         return Grammar(tags, tools, self.call_tag if tools else None)
 
@@ -91,7 +102,9 @@ _REGISTERED: dict[str, Dialect] = {}
 _NO_WORDS = Templates(system="")
 
 
-def register_dialect(name: str, tags: Mapping[str, str], whole: Mapping[str, str] | None = None) -> None:
+def register_dialect(
+    name: str, tags: Mapping[str, str], whole: Mapping[str, str] | None = None
+) -> None:
     """Make a dialect known under `name`: either of tags, or of whole completions.
 
     Args:
@@ -104,9 +117,13 @@ def register_dialect(name: str, tags: Mapping[str, str], whole: Mapping[str, str
         DialectError: The name is taken by another dialect, an action has no tag, two share one, or there are both
             tags and `whole`.
     """
-    new = Dialect(name, MappingProxyType(dict(tags)), _NO_WORDS, MappingProxyType(dict(whole or {})))
+    new = Dialect(
+        name, MappingProxyType(dict(tags)), _NO_WORDS, MappingProxyType(dict(whole or {}))
+    )
     if whole and tags:
-        raise DialectError(f"dialect {name!r} reads whole completions: give an action for each phase, and no tags.")
+        raise DialectError(
+            f"dialect {name!r} reads whole completions: give an action for each phase, and no tags."
+        )
     if not whole:
         _check_tags(name, tags)
     if name in _REGISTERED and _REGISTERED[name] != new:
@@ -117,7 +134,9 @@ def register_dialect(name: str, tags: Mapping[str, str], whole: Mapping[str, str
 def _check_tags(name: str, tags: Mapping[str, str]) -> None:
     missing = [kind for kind in _NEEDED if kind not in tags]
     if missing:
-        raise DialectError(f"dialect {name!r} has no tag for {', '.join(missing)}: name one for each.")
+        raise DialectError(
+            f"dialect {name!r} has no tag for {', '.join(missing)}: name one for each."
+        )
     lowered = [tag.lower() for tag in tags.values()]
     if len(set(lowered)) != len(lowered):
         raise DialectError(f"dialect {name!r} uses one tag for two actions: {sorted(lowered)}.")
@@ -136,7 +155,9 @@ def get_dialect(name: str, templates: str = "full") -> Dialect:
             another kind of dialect.
     """
     if name not in _REGISTERED:
-        raise DialectError(f"unknown dialect {name!r}: give one of {', '.join(dialect_names())}, or register it.")
+        raise DialectError(
+            f"unknown dialect {name!r}: give one of {', '.join(dialect_names())}, or register it."
+        )
     dialect = replace(_REGISTERED[name], templates=load_templates(templates))
     wording = dialect.templates
     if dialect.whole and wording.actions:

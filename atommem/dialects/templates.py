@@ -100,18 +100,32 @@ def load_templates(name: str) -> Templates:
             without the placeholder that it is for.
     """
     try:
-        path = Path(__file__).parent / f"{name}.yaml" if name in SHIPPED else find_file("templates", name, "templates")
+        path = (
+            Path(__file__).parent / f"{name}.yaml"
+            if name in SHIPPED
+            else find_file("templates", name, "templates")
+        )
     except ConfigError as error:
-        raise DialectError(f"no template set {name!r}: give {', '.join(SHIPPED)}, or a file. {error}") from error
+        raise DialectError(
+            f"no template set {name!r}: give {', '.join(SHIPPED)}, or a file. {error}"
+        ) from error
     templates: Templates = _record(Templates, path, _read(path))
     for piece, placeholder in _REQUIRED.items():
         text = getattr(templates, piece)
         if f"{{{placeholder}}}" not in text and text:
-            raise DialectError(f"{path}: field {piece} lacks {{{placeholder}}}, so its content would never be shown.")
+            raise DialectError(
+                f"{path}: field {piece} lacks {{{placeholder}}}, so its content would never be shown."
+            )
     if templates.entry and "{handle}" not in templates.entry:
-        raise DialectError(f"{path}: field entry lacks {{handle}}, so entries could not be updated or deleted.")
-    if templates.places and (sorted(templates.places) != sorted(PLACES) or "{places}" not in templates.system):
-        raise DialectError(f"{path}: field places needs {' and '.join(PLACES)}, and {{places}} in field system.")
+        raise DialectError(
+            f"{path}: field entry lacks {{handle}}, so entries could not be updated or deleted."
+        )
+    if templates.places and (
+        sorted(templates.places) != sorted(PLACES) or "{places}" not in templates.system
+    ):
+        raise DialectError(
+            f"{path}: field places needs {' and '.join(PLACES)}, and {{places}} in field system."
+        )
     return templates
 
 
@@ -139,12 +153,17 @@ def load_section(
     """
     templates = load_templates(name)
     if environment in templates.environments:
-        path, loaded = Path(f"{name}, environments.{environment}"), templates.environments[environment]
+        path, loaded = (
+            Path(f"{name}, environments.{environment}"),
+            templates.environments[environment],
+        )
     else:
         wording = name if name in SHIPPED else "full" if templates.chat else "compact"
         path = folder / f"{wording}.yaml"
         if not path.is_file():
-            raise DialectError(f"environment {environment!r} has no wording {wording!r}: there is no {path}.")
+            raise DialectError(
+                f"environment {environment!r} has no wording {wording!r}: there is no {path}."
+            )
         loaded = _read(path)
     section: Section = _record(Section, path, loaded)
     for piece, placeholders in pieces.items():
@@ -159,7 +178,9 @@ def load_section(
                 )
     unknown = sorted(set(section.pieces) - set(pieces))
     if unknown:
-        raise DialectError(f"{path}: unknown piece {', '.join(unknown)}; known are {', '.join(pieces)}.")
+        raise DialectError(
+            f"{path}: unknown piece {', '.join(unknown)}; known are {', '.join(pieces)}."
+        )
     return section
 
 
@@ -173,11 +194,15 @@ def _read(path: Path) -> Any:
 def _record(kind: Any, path: Path, loaded: Any) -> Any:
     """`loaded` as a record of `kind`, every field known, there, and of its type."""
     if not isinstance(loaded, dict):
-        raise DialectError(f"{path} holds {type(loaded).__name__}, not a mapping of template fields.")
+        raise DialectError(
+            f"{path} holds {type(loaded).__name__}, not a mapping of template fields."
+        )
     known = {item.name: item for item in fields(kind)}
     unknown = sorted(str(key) for key in loaded if key not in known)
     if unknown:
-        raise DialectError(f"{path}: unknown field {', '.join(unknown)}; known are {', '.join(known)}.")
+        raise DialectError(
+            f"{path}: unknown field {', '.join(unknown)}; known are {', '.join(known)}."
+        )
     missing = [
         item.name
         for item in known.values()
@@ -187,10 +212,16 @@ def _record(kind: Any, path: Path, loaded: Any) -> Any:
         raise DialectError(f"{path}: missing field {', '.join(missing)}.")
     for name, value in loaded.items():
         declared = str(known[name].type)
-        expected: type = bool if declared == "bool" else dict if declared.startswith("Mapping") else str
+        expected: type = (
+            bool if declared == "bool" else dict if declared.startswith("Mapping") else str
+        )
         if not isinstance(value, expected):
-            raise DialectError(f"{path}: field {name} is {type(value).__name__}, expected {expected.__name__}.")
-        for key, text in value.items() if isinstance(value, dict) and name != "environments" else ():
+            raise DialectError(
+                f"{path}: field {name} is {type(value).__name__}, expected {expected.__name__}."
+            )
+        for key, text in (
+            value.items() if isinstance(value, dict) and name != "environments" else ()
+        ):
             if not isinstance(text, str):
                 raise DialectError(f"{path}: {name}.{key} is {type(text).__name__}, expected str.")
     return kind(**loaded)

@@ -73,7 +73,11 @@ class MicroBatcher:
                     new.setdefault(kind, {})[text] = None
                 else:
                     vectors[kind, text] = cached
-        calls = [(kind, chunk) for kind, texts in new.items() for chunk in _chunks(list(texts), self.max_batch)]
+        calls = [
+            (kind, chunk)
+            for kind, texts in new.items()
+            for chunk in _chunks(list(texts), self.max_batch)
+        ]
         self.calls += len(calls)
         results = await asyncio.gather(
             *(self.embedder.embed(chunk, kind) for kind, chunk in calls), return_exceptions=True

@@ -32,7 +32,10 @@ class EmbeddingCounts:
         """Count a text whose beginning was embedded."""
         self.cut += 1
         if self.cut == 1:
-            warnings.warn(f"a text of {len(text):,} characters is beyond the embedder's window: cut", stacklevel=2)
+            warnings.warn(
+                f"a text of {len(text):,} characters is beyond the embedder's window: cut",
+                stacklevel=2,
+            )
 
     def add(self, texts: int, lost: int, reason: str = "its vector is zero or not finite") -> None:
         """Count texts that were embedded, and those of them that have no vector.
@@ -42,7 +45,10 @@ class EmbeddingCounts:
         """
         self.lost += lost
         if lost and self.lost == lost:
-            warnings.warn(f"a text has no vector ({reason}): the first unit vector stands for it", stacklevel=2)
+            warnings.warn(
+                f"a text has no vector ({reason}): the first unit vector stands for it",
+                stacklevel=2,
+            )
         self._lost_in_a_row = self._lost_in_a_row + lost if lost == texts else 0
         if self._lost_in_a_row >= _MOST_IN_A_ROW:
             raise ConfigError(

@@ -38,7 +38,9 @@ class ModelFree:
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1; `kind` makes no difference."""
-        vectors, _ = unit_rows(np.array([self.vector(text) for text in texts]).reshape(len(texts), self.dim))
+        vectors, _ = unit_rows(
+            np.array([self.vector(text) for text in texts]).reshape(len(texts), self.dim)
+        )
         return vectors
 
     async def close(self) -> None:

@@ -67,7 +67,9 @@ class HttpEmbedder:
         finally:
             await self._client.close()
         if unit_rows(vectors)[1]:
-            raise ConfigError(f"{self._client.base_url} returned a vector that is zero or not finite: check its model.")
+            raise ConfigError(
+                f"{self._client.base_url} returned a vector that is zero or not finite: check its model."
+            )
         return int(vectors.shape[1])
 
     async def _embed(self, texts: list[str]) -> Vectors:
@@ -80,14 +82,18 @@ class HttpEmbedder:
                 return await self._embed_beginning(texts[0], error)
             # One text is refused with all that were sent beside it: find it.
             half = len(texts) // 2
-            return np.concatenate(await asyncio.gather(self._embed(texts[:half]), self._embed(texts[half:])))
+            return np.concatenate(
+                await asyncio.gather(self._embed(texts[:half]), self._embed(texts[half:]))
+            )
         vectors, lost = unit_rows(found)
         self.counts.add(len(texts), lost)
         return vectors
 
     async def _embed_beginning(self, text: str, error: RefusedError) -> Vectors:
         """Of a text that was refused: as much as the server takes, at least half of its window; else a makeshift."""
-        attempts: list[tuple[str, dict[str, Any]]] = [(text, {"truncate_prompt_tokens": -1})] if error.too_long else []
+        attempts: list[tuple[str, dict[str, Any]]] = (
+            [(text, {"truncate_prompt_tokens": -1})] if error.too_long else []
+        )
         attempts += [(text[: len(text) >> cut], {}) for cut in range(1, len(text).bit_length())]
         for shorter, settings in attempts:
             try:
@@ -102,7 +108,9 @@ class HttpEmbedder:
         self.counts.add(1, 1, str(error))
         return np.eye(1, self.dim, dtype=np.float32)
 
-    async def _post(self, texts: list[str], settings: dict[str, Any] | None = None) -> npt.NDArray[np.float32]:
+    async def _post(
+        self, texts: list[str], settings: dict[str, Any] | None = None
+    ) -> npt.NDArray[np.float32]:
         """Vectors as the server returns them. Raises RefusedError, and what `embed` does."""
         body = {"model": self.model, "input": texts, "encoding_format": "float"}
         reply = await self._client.post("/v1/embeddings", body | (settings or {}))

@@ -62,7 +62,9 @@ class SentenceTransformerEmbedder:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, list(texts), kind)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._encode, list(texts), kind
+        )
 
     async def close(self) -> None:
         """End the worker thread."""

@@ -45,7 +45,9 @@ async def check_environment(
         declared = check_declarations(findings, environment, config)
         try:
             if tasks is None and data is None:
-                findings.warn("tasks", "without tasks no episode was played", "Give a task file: --data FILE.")
+                findings.warn(
+                    "tasks", "without tasks no episode was played", "Give a task file: --data FILE."
+                )
             else:
                 described = check_tasks(findings, declared, data, tasks)[:most_tasks]
                 await check_episodes(Player(findings, declared, seed, most_steps), described)

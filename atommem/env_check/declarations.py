@@ -13,7 +13,12 @@ from atommem.dialects import Section, dialect_names, get_dialect
 from atommem.dialects.templates import SHIPPED, placeholders
 from atommem.env_check.findings import Findings, StoppedError, told
 from atommem.env_check.probes import WordTokenizer
-from atommem.environment import EnvironmentConfig, EnvironmentFactory, environment_config, find_environment
+from atommem.environment import (
+    EnvironmentConfig,
+    EnvironmentFactory,
+    environment_config,
+    find_environment,
+)
 from atommem.errors import AtomMemError, DialectError
 from atommem.memory.entries import MemoryView
 from atommem.prompts import PromptBuilder
@@ -36,7 +41,9 @@ class Declared:
 
 
 def check_declarations(
-    findings: Findings, environment: str | type[EnvironmentFactory], config: EnvironmentConfig | None
+    findings: Findings,
+    environment: str | type[EnvironmentFactory],
+    config: EnvironmentConfig | None,
 ) -> Declared:
     """Find, configure and instantiate an environment, and check what it declares.
 
@@ -51,18 +58,28 @@ def check_declarations(
     shown = {placeholder for text in section.pieces.values() for placeholder in placeholders(text)}
     unused = [number for number in kind.numbers if number not in shown]
     if unused:
-        findings.warn("templates", f"no piece shows the numbers {', '.join(unused)}", "Take them out of `numbers`.")
+        findings.warn(
+            "templates",
+            f"no piece shows the numbers {', '.join(unused)}",
+            "Take them out of `numbers`.",
+        )
     return Declared(kind, factory, memory, section)
 
 
-def _find(findings: Findings, environment: str | type[EnvironmentFactory]) -> tuple[str, type[EnvironmentFactory]]:
+def _find(
+    findings: Findings, environment: str | type[EnvironmentFactory]
+) -> tuple[str, type[EnvironmentFactory]]:
     findings.begin("found")
     if not isinstance(environment, str):
         return f"{environment.__module__}:{environment.__qualname__}", environment
     try:
         return environment, find_environment(environment)
     except (AtomMemError, ImportError) as error:
-        findings.fail("found", str(error), "See to its entry point in the group atommem.environments, and install it.")
+        findings.fail(
+            "found",
+            str(error),
+            "See to its entry point in the group atommem.environments, and install it.",
+        )
         raise StoppedError from error
 
 
@@ -71,13 +88,22 @@ def _instance(
 ) -> EnvironmentFactory:
     findings.begin("settings")
     settings: Any = getattr(kind, "config_class", None)
-    if not (isinstance(settings, type) and is_dataclass(settings) and issubclass(settings, EnvironmentConfig)):
+    if not (
+        isinstance(settings, type)
+        and is_dataclass(settings)
+        and issubclass(settings, EnvironmentConfig)
+    ):
         remedy = "Make it a dataclass derived from EnvironmentConfig."
         findings.fail("settings", f"config_class is {settings!r}", remedy)
         raise StoppedError
     taken = {item.name for other in (MemoryConfig, EmbedderConfig) for item in fields(other)}
     clash = sorted(taken & {item.name for item in fields(settings)})
-    findings.expect(not clash, "settings", f"memory or embedder have {', '.join(clash)} too", "Rename these settings.")
+    findings.expect(
+        not clash,
+        "settings",
+        f"memory or embedder have {', '.join(clash)} too",
+        "Rename these settings.",
+    )
     bare = [item.name for item in fields(settings) if "help" not in item.metadata]
     if bare:
         remedy = 'Say what they do: field(default=..., metadata={"help": "..."}).'
@@ -100,8 +126,15 @@ def _check_actions(findings: Findings, factory: EnvironmentFactory) -> None:
     findings.begin("actions")
     names = [spec.name for spec in factory.actions]
     twice = sorted({name for name in names if names.count(name) > 1 or name in MEMORY_KINDS})
-    findings.expect(not twice, "actions", f"{', '.join(twice)} name two actions", "Give each a name of its own.")
-    findings.expect(factory.phases, "actions", "there is no phase", "Name those of the observations in `phases`.")
+    findings.expect(
+        not twice, "actions", f"{', '.join(twice)} name two actions", "Give each a name of its own."
+    )
+    findings.expect(
+        factory.phases,
+        "actions",
+        "there is no phase",
+        "Name those of the observations in `phases`.",
+    )
     for spec in factory.actions:
         detail = f"{spec.name} says that {spec.executor} executes it"
         findings.expect(spec.executor == "environment", "actions", detail, "Leave `executor` out.")
@@ -110,7 +143,11 @@ def _check_actions(findings: Findings, factory: EnvironmentFactory) -> None:
             try:
                 validator_for(schema).check_schema(schema)
             except SchemaError as error:
-                findings.fail("actions", f"{spec.name}: {error.message}", "Give a JSON schema of the arguments.")
+                findings.fail(
+                    "actions",
+                    f"{spec.name}: {error.message}",
+                    "Give a JSON schema of the arguments.",
+                )
         if spec.is_tool and not spec.description:
             remedy = "Describe it: prompts explain a tool by its description."
             findings.warn("actions", f"{spec.name} has no description", remedy)
@@ -121,18 +158,32 @@ def _check_templates(findings: Findings, factory: EnvironmentFactory) -> MemoryC
     findings.begin("templates", "blank")
     for piece, owner in factory.inside.items():
         unknown = [name for name in (piece, owner) if name not in factory.pieces]
-        findings.expect(not unknown, "templates", f"`inside` names {', '.join(unknown)}", "Declare it in `pieces`.")
+        findings.expect(
+            not unknown,
+            "templates",
+            f"`inside` names {', '.join(unknown)}",
+            "Declare it in `pieces`.",
+        )
     playable: list[MemoryConfig] = []
     for templates in SHIPPED:
         if not (Path(factory.templates) / f"{templates}.yaml").is_file():
             _note_missing(findings, factory, templates)
             continue
         for dialect in dialect_names():
-            memory = MemoryConfig(dialect=dialect, templates=templates, scratchpad_tokens=64, entry_tokens=64)
-            if _check_wording(findings, factory, memory) and not get_dialect(dialect, templates).whole:
+            memory = MemoryConfig(
+                dialect=dialect, templates=templates, scratchpad_tokens=64, entry_tokens=64
+            )
+            if (
+                _check_wording(findings, factory, memory)
+                and not get_dialect(dialect, templates).whole
+            ):
                 playable.append(memory)
     if not playable:
-        findings.fail("templates", "there is no wording to play with", "Write the template sections full and compact.")
+        findings.fail(
+            "templates",
+            "there is no wording to play with",
+            "Write the template sections full and compact.",
+        )
         raise StoppedError
     return playable[0]
 
@@ -141,7 +192,9 @@ def _note_missing(findings: Findings, factory: EnvironmentFactory, templates: st
     file = Path(factory.templates) / f"{templates}.yaml"
     whole = get_dialect("memagent", "memagent").whole
     if templates == "full":
-        findings.fail("templates", f"there is no {file}", "Write it: it is the wording for instruct models.")
+        findings.fail(
+            "templates", f"there is no {file}", "Write it: it is the wording for instruct models."
+        )
     elif templates != "memagent" or all(phase in whole for phase in factory.phases):
         remedy = f"Write it, if --templates {templates} is to be used here."
         findings.warn("templates", f"there is no {file}", remedy)
@@ -162,14 +215,27 @@ def _check_wording(findings: Findings, factory: EnvironmentFactory, memory: Memo
     try:
         prompts = PromptBuilder.of(factory.tokenizer, dialect, memory, factory)
     except DialectError as error:
-        findings.fail("templates", f"{memory.templates}, {memory.dialect}: {error}", "Mend the wording, or `pieces`.")
+        findings.fail(
+            "templates",
+            f"{memory.templates}, {memory.dialect}: {error}",
+            "Mend the wording, or `pieces`.",
+        )
         return False
     for phase in factory.phases:
         try:
             observation = factory.blank(phase)
             detail = f"blank({phase!r}) is of the phase {observation.phase!r}"
-            findings.expect(observation.phase == phase, "blank", detail, "Give one of the phase that is asked for.")
+            findings.expect(
+                observation.phase == phase,
+                "blank",
+                detail,
+                "Give one of the phase that is asked for.",
+            )
             prompts.build(observation, MemoryView())
         except Exception as error:
-            findings.fail("blank", f"blank({phase!r}): {told(error)}", "Give an observation with nothing in it.")
+            findings.fail(
+                "blank",
+                f"blank({phase!r}): {told(error)}",
+                "Give an observation with nothing in it.",
+            )
     return True

@@ -34,8 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Check an environment without a model. Its settings are flags: --NAME VALUE.",
     )
     check.add_argument("name", help="as in `atommem env list`, or package.module:Class")
-    check.add_argument("--data", metavar="FILE", help="tasks to play; without them only declarations are checked")
-    check.add_argument("--tasks", type=int, default=3, help="play so many of them (default: %(default)s)")
+    check.add_argument(
+        "--data", metavar="FILE", help="tasks to play; without them only declarations are checked"
+    )
+    check.add_argument(
+        "--tasks", type=int, default=3, help="play so many of them (default: %(default)s)"
+    )
     check.add_argument("--seed", type=int, default=0, help="of what the policies write")
     given, flags = parser.parse_known_args(list(sys.argv[1:] if argv is None else argv))
     if flags and given.command == "list":
@@ -54,12 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = None  # which the check says better
     if flags and settings is not None:
         config = read_settings(settings, given.name, flags)
-    findings = asyncio.run(check_environment(given.name, config, given.data, most_tasks=given.tasks, seed=given.seed))
+    findings = asyncio.run(
+        check_environment(given.name, config, given.data, most_tasks=given.tasks, seed=given.seed)
+    )
     _print_findings(given.name, findings)
     return int(any(finding.level == "fail" for finding in findings))
 
 
-def read_settings(kind: type[EnvironmentConfig], name: str, flags: Sequence[str]) -> EnvironmentConfig:
+def read_settings(
+    kind: type[EnvironmentConfig], name: str, flags: Sequence[str]
+) -> EnvironmentConfig:
     """Settings of an environment from ``--NAME VALUE``.
 
     Raises:

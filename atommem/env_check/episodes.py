@@ -32,7 +32,9 @@ async def check_episodes(player: Player, tasks: Sequence[tuple[Any, TaskDescript
     """All checks, on these tasks."""
     player.findings.begin("reset", "observations", "step", "end", "score", "event loop")
     for task, description in tasks:
-        plays = {name: await player.play(task, description, probe) for name, probe in PROBES.items()}
+        plays = {
+            name: await player.play(task, description, probe) for name, probe in PROBES.items()
+        }
         _check_plays(player, task, description, plays)
     first = tasks[0]
     for steps in (0, 1):
@@ -43,34 +45,48 @@ async def check_episodes(player: Player, tasks: Sequence[tuple[Any, TaskDescript
     await _check_texts(player)
 
 
-def _check_plays(player: Player, task: Any, description: TaskDescription, plays: dict[str, Played]) -> None:
+def _check_plays(
+    player: Player, task: Any, description: TaskDescription, plays: dict[str, Played]
+) -> None:
     """The first observations of several plays, what silence earns, diagnoses, traces."""
     starts = [played.observations[0] for played in plays.values() if played.observations]
     same = all(start == starts[0] for start in starts)
-    remedy = "Draw what is random from the task: the episodes of a group are compared with each other."
+    remedy = (
+        "Draw what is random from the task: the episodes of a group are compared with each other."
+    )
     player.findings.expect(same, "reset", f"{description.id} begins in different ways", remedy)
     silent = plays["silent"].score
     if isinstance(silent, Score) and silent.reward:
         remedy = "Training would have that for nothing: score what was done."
-        player.findings.warn("score", f"who writes nothing earns {silent.reward:g} on {description.id}", remedy)
+        player.findings.warn(
+            "score", f"who writes nothing earns {silent.reward:g} on {description.id}", remedy
+        )
     played = plays["everything"]
     if not isinstance(played.score, Score):
         return
-    episode = Episode(description.id, 0, played.steps, stop_reason=played.reason or StopReason.STEP_LIMIT)
+    episode = Episode(
+        description.id, 0, played.steps, stop_reason=played.reason or StopReason.STEP_LIMIT
+    )
     set_score(episode, played.score)
     _check_diagnosis(player, task, description, episode)
     _check_trace(player, description, episode)
 
 
-def _check_diagnosis(player: Player, task: Any, description: TaskDescription, episode: Episode) -> None:
+def _check_diagnosis(
+    player: Player, task: Any, description: TaskDescription, episode: Episode
+) -> None:
     try:
         count = len(player.declared.factory.diagnose(task, episode))
     except Exception as error:
-        player.findings.fail("score", f"diagnose: {told(error)}", "Diagnose what was not done as well.")
+        player.findings.fail(
+            "score", f"diagnose: {told(error)}", "Diagnose what was not done as well."
+        )
         return
     questions = len(description.questions)
     detail = f"diagnose() gave {count} values, and describe() {questions} questions"
-    player.findings.expect(count in (0, questions), "score", detail, "Give one for every question, or none.")
+    player.findings.expect(
+        count in (0, questions), "score", detail, "Give one for every question, or none."
+    )
 
 
 def _check_trace(player: Player, description: TaskDescription, episode: Episode) -> None:
@@ -85,25 +101,35 @@ def _check_trace(player: Player, description: TaskDescription, episode: Episode)
             return
     for mine, theirs in zip(episode.steps, read, strict=True):
         same = mine.observation == theirs.observation
-        player.findings.expect(same, "trace", f"step {mine.index + 1} is read as another observation", remedy)
+        player.findings.expect(
+            same, "trace", f"step {mine.index + 1} is read as another observation", remedy
+        )
 
 
 async def _check_feedback(player: Player, task: Any, description: TaskDescription) -> None:
     if not any(spec.is_tool for spec in player.writer.actions):
         return
     player.findings.begin("feedback")
-    call = player.writer.element(player.writer.dialect.call_tag, json.dumps({"name": "no such tool", "arguments": {}}))
+    call = player.writer.element(
+        player.writer.dialect.call_tag, json.dumps({"name": "no such tool", "arguments": {}})
+    )
 
     def refused(writer: Writer, observation: Observation, rng: random.Random) -> str:
         return call
 
-    after = [await player.play(task, description, probe, 1) for probe in (PROBES["silent"], refused)]
+    after = [
+        await player.play(task, description, probe, 1) for probe in (PROBES["silent"], refused)
+    ]
     if all(len(played.observations) == 2 for played in after) and after[0].seen == after[1].seen:
         remedy = "Show what came of each of `turn.calls`: a problem's `detail` says what to write instead."
-        player.findings.warn("feedback", "after a call of an unknown tool nothing is said of it", remedy)
+        player.findings.warn(
+            "feedback", "after a call of an unknown tool nothing is said of it", remedy
+        )
 
 
-async def _check_apart(player: Player, first: tuple[Any, TaskDescription], second: tuple[Any, TaskDescription]) -> None:
+async def _check_apart(
+    player: Player, first: tuple[Any, TaskDescription], second: tuple[Any, TaskDescription]
+) -> None:
     """Episodes alone, again, and in turns with each other."""
     player.findings.begin("repeatable")
     for name in ("calls", "everything", "prose"):
@@ -114,18 +140,23 @@ async def _check_apart(player: Player, first: tuple[Any, TaskDescription], secon
             continue
         if [played.seen for played in alone] != [played.seen for played in again]:
             remedy = "Traces of it cannot be replayed; draw what is random from the task, if that can be."
-            player.findings.warn("repeatable", f"`{name}` on {first[1].id} went another way the second time", remedy)
+            player.findings.warn(
+                "repeatable", f"`{name}` on {first[1].id} went another way the second time", remedy
+            )
             continue
         player.findings.begin("apart")
         beside = [Played(), Played()]
         running = [
-            player.turns(*task, probe, played, _MANY) for task, played in zip((first, second), beside, strict=True)
+            player.turns(*task, probe, played, _MANY)
+            for task, played in zip((first, second), beside, strict=True)
         ]
         while running:
             running = [turns for turns in running if await anext(turns, END) is not END]
         same = [played.seen for played in beside] == [played.seen for played in alone]
         remedy = "Keep what belongs to an episode in the environment, of which each has its own, not in the factory."
-        player.findings.expect(same, "apart", f"`{name}` went another way beside an episode of {second[1].id}", remedy)
+        player.findings.expect(
+            same, "apart", f"`{name}` went another way beside an episode of {second[1].id}", remedy
+        )
 
 
 async def _check_texts(player: Player) -> None:
@@ -136,10 +167,16 @@ async def _check_texts(player: Player) -> None:
     findings.begin("texts")
     try:
         text, questions = "A text.\n\n" + "It has many words. " * 200, ("What has it?", "How many?")
-        observations = [declared.factory.reading(given, questions) for given in (text, ["A text.", text])]
+        observations = [
+            declared.factory.reading(given, questions) for given in (text, ["A text.", text])
+        ]
         task = declared.factory.asking(questions[0])
     except Exception as error:
-        findings.fail("texts", told(error), "`reading` and `asking` belong together, and take any text and question.")
+        findings.fail(
+            "texts",
+            told(error),
+            "`reading` and `asking` belong together, and take any text and question.",
+        )
         return
     for observation in (*observations[0], *observations[1]):
         check_observation(findings, declared, observation, len(questions), where="texts")
@@ -166,7 +203,12 @@ async def _check_given_up(player: Player, task: Any, description: TaskDescriptio
                 await player.step(environment, session, PROBES["calls"], played, questions)
             if played.reason is not None:
                 return
-            await _given_up(player, "step", environment.step, await player.turn(session, PROBES["calls"], played))
+            await _given_up(
+                player,
+                "step",
+                environment.step,
+                await player.turn(session, PROBES["calls"], played),
+            )
             score = await player.call("score", environment.score)
             check_score(player.findings, score, description, "after a step that was given up")
         except AbandonedError:

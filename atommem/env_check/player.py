@@ -76,7 +76,9 @@ class Player:
         )
         self.writer = Writer(self.agent.dialect, factory.actions)
 
-    async def play(self, task: Any, description: TaskDescription, probe: Probe, most: int | None = None) -> Played:
+    async def play(
+        self, task: Any, description: TaskDescription, probe: Probe, most: int | None = None
+    ) -> Played:
         """An episode to its end, or for so many steps; then its score."""
         played = Played()
         async for _ in self.turns(task, description, probe, played, most):
@@ -84,7 +86,12 @@ class Player:
         return played
 
     async def turns(
-        self, task: Any, description: TaskDescription, probe: Probe, played: Played, most: int | None = None
+        self,
+        task: Any,
+        description: TaskDescription,
+        probe: Probe,
+        played: Played,
+        most: int | None = None,
     ) -> AsyncIterator[None]:
         """Play step by step: gives way after every observation."""
         questions = len(description.questions)
@@ -98,12 +105,12 @@ class Player:
                 await self.step(environment, session, probe, played, questions)
             if most is None:
                 detail = f"{description.id} goes on after {len(played.steps)} steps of the policy `{probe.__name__}`"
-                remedy = (
-                    "Bound every episode: what asks for no more steps than its stream has ends whatever is written."
-                )
+                remedy = "Bound every episode: what asks for no more steps than its stream has ends whatever is written."
                 self.findings.expect(played.reason is not None, "end", detail, remedy)
             played.score = await self.call("score", environment.score)
-            check_score(self.findings, played.score, description, f"after {len(played.steps)} steps")
+            check_score(
+                self.findings, played.score, description, f"after {len(played.steps)} steps"
+            )
         except AbandonedError:
             return
 
@@ -117,14 +124,19 @@ class Player:
         try:
             work = function(*arguments)
             if not self.findings.expect(
-                inspect.isawaitable(work), check, f"{check}() is not async", f"Write `async def {check}`."
+                inspect.isawaitable(work),
+                check,
+                f"{check}() is not async",
+                f"Write `async def {check}`.",
             ):
                 raise AbandonedError
             result = await _measured(work, slices)
         except (AbandonedError, asyncio.CancelledError):
             raise
         except OutageError as error:
-            self.findings.warn(check, f"an outage: {error}", "Check again when the service answers.")
+            self.findings.warn(
+                check, f"an outage: {error}", "Check again when the service answers."
+            )
             raise AbandonedError from error
         except Exception as error:
             remedy = "Nothing that a policy writes may raise: tell the policy, as an observation, and go on."
@@ -132,7 +144,9 @@ class Player:
             raise AbandonedError from error
         if max(slices) > STALL_SECONDS:
             remedy = "Give long work to a thread (asyncio.to_thread), or do it in `prepare`; await what waits."
-            self.findings.warn("event loop", f"{check}() held everything up for {max(slices):.1f} s", remedy)
+            self.findings.warn(
+                "event loop", f"{check}() held everything up for {max(slices):.1f} s", remedy
+            )
         return result
 
     async def start(self, task: Any, played: Played, questions: int) -> Environment:
@@ -143,7 +157,12 @@ class Player:
         return environment
 
     async def step(
-        self, environment: Environment, session: Session, probe: Probe, played: Played, questions: int
+        self,
+        environment: Environment,
+        session: Session,
+        probe: Probe,
+        played: Played,
+        questions: int,
     ) -> None:
         turn = await self.turn(session, probe, played)
         result = await self.call("step", environment.step, turn)
@@ -153,12 +172,19 @@ class Player:
             raise AbandonedError
         if result.observation is not None:
             detail = f"step() gave an observation and the reason {result.reason}"
-            self.findings.expect(result.reason is None, "step", detail, "Give a reason where the episode is over.")
+            self.findings.expect(
+                result.reason is None, "step", detail, "Give a reason where the episode is over."
+            )
             self._observe(played, result.observation, questions)
             return
         own = (None, StopReason.ANSWERED, StopReason.UNANSWERED)
         detail = f"step() ended the episode for the reason {result.reason!r}"
-        self.findings.expect(result.reason in own, "step", detail, "Give ANSWERED or UNANSWERED; raise an OutageError.")
+        self.findings.expect(
+            result.reason in own,
+            "step",
+            detail,
+            "Give ANSWERED or UNANSWERED; raise an OutageError.",
+        )
         played.reason = result.reason or StopReason.ANSWERED
 
     async def turn(self, session: Session, probe: Probe, played: Played) -> Turn:

@@ -61,7 +61,9 @@ class Writer:
         if spec.body is Body.ARGUMENTS:
             arguments = fitting(spec.schema or {}, text, rng)
             if spec.is_tool:
-                return self.element(self.dialect.call_tag, json.dumps({"name": spec.name, "arguments": arguments}))
+                return self.element(
+                    self.dialect.call_tag, json.dumps({"name": spec.name, "arguments": arguments})
+                )
             return self.element(self.dialect.tag(spec), json.dumps(arguments))
         bodies = {
             Body.BOX: f"\\boxed{{{text}}}",
@@ -89,19 +91,30 @@ def fitting(schema: Mapping[str, Any], text: str, rng: random.Random, depth: int
     if kind == "object":
         properties, required = schema.get("properties", {}), schema.get("required", ())
         names = [name for name in properties if name in required or (depth and rng.random() < 0.7)]
-        return {name: fitting(properties[name], text, rng, depth - 1 if depth else 0) for name in names}
+        return {
+            name: fitting(properties[name], text, rng, depth - 1 if depth else 0) for name in names
+        }
     if kind == "array":
-        length = rng.randint(int(schema.get("minItems", 0)), int(schema.get("maxItems", schema.get("minItems", 0) + 2)))
-        return [fitting(schema.get("items", {}), text, rng, max(depth - 1, 0)) for _ in range(length)]
+        length = rng.randint(
+            int(schema.get("minItems", 0)),
+            int(schema.get("maxItems", schema.get("minItems", 0) + 2)),
+        )
+        return [
+            fitting(schema.get("items", {}), text, rng, max(depth - 1, 0)) for _ in range(length)
+        ]
     if kind in ("integer", "number"):
         low, high = schema.get("minimum", -(2**70)), schema.get("maximum", 2**70)
         return rng.choice([value for value in (low, high, 0, 1, -1) if low <= value <= high])
-    return {"boolean": rng.random() < 0.5, "null": None}.get(kind, text[: schema.get("maxLength", len(text))])
+    return {"boolean": rng.random() < 0.5, "null": None}.get(
+        kind, text[: schema.get("maxLength", len(text))]
+    )
 
 
 def _word(observation: Observation, rng: random.Random) -> str:
     """A word that was shown: what a sensible call would be about."""
-    texts = [value for piece in observation.pieces for _, value in piece.walk() if isinstance(value, str)]
+    texts = [
+        value for piece in observation.pieces for _, value in piece.walk() if isinstance(value, str)
+    ]
     words = re.findall(r"\w+", " ".join(texts)[:20_000])
     return rng.choice(words) if words else "word"
 
@@ -119,33 +132,52 @@ def prose(writer: Writer, observation: Observation, rng: random.Random) -> str:
 def everything(writer: Writer, observation: Observation, rng: random.Random) -> str:
     """Every action, in random order; now and then one of them alone."""
     specs = [*MEMORY_ACTIONS, *writer.actions]
-    chosen = rng.sample(specs, len(specs)) if rng.random() < 0.5 else [rng.choice(list(writer.actions) or specs)]
+    chosen = (
+        rng.sample(specs, len(specs))
+        if rng.random() < 0.5
+        else [rng.choice(list(writer.actions) or specs)]
+    )
     return " ".join(writer.action(spec, _word(observation, rng), rng) for spec in chosen)
 
 
 def calls(writer: Writer, observation: Observation, rng: random.Random) -> str:
     """The environment's actions alone, several of each; tools first, so that not every episode ends at once."""
     tools = [spec for spec in writer.actions if spec.is_tool] or list(writer.actions)
-    return " ".join(writer.action(rng.choice(tools), _word(observation, rng), rng) for _ in range(3)) if tools else ""
+    return (
+        " ".join(writer.action(rng.choice(tools), _word(observation, rng), rng) for _ in range(3))
+        if tools
+        else ""
+    )
 
 
 def malformed(writer: Writer, observation: Observation, rng: random.Random) -> str:
     """Elements that cannot be read."""
     tool = next((spec.name for spec in writer.actions if spec.is_tool), "lookup")
     body = rng.choice(_MALFORMED).replace("TOOL", tool)
-    tags = [writer.dialect.call_tag, *(writer.dialect.tag(spec) for spec in writer.actions if not spec.is_tool)]
+    tags = [
+        writer.dialect.call_tag,
+        *(writer.dialect.tag(spec) for spec in writer.actions if not spec.is_tool),
+    ]
     broken = [writer.element(tag, body) for tag in tags]
-    return " ".join([*broken, f"<{rng.choice(tags)}>", f"</{rng.choice(tags)}>", "<think>"][: rng.randint(1, 9)])
+    return " ".join(
+        [*broken, f"<{rng.choice(tags)}>", f"</{rng.choice(tags)}>", "<think>"][: rng.randint(1, 9)]
+    )
 
 
 def hostile(writer: Writer, observation: Observation, rng: random.Random) -> str:
     """Actions about control tokens, surrogates, templates, long texts, addresses."""
     tools = [spec for spec in writer.actions if spec.is_tool]
-    written = [writer.action(rng.choice(MEMORY_ACTIONS), rng.choice(HOSTILE), rng) for _ in range(3)]
+    written = [
+        writer.action(rng.choice(MEMORY_ACTIONS), rng.choice(HOSTILE), rng) for _ in range(3)
+    ]
     texts = rng.sample(HOSTILE, len(HOSTILE))
-    written += [writer.action(spec, text, rng) for text in texts for spec in tools or writer.actions]
+    written += [
+        writer.action(spec, text, rng) for text in texts for spec in tools or writer.actions
+    ]
     if tools and rng.random() < 0.3:
-        written += [writer.action(spec, texts[0], rng) for spec in writer.actions if not spec.is_tool]
+        written += [
+            writer.action(spec, texts[0], rng) for spec in writer.actions if not spec.is_tool
+        ]
     return " ".join(written)
 
 
@@ -164,7 +196,9 @@ class WordTokenizer:
         self._ids: dict[str, int] = {"<eos>": 0}
         self._words = ["<eos>"]
 
-    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> dict[str, Any]:
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
+    ) -> dict[str, Any]:
         """Ids and spans."""
         spans = [match.span() for match in re.finditer(r"\s*\S+|\s+$", text)]
         return {"input_ids": [self._id(text[a:b]) for a, b in spans], "offset_mapping": spans}
@@ -175,7 +209,9 @@ class WordTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids."""
-        return "".join(self._words[token_id] for token_id in token_ids if token_id or not skip_special_tokens)
+        return "".join(
+            self._words[token_id] for token_id in token_ids if token_id or not skip_special_tokens
+        )
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
         """The messages under their roles."""

@@ -64,7 +64,9 @@ class Bank:
         newest_first: bool = False,
     ) -> None:
         if capacity is not None and capacity < 1:
-            raise ConfigError(f"a bank's capacity is {capacity}: give at least 1, or none for no limit.")
+            raise ConfigError(
+                f"a bank's capacity is {capacity}: give at least 1, or none for no limit."
+            )
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
         self._rules = Rules(admission, retention)
         self._evaluator, self._evaluator_name = make_evaluator(evaluator), evaluator
@@ -90,7 +92,9 @@ class Bank:
         try:
             header, operations = file.read({"embedder": self._embedder.id, "seed": self._seed})
             if header["embedder"] != self._embedder.id:
-                raise ConfigError(f"{path} was made with embedder {header['embedder']!r}: use it again.")
+                raise ConfigError(
+                    f"{path} was made with embedder {header['embedder']!r}: use it again."
+                )
             contents = replay(operations)
             self._state = State(contents, await self._index_of(contents, file.path))
         except BaseException:
@@ -109,7 +113,9 @@ class Bank:
     def __len__(self) -> int:
         return len(self._state.contents.entries)
 
-    async def retrieve(self, query: str, k: int, similarity: Similarity | None = None) -> list[tuple[Entry, float]]:
+    async def retrieve(
+        self, query: str, k: int, similarity: Similarity | None = None
+    ) -> list[tuple[Entry, float]]:
         """The `k` records most like a query with how like they are, best first: what the present task is shown."""
         if k < 1:
             raise ConfigError(f"k is {k}: retrieve at least 1 record.")
@@ -154,7 +160,9 @@ class Bank:
         self._rules.tell([told])
         if vector is None:
             reason = f"evaluator:{self._evaluator_name}: {verdict.reason}"
-            refused = Operation(self.task, "create", Outcome.REJECTED, after=experience.query, reason=reason)
+            refused = Operation(
+                self.task, "create", Outcome.REJECTED, after=experience.query, reason=reason
+            )
             self._apply(refused)
         else:
             await self._add(experience, vector)
@@ -194,11 +202,15 @@ class Bank:
     async def _add(self, experience: Experience, vector: Vectors, step: int | None = None) -> None:
         step = self.task if step is None else step
         text, details = experience.query, {"execution": experience.execution, **experience.details}
-        candidate = Candidate(text, vector, Source(step), outcome=experience.outcome, details=details)
+        candidate = Candidate(
+            text, vector, Source(step), outcome=experience.outcome, details=details
+        )
         decision = self._keeper(step).decide(candidate)
         why: dict[str, Any] = {"reason": decision.reason, "score": decision.score}
         if isinstance(decision, Refused):
-            self._apply(Operation(step, "create", Outcome.REJECTED, after=text, actor=_SYSTEM, **why))
+            self._apply(
+                Operation(step, "create", Outcome.REJECTED, after=text, actor=_SYSTEM, **why)
+            )
             return
         contents, why = self._state.contents, {**why, "details": details}
         if isinstance(decision, Merged):
@@ -206,14 +218,21 @@ class Bank:
             if decision.text and decision.text != text:
                 text = decision.text
                 (vector,) = await self._embedder.embed([text], "entry")
-            entry_id, why = decision.entry_id, {**why, "before": before, "actor": self._rules.admits}
+            entry_id, why = (
+                decision.entry_id,
+                {**why, "before": before, "actor": self._rules.admits},
+            )
             written = Operation(step, "update", entry_id=entry_id, after=text, **why)
         else:
             entry_id = contents.newest_id + 1
             written = Operation(step, "create", entry_id=entry_id, after=text, actor=_SYSTEM, **why)
         self._apply(written, vector)
         if experience.outcome is not None:
-            self._apply(Operation(step, "outcome", actor=_SYSTEM, scores=((entry_id, float(experience.outcome)),)))
+            self._apply(
+                Operation(
+                    step, "outcome", actor=_SYSTEM, scores=((entry_id, float(experience.outcome)),)
+                )
+            )
 
     def _keeper(self, step: int | None = None) -> Keeper:
         step = self.task if step is None else step
@@ -248,7 +267,9 @@ class Bank:
         return index
 
 
-def demonstrations(found: Sequence[tuple[Entry, float]], template: str = "Task: {query}\nDone: {execution}") -> str:
+def demonstrations(
+    found: Sequence[tuple[Entry, float]], template: str = "Task: {query}\nDone: {execution}"
+) -> str:
     """Retrieved records as demonstrations for a prompt, the most alike last, next to the task itself.
 
     They are data: guard or escape them where the prompt is made (`atommem.untrusted`).

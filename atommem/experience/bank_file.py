@@ -45,7 +45,9 @@ class BankFile:
             os.close(self._fd)
             if not isinstance(error, BlockingIOError):
                 raise
-            raise ConfigError(f"{path} is open in another process: close that bank, or take another file.") from error
+            raise ConfigError(
+                f"{path} is open in another process: close that bank, or take another file."
+            ) from error
 
     def read(self, header: dict[str, Any]) -> tuple[dict[str, Any], list[Operation]]:
         """Its header and the operations that it holds, in order.
@@ -60,7 +62,9 @@ class BankFile:
         end = raw.rfind(b"\n") + 1
         if end < len(raw):
             if not raw.startswith(_BEGINNING[: len(raw)]):
-                raise TraceError(f"{self.path} is no experience bank, and is left as it is: take another file.")
+                raise TraceError(
+                    f"{self.path} is no experience bank, and is left as it is: take another file."
+                )
             os.ftruncate(self._fd, end)
         if not end:
             header = {"type": "experience bank", "format": FORMAT, **header}
@@ -77,7 +81,9 @@ class BankFile:
         os.close(self._fd)
 
     def _write(self, value: Any) -> None:
-        line = memoryview(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(*_ENCODING) + b"\n")
+        line = memoryview(
+            json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(*_ENCODING) + b"\n"
+        )
         length = os.fstat(self._fd).st_size
         try:
             while line:
@@ -98,8 +104,15 @@ def read_bank(raw: bytes, path: Path) -> tuple[dict[str, Any], list[Operation]]:
     lines = raw.split(b"\n")[:-1]
     try:
         found = json.loads(lines[0])
-        if not isinstance(found, dict) or (found.get("type"), found.get("format")) != ("experience bank", FORMAT):
-            raise TraceError(f"{path} is no experience bank of format {FORMAT}: import it, or take another.")
-        return found, [operation_from_json(record) for line in lines[1:] for record in json.loads(line)]
+        if not isinstance(found, dict) or (found.get("type"), found.get("format")) != (
+            "experience bank",
+            FORMAT,
+        ):
+            raise TraceError(
+                f"{path} is no experience bank of format {FORMAT}: import it, or take another."
+            )
+        return found, [
+            operation_from_json(record) for line in lines[1:] for record in json.loads(line)
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise TraceError(f"{path} is damaged: {type(error).__name__} {error}.") from error

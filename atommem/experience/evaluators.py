@@ -94,7 +94,9 @@ class Threshold:
         at_most, at_least: One of the two.
     """
 
-    def __init__(self, field: str = "error", at_most: float | None = None, at_least: float | None = None) -> None:
+    def __init__(
+        self, field: str = "error", at_most: float | None = None, at_least: float | None = None
+    ) -> None:
         if (at_most is None) == (at_least is None):
             raise ConfigError("evaluator threshold: give at_most or at_least, one of them.")
         self._field, self._at_most, self._at_least = field, at_most, at_least
@@ -103,8 +105,14 @@ class Threshold:
         """Raises ConfigError where the number is missing."""
         value = experience.details.get(self._field)
         if not isinstance(value, (int, float)):
-            raise ConfigError(f"evaluator threshold: the details have no number {self._field!r}, but {value!r}.")
-        good = value <= self._at_most if self._at_most is not None else value >= (self._at_least or 0.0)
+            raise ConfigError(
+                f"evaluator threshold: the details have no number {self._field!r}, but {value!r}."
+            )
+        good = (
+            value <= self._at_most
+            if self._at_most is not None
+            else value >= (self._at_least or 0.0)
+        )
         return Verdict(good, float(good), "" if good else f"{self._field} {value:g}")
 
 
@@ -158,20 +166,28 @@ class Judge:
     def __init__(self, url: str, model: str, max_tokens: int = 200) -> None:
         self.asked = self.unreadable = 0
         self._model, self._max_tokens = model, max_tokens
-        self._chat = ChatClient(ServerClient(url, service="judge", timeout=600.0, retries=5, max_in_flight=8))
+        self._chat = ChatClient(
+            ServerClient(url, service="judge", timeout=600.0, retries=5, max_in_flight=8)
+        )
 
     async def evaluate(self, experience: Experience, rng: np.random.Generator) -> Verdict:
         """Raises OutageError where the server is out of reach: an outage is no verdict."""
-        prompt = _PROMPT.format(query=_indented(experience.query), execution=_indented(experience.execution))
+        prompt = _PROMPT.format(
+            query=_indented(experience.query), execution=_indented(experience.execution)
+        )
         messages = [{"role": "user", "content": prompt}]
-        reply = await self._chat.ask(self._model, messages, max_tokens=self._max_tokens, temperature=0.0)
+        reply = await self._chat.ask(
+            self._model, messages, max_tokens=self._max_tokens, temperature=0.0
+        )
         self.asked += 1
         first = reply.text.strip().splitlines()[:1]
         said = first[0].strip(" .*#:").casefold() if first else ""
         if said not in ("yes", "no"):
             self.unreadable += 1
             return Verdict(False, None, "the judge's reply begins with neither yes nor no")
-        return Verdict(said == "yes", float(said == "yes"), "" if said == "yes" else "the judge says no")
+        return Verdict(
+            said == "yes", float(said == "yes"), "" if said == "yes" else "the judge says no"
+        )
 
 
 def _indented(text: str) -> str:

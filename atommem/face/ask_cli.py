@@ -46,12 +46,19 @@ def main(argv: list[str] | None = None) -> int:
         text = None  # before there is an event loop, in which Ctrl-C would wait for the end of the input
         if arguments.file is not None:
             is_input = arguments.file == "-"
-            text = decoded(sys.stdin.buffer.read(), "standard input") if is_input else read_file(Path(arguments.file))
+            text = (
+                decoded(sys.stdin.buffer.read(), "standard input")
+                if is_input
+                else read_file(Path(arguments.file))
+            )
         with _held(arguments.memory):
             return asyncio.run(_run(arguments, text))
     except KeyboardInterrupt:
         kept = f" What was read is in {arguments.memory}; the same command goes on from there."
-        print(f"\natommem ask: interrupted.{kept if arguments.memory is not None else ''}", file=sys.stderr)
+        print(
+            f"\natommem ask: interrupted.{kept if arguments.memory is not None else ''}",
+            file=sys.stderr,
+        )
         return EXIT_INTERRUPTED
 
 
@@ -93,8 +100,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         description="Read FILE into a memory, chunk by chunk, and answer questions from it. The policy sees the "
         "questions while it reads. Answers go to standard output, everything else to standard error.",
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="A text file (UTF-8); - is standard input.")
-    parser.add_argument("questions", metavar="QUESTION", nargs="*", help="Each is answered in turn.")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="A text file (UTF-8); - is standard input."
+    )
+    parser.add_argument(
+        "questions", metavar="QUESTION", nargs="*", help="Each is answered in turn."
+    )
     parser.add_argument(
         "--policy",
         nargs="+",
@@ -102,8 +113,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "of one model, or of a chat server (--api chat). Unset with --memory: that of the memory.",
     )
     parser.add_argument("--api", default=argparse.SUPPRESS, help=API_HELP)
-    parser.add_argument("--model", default=argparse.SUPPRESS, help="Name of the model on the server.")
-    parser.add_argument("--tokenizer", default=argparse.SUPPRESS, help="Tokenizer folder or hub name (server).")
+    parser.add_argument(
+        "--model", default=argparse.SUPPRESS, help="Name of the model on the server."
+    )
+    parser.add_argument(
+        "--tokenizer", default=argparse.SUPPRESS, help="Tokenizer folder or hub name (server)."
+    )
     parser.add_argument(
         "--memory",
         type=Path,
@@ -112,10 +127,16 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "that it was reading when it was interrupted is read on.",
     )
     parser.add_argument(
-        "--no_reading", action="store_true", help="All arguments are questions to --memory: nothing is read."
+        "--no_reading",
+        action="store_true",
+        help="All arguments are questions to --memory: nothing is read.",
     )
-    parser.add_argument("--json", action="store_true", help="Print one JSON object: answers, and what was shown.")
-    parser.add_argument("--quiet", action="store_true", help="Neither progress nor sources on standard error.")
+    parser.add_argument(
+        "--json", action="store_true", help="Print one JSON object: answers, and what was shown."
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="Neither progress nor sources on standard error."
+    )
     add_settings(parser, ahead.parse_known_args(argv)[0].environment)
     arguments = parser.parse_intermixed_args(argv)
     _check(arguments)
@@ -127,18 +148,27 @@ def _check(arguments: argparse.Namespace) -> None:
     exists = arguments.memory is not None and saved.holds_memory(arguments.memory)
     if arguments.no_reading:
         if not exists:
-            raise ConfigError("no_reading is for a memory that exists: give its folder as --memory.")
-        arguments.questions = [*([arguments.file] if arguments.file is not None else []), *arguments.questions]
+            raise ConfigError(
+                "no_reading is for a memory that exists: give its folder as --memory."
+            )
+        arguments.questions = [
+            *([arguments.file] if arguments.file is not None else []),
+            *arguments.questions,
+        ]
         arguments.file = None
     elif arguments.file is None:
         raise ConfigError("no FILE is given: atommem ask FILE QUESTION --policy POLICY.")
     elif arguments.file != "-" and not Path(arguments.file).exists():
-        raise ConfigError(f"there is no file {arguments.file!r}: atommem ask FILE QUESTION --policy POLICY.")
+        raise ConfigError(
+            f"there is no file {arguments.file!r}: atommem ask FILE QUESTION --policy POLICY."
+        )
     if not arguments.questions or not all(question.strip() for question in arguments.questions):
         raise ConfigError("no question is given: atommem ask FILE QUESTION --policy POLICY.")
     check_writable("memory", arguments.memory, folder=True)
     if arguments.policy is None and not exists:
-        raise ConfigError("no policy is given: --policy FOLDER, or --policy URL with --tokenizer or --api chat.")
+        raise ConfigError(
+            "no policy is given: --policy FOLDER, or --policy URL with --tokenizer or --api chat."
+        )
 
 
 async def _run(arguments: argparse.Namespace, text: str | None) -> int:
@@ -158,7 +188,13 @@ async def _run(arguments: argparse.Namespace, text: str | None) -> int:
             if text is not None:
                 name = "" if arguments.file == "-" else Path(arguments.file).name
                 with _bar(arguments.quiet) as progress:
-                    await memory.read(text, questions=arguments.questions, name=name, progress=progress, again=False)
+                    await memory.read(
+                        text,
+                        questions=arguments.questions,
+                        name=name,
+                        progress=progress,
+                        again=False,
+                    )
             for question in arguments.questions:
                 answers.append(await memory.ask(question))
                 if not arguments.json:
@@ -175,7 +211,9 @@ async def _run(arguments: argparse.Namespace, text: str | None) -> int:
 @contextmanager
 def _bar(quiet: bool) -> Iterator[Progress]:
     """A progress bar on standard error; none where that is no terminal."""
-    with tqdm(desc="reading", unit="chunk", disable=True if quiet else None, dynamic_ncols=True) as bar:
+    with tqdm(
+        desc="reading", unit="chunk", disable=True if quiet else None, dynamic_ncols=True
+    ) as bar:
 
         def progress(done: int, chunks: int) -> None:
             bar.total = chunks
@@ -192,11 +230,15 @@ def _print(answer: Answer, arguments: argparse.Namespace) -> None:
     if answer.text is None:
         print("(the policy gave no answer)", file=sys.stderr)
     for entry in answer.entries:
-        source = "" if entry.source is None or entry.source.piece is None else f" ({entry.source.piece})"
+        source = (
+            "" if entry.source is None or entry.source.piece is None else f" ({entry.source.piece})"
+        )
         print(f"  shown: {' '.join(entry.text.split())}{source}", file=sys.stderr)
 
 
-def _report(arguments: argparse.Namespace, memory: AsyncMemory, answers: list[Answer]) -> dict[str, Any]:
+def _report(
+    arguments: argparse.Namespace, memory: AsyncMemory, answers: list[Answer]
+) -> dict[str, Any]:
     return {
         "file": arguments.file,
         "answers": [answer.to_json() for answer in answers],

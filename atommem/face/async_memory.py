@@ -96,7 +96,12 @@ class AsyncMemory:
 
     @classmethod
     async def load(
-        cls, folder: str | os.PathLike[str], policy: Any = None, *, reembed: bool = False, **settings: Any
+        cls,
+        folder: str | os.PathLike[str],
+        policy: Any = None,
+        *,
+        reembed: bool = False,
+        **settings: Any,
     ) -> Self:
         """A memory that was saved.
 
@@ -158,7 +163,9 @@ class AsyncMemory:
         self._engine.check_open()
         asked = [questions] if isinstance(questions, str) else list(questions)
         if goal is not None and asked:
-            raise ConfigError("read() was given questions and a goal: the goal takes the place of questions.")
+            raise ConfigError(
+                "read() was given questions and a goal: the goal takes the place of questions."
+            )
         async with self._lock:
             text, own = await asyncio.to_thread(text_of, source)
             shown = asked if goal is None else [goal]
@@ -175,9 +182,17 @@ class AsyncMemory:
     def _reading(self, observations: Sequence[Observation], name: str, again: bool) -> Reading:
         """The one that goes on: the last one, if it was interrupted in this text; else a new one."""
         new = Reading(name, len(observations), _digest(observations))
-        if self._readings and not self._readings[-1].complete and self._readings[-1].sha256 == new.sha256:
+        if (
+            self._readings
+            and not self._readings[-1].complete
+            and self._readings[-1].sha256 == new.sha256
+        ):
             return self._readings[-1]
-        done = [reading for reading in self._readings if reading.complete and reading.sha256 == new.sha256]
+        done = [
+            reading
+            for reading in self._readings
+            if reading.complete and reading.sha256 == new.sha256
+        ]
         if done and not again:
             return done[-1]
         self._readings.append(new)
@@ -270,7 +285,9 @@ class AsyncMemory:
             OutageError: The embedder, which entries deleted or changed since need, is out of reach.
         """
         if not 0 <= step <= self.steps:
-            raise ConfigError(f"step is {step}: this memory has had {self.steps} steps, give 0 to {self.steps}.")
+            raise ConfigError(
+                f"step is {step}: this memory has had {self.steps} steps, give 0 to {self.steps}."
+            )
         twin = await self.fork()
         await twin._session.memory.undo(step)
         twin._session.turns = step

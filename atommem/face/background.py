@@ -23,7 +23,9 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     loop, thread = _background()
     if threading.current_thread() is thread:
         coroutine.close()
-        raise ConfigError("a Memory was used from its own progress callback: use an AsyncMemory for that.")
+        raise ConfigError(
+            "a Memory was used from its own progress callback: use an AsyncMemory for that."
+        )
     ended = threading.Event()
 
     async def watched() -> Result:

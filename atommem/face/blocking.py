@@ -33,7 +33,12 @@ class Memory:
 
     @classmethod
     def load(
-        cls, folder: str | os.PathLike[str], policy: Any = None, *, reembed: bool = False, **settings: Any
+        cls,
+        folder: str | os.PathLike[str],
+        policy: Any = None,
+        *,
+        reembed: bool = False,
+        **settings: Any,
     ) -> Self:
         """A memory that was saved; see `AsyncMemory.load`."""
         return cls._of(run(AsyncMemory.load(folder, policy, reembed=reembed, **settings)))
@@ -49,7 +54,11 @@ class Memory:
         progress: Progress | None = None,
     ) -> Reading:
         """Read a text, its pieces, or the file at a `Path`; see `AsyncMemory.read`."""
-        return run(self._memory.read(source, questions=questions, goal=goal, name=name, again=again, progress=progress))
+        return run(
+            self._memory.read(
+                source, questions=questions, goal=goal, name=name, again=again, progress=progress
+            )
+        )
 
     def ask(self, question: str, *, keep: bool = True) -> Answer:
         """Ask the memory; see `AsyncMemory.ask`."""

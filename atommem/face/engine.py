@@ -63,9 +63,13 @@ class Engine:
         if isinstance(policy, (str, os.PathLike, list, tuple)):
             names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
             named = None if tokenizer is None else _place(tokenizer)
-            choice = PolicyChoice([_place(name) for name in names], api, model, named, max_in_flight)
+            choice = PolicyChoice(
+                [_place(name) for name in names], api, model, named, max_in_flight
+            )
         elif not (hasattr(policy, "complete") or hasattr(policy, "complete_chat")):
-            raise ConfigError(f"policy is a {type(policy).__name__}: give a model folder, a server's URL, or a Policy.")
+            raise ConfigError(
+                f"policy is a {type(policy).__name__}: give a model folder, a server's URL, or a Policy."
+            )
         folder = choice.settings_folder if choice is not None else ""
         if isinstance(embedder, str):
             given["embedder"] = embedder
@@ -77,7 +81,9 @@ class Engine:
         elif isinstance(tokenizer, (str, Path)):
             tokenizer = load_tokenizer(os.fspath(tokenizer))
         if tokenizer is None:
-            raise ConfigError(f"policy {type(policy).__name__} has no tokenizer: give one as tokenizer.")
+            raise ConfigError(
+                f"policy {type(policy).__name__} has no tokenizer: give one as tokenizer."
+            )
         if embedder is None or isinstance(embedder, str):
             embedder = _make_embedder(settings)
         agent = Agent(
@@ -94,7 +100,9 @@ class Engine:
     def check_open(self) -> None:
         """Raise ConfigError where it has been closed."""
         if self.closed:
-            raise ConfigError("this memory is closed: its policy is gone. Memory.load opens one that was saved.")
+            raise ConfigError(
+                "this memory is closed: its policy is gone. Memory.load opens one that was saved."
+            )
 
     async def close(self) -> None:
         """Free models and connections."""

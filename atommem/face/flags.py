@@ -32,7 +32,11 @@ def add_settings(parser: ArgumentParser, environment: str) -> None:
         (f"environment {environment}", find_environment(environment).config_class),
         ("sampling", Sampling),
     ):
-        about = "In brackets: what holds where the policy's folder says nothing else." if kind is MemoryConfig else None
+        about = (
+            "In brackets: what holds where the policy's folder says nothing else."
+            if kind is MemoryConfig
+            else None
+        )
         group = parser.add_argument_group(f"settings: {title}", about)
         add_fields(group, kind, _SAMPLING_HELP, but=("affinity",))
     group.add_argument(

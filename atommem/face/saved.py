@@ -65,7 +65,11 @@ def write(folder: str | os.PathLike[str], saved: Saved) -> Path:
     """
     path = Path(folder)
     ours = (SESSION_FILE, MEMORY_FILE)
-    if path.is_dir() and not holds_memory(path) and not all(item.name.startswith(ours) for item in path.iterdir()):
+    if (
+        path.is_dir()
+        and not holds_memory(path)
+        and not all(item.name.startswith(ours) for item in path.iterdir())
+    ):
         raise DataError(f"{path} holds other things and no memory: give a folder of its own.")
     about = {
         "format": FORMAT,
@@ -77,7 +81,9 @@ def write(folder: str | os.PathLike[str], saved: Saved) -> Path:
     try:
         text = json.dumps(about, indent=2)
     except TypeError as error:
-        raise ConfigError(f"a setting of this memory is no JSON value ({error}): give plain values.") from error
+        raise ConfigError(
+            f"a setting of this memory is no JSON value ({error}): give plain values."
+        ) from error
     try:
         path.mkdir(parents=True, exist_ok=True)
         saved.session.save(path / SESSION_FILE)
@@ -85,7 +91,9 @@ def write(folder: str | os.PathLike[str], saved: Saved) -> Path:
         draft.write_text(text + "\n", encoding="utf-8")
         os.replace(draft, path / MEMORY_FILE)
     except OSError as error:
-        raise DataError(f"the memory cannot be written to {path}: {error.strerror or error}.") from error
+        raise DataError(
+            f"the memory cannot be written to {path}: {error.strerror or error}."
+        ) from error
     return path
 
 
@@ -104,17 +112,23 @@ def read(folder: str | os.PathLike[str]) -> Saved:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{folder} holds no memory that can be read: {error}. Memory.save writes one.") from error
+        raise DataError(
+            f"{folder} holds no memory that can be read: {error}. Memory.save writes one."
+        ) from error
     except ValueError as error:
         raise DataError(f"{path} is no memory, or damaged: {error}.") from error
     try:
         if about["format"] != FORMAT:
             raise DataError(f"{path} has format {about['format']!r}, this version reads {FORMAT}.")
-        readings = tuple(Reading(**{**item, "steps": tuple(item["steps"])}) for item in about["readings"])
+        readings = tuple(
+            Reading(**{**item, "steps": tuple(item["steps"])}) for item in about["readings"]
+        )
         parts = about["policy"], about["given"], about["embedder"]
         return Saved(*parts, readings, SessionState.load(path.with_name(SESSION_FILE)))
     except (KeyError, TypeError, TraceError) as error:
-        raise DataError(f"the memory in {folder} is damaged: {type(error).__name__} {error}.") from error
+        raise DataError(
+            f"the memory in {folder} is damaged: {type(error).__name__} {error}."
+        ) from error
 
 
 def open_engine(saved: Saved, policy: Any, settings: Mapping[str, Any], reembed: bool) -> Engine:
@@ -136,4 +150,6 @@ def open_engine(saved: Saved, policy: Any, settings: Mapping[str, Any], reembed:
                 f"the memory was made with the policy at {far[0]}: give policy={far[0]!r} if its texts may go there."
             )
     stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(saved.embedder))
-    return Engine.open(policy, stored=stored, **{**without_addresses(saved.given), **opening, **settings})
+    return Engine.open(
+        policy, stored=stored, **{**without_addresses(saved.given), **opening, **settings}
+    )

@@ -47,7 +47,11 @@ class Settings:
         name = values.get("environment") or DEFAULT_ENVIRONMENT
         world = find_environment(name).config_class
         kinds = (MemoryConfig, EmbedderConfig, world)
-        known = [*(item.name for kind in kinds for item in fields(kind)), *SAMPLING, "chat_template_kwargs"]
+        known = [
+            *(item.name for kind in kinds for item in fields(kind)),
+            *SAMPLING,
+            "chat_template_kwargs",
+        ]
         for wrong in sorted({*given} - {*known}):
             hint = close_match(wrong, known) or f": there are {', '.join(known)}"
             raise ConfigError(f"there is no setting {wrong!r}{hint}.")

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from atommem.errors import DataError
 
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
@@ -21,7 +25,9 @@ def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
         return read_file(source), source.name
     if isinstance(source, str):
         if "\n" not in source and len(source) < 4096 and _is_file(source):
-            raise DataError(f"{source!r} is the path of a file, and would be read as a text: give Path({source!r}).")
+            raise DataError(
+                f"{source!r} is the path of a file, and would be read as a text: give Path({source!r})."
+            )
         return _not_blank(source, "the text"), ""
     if isinstance(source, (bytes, bytearray)):
         raise DataError("bytes were given to be read: decode them first.")
@@ -63,7 +69,9 @@ def decoded(raw: bytes, name: str) -> str:
             "PDF or an office file, extract the text first."
         ) from error
     if "\0" in text:
-        raise DataError(f"{name} is a binary file (a NUL at {text.index(chr(0))}): give plain text.")
+        raise DataError(
+            f"{name} is a binary file (a NUL at {text.index(chr(0))}): give plain text."
+        )
     return _not_blank(text, name)
 
 

@@ -64,14 +64,22 @@ class Change:
     """The actions of one completion being applied to a memory: what `WorkingMemory.apply` does. Used once."""
 
     def __init__(
-        self, resources: Resources, state: State, step: int, source: Source | None, actor: str, seed: int
+        self,
+        resources: Resources,
+        state: State,
+        step: int,
+        source: Source | None,
+        actor: str,
+        seed: int,
     ) -> None:
         self._resources = resources
         self._state = state
         self._step = step
         self._source = source
         self._actor = actor
-        self._keeper = Keeper(resources.rules, state, resources.config.capacity, step, seed, self._apply)
+        self._keeper = Keeper(
+            resources.rules, state, resources.config.capacity, step, seed, self._apply
+        )
         self._operations: list[Operation] = []
         self._query_vector = self._vector_before = state.query_vector
         self._changed = False
@@ -80,10 +88,15 @@ class Change:
 
     async def run(self, actions: Sequence[Action]) -> list[Operation]:
         """Apply `actions` and retrieve; the operations."""
-        shown = {handle: entry_id for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)}
+        shown = {
+            handle: entry_id
+            for handle, (entry_id, _) in enumerate(self._state.contents.shown, start=1)
+        }
         writes = [self._prepare(action, shown) for action in actions]
         await self._embed(writes)
-        creates = [write.text for write in writes if write.action.kind == "create" and not write.disabled]
+        creates = [
+            write.text for write in writes if write.action.kind == "create" and not write.disabled
+        ]
         await self._resources.rules.prepare(creates)
         work = self._work(writes)
         text = await self._advance(work, None, writes)
@@ -93,7 +106,9 @@ class Change:
             text = await self._advance(work, vector, writes)
         return self._operations
 
-    def forget(self, entry_ids: Iterable[int], kinds: Container[str], reason: str) -> list[Operation]:
+    def forget(
+        self, entry_ids: Iterable[int], kinds: Container[str], reason: str
+    ) -> list[Operation]:
         """Delete entries, and empty the scratchpad and the query as `kinds` say; the operations."""
         contents = self._state.contents
         cause: dict[str, Any] = {"actor": self._actor, "reason": reason}
@@ -101,7 +116,9 @@ class Change:
             before = contents.entries[entry_id].text
             self._apply(Operation(self._step, "delete", entry_id=entry_id, before=before, **cause))
         if "scratchpad" in kinds:
-            self._apply(Operation(self._step, "scratchpad", before=contents.scratchpad, after="", **cause))
+            self._apply(
+                Operation(self._step, "scratchpad", before=contents.scratchpad, after="", **cause)
+            )
         if "read" in kinds:
             self._apply(Operation(self._step, "read", before=contents.query, **cause))
             self._query_vector = None
@@ -112,7 +129,12 @@ class Change:
     def edit(self, entry_id: int, text: str, vector: Vectors) -> list[Operation]:
         """Replace the text of an entry that is there, whether or not it is shown; the operations."""
         before = self._state.contents.entries[entry_id].text
-        fields: dict[str, Any] = {"before": before, "after": text, "actor": self._actor, "source": self._source}
+        fields: dict[str, Any] = {
+            "before": before,
+            "after": text,
+            "actor": self._actor,
+            "source": self._source,
+        }
         self._apply(Operation(self._step, "update", entry_id=entry_id, **fields), vector)
         self._retrieve()
         return self._operations
@@ -143,10 +165,18 @@ class Change:
                 yield from self._create(write)
             elif kind == "scratchpad":
                 before = self._state.contents.scratchpad
-                self._note(write, before=before, after=write.text, reason=write.reason, source=self._source)
+                self._note(
+                    write, before=before, after=write.text, reason=write.reason, source=self._source
+                )
             elif kind == "read":
                 query = self._state.contents.query
-                self._note(write, before=query, after=write.text or None, reason=write.reason, source=self._source)
+                self._note(
+                    write,
+                    before=query,
+                    after=write.text or None,
+                    reason=write.reason,
+                    source=self._source,
+                )
                 self._changed = True
             else:
                 self._change(write)
@@ -180,14 +210,17 @@ class Change:
         stored = [
             write
             for write in enabled
-            if write.action.kind == "create" or (write.action.kind == "update" and write.entry_id is not None)
+            if write.action.kind == "create"
+            or (write.action.kind == "update" and write.entry_id is not None)
         ]
         query = self._state.contents.query
         reads = [write.text for write in enabled if write.action.kind == "read"]
         if reads:
             query, self._query_vector = (reads[-1] or None), None
         # After a restore the query has no vector yet: it needs one as soon as something may change what it finds.
-        searched = any(write.action.kind != "scratchpad" for write in enabled) or resources.rules.sweeps
+        searched = (
+            any(write.action.kind != "scratchpad" for write in enabled) or resources.rules.sweeps
+        )
         asked = [query] if query is not None and self._query_vector is None and searched else []
         if not stored and not asked:
             return
@@ -224,12 +257,20 @@ class Change:
         resources, actor = self._resources, self._resources.rules.admits
         entry = self._state.contents.entries.get(merged.entry_id)
         if entry is None:
-            raise ConfigError(f"{actor} merges into entry {merged.entry_id}, which is not there: mend the rule.")
+            raise ConfigError(
+                f"{actor} merges into entry {merged.entry_id}, which is not there: mend the rule."
+            )
         text, vector = write.text, write.vector
         if merged.text is not None and merged.text != text:
             text = resources.cut(merged.text, resources.config.entry_tokens)
             vector = yield text
-        self._note(write, Outcome.MERGED, entry_id=entry.id, after=write.text, reason=f"{actor}: {merged.reason}")
+        self._note(
+            write,
+            Outcome.MERGED,
+            entry_id=entry.id,
+            after=write.text,
+            reason=f"{actor}: {merged.reason}",
+        )
         self._apply(
             Operation(
                 self._step,
@@ -264,7 +305,9 @@ class Change:
                 before=entry.text,
                 after=write.text,
                 reason=write.reason,
-                score=self._keeper.rated(Candidate(write.text, write.vector, source, replaces=entry.id)),
+                score=self._keeper.rated(
+                    Candidate(write.text, write.vector, source, replaces=entry.id)
+                ),
                 source=self._source,
             )
 
@@ -276,16 +319,26 @@ class Change:
             scores = ()
         elif self._changed:
             assert self._query_vector is not None, "a query was embedded when it was read"
-            scores = tuple(state.index.search(self._query_vector, self._resources.config.retrieve_k))
+            scores = tuple(
+                state.index.search(self._query_vector, self._resources.config.retrieve_k)
+            )
         if state.contents.query is not None or state.contents.shown:
             self._apply(Operation(self._step, "retrieve", actor=MEMORY, scores=scores))
         state.query_vector = self._query_vector
 
     def _note(
-        self, write: _Write, outcome: Outcome = Outcome.APPLIED, *, vector: Vectors | None = None, **fields: Any
+        self,
+        write: _Write,
+        outcome: Outcome = Outcome.APPLIED,
+        *,
+        vector: Vectors | None = None,
+        **fields: Any,
     ) -> None:
         """The line of the log that an action has."""
-        self._apply(Operation(self._step, str(write.action.kind), outcome, actor=self._actor, **fields), vector)
+        self._apply(
+            Operation(self._step, str(write.action.kind), outcome, actor=self._actor, **fields),
+            vector,
+        )
 
     def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
         """Apply an operation to the contents and to the vectors that cache them."""

@@ -20,7 +20,11 @@ from atommem.memory.neighbours import Neighbours
 Numbers = npt.NDArray[np.float64]
 _DETAILS = ("steps",)
 """Numbers that rules know in `Entry.details`."""
-_ATTRIBUTES = [item.name for item in fields(Entry) if item.type in ("int", "float", "int | None", "float | None")]
+_ATTRIBUTES = [
+    item.name
+    for item in fields(Entry)
+    if item.type in ("int", "float", "int | None", "float | None")
+]
 _attributes_of = attrgetter(*_ATTRIBUTES)
 _FIRST_ROWS = 16
 
@@ -55,7 +59,9 @@ class Columns:
         """One field of all entries, shape (n,): a view that is not to be changed."""
         row = self._rows.get(name)
         if row is None:
-            raise ConfigError(f"entries have no number {name!r}: rules can ask for {', '.join(self.names)}.")
+            raise ConfigError(
+                f"entries have no number {name!r}: rules can ask for {', '.join(self.names)}."
+            )
         return self._table[row, : self._size]
 
     def computed(self, function: Callable[[Entry], float]) -> Numbers:
@@ -65,7 +71,9 @@ class Columns:
             row = self._rows[function] = len(self._table)
             self._functions.append(function)
             self._table = np.concatenate([self._table, np.full_like(self._table[:1], np.nan)])
-            self._table[row, : self._size] = [function(self._entries[i]) for i in self._index.ids.tolist()]
+            self._table[row, : self._size] = [
+                function(self._entries[i]) for i in self._index.ids.tolist()
+            ]
         return self._table[row, : self._size]
 
     @property
@@ -92,7 +100,9 @@ class Columns:
             if place == self._size:
                 self._size += 1
                 if self._size > self._table.shape[1]:
-                    self._table = np.concatenate([self._table, np.full_like(self._table, np.nan)], axis=1)
+                    self._table = np.concatenate(
+                        [self._table, np.full_like(self._table, np.nan)], axis=1
+                    )
             self._table[:, place] = self._row(entry)
         if moved and self._nearest is not None:
             self._nearest.follow(entry_id)

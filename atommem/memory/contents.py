@@ -70,7 +70,9 @@ class Contents:
         self.newest_id = new
         source = operation.source or Source(step)
         text, details = _written(operation), operation.details
-        self.entries[new] = Entry(new, text, step, step, source=source, score=operation.score, details=details)
+        self.entries[new] = Entry(
+            new, text, step, step, source=source, score=operation.score, details=details
+        )
 
     def _update(self, operation: Operation) -> None:
         entry = self._addressed(operation)
@@ -108,7 +110,9 @@ class Contents:
 
     def _scored(self, operation: Operation, changed: Callable[[Entry, float], Entry]) -> None:
         """Change the entries that it has scores of; all of them are there, or none is changed."""
-        for entry, score in [(self._present(operation, entry_id), score) for entry_id, score in operation.scores]:
+        for entry, score in [
+            (self._present(operation, entry_id), score) for entry_id, score in operation.scores
+        ]:
             self.entries[entry.id] = changed(entry, score)
 
     def _addressed(self, operation: Operation) -> Entry:
@@ -174,7 +178,9 @@ class Snapshot:
         """
         if not isinstance(record, Mapping) or record.get("format") != SNAPSHOT_FORMAT:
             found = record.get("format") if isinstance(record, Mapping) else type(record).__name__
-            raise TraceError(f"this is no memory snapshot of format {SNAPSHOT_FORMAT} (its format is {found!r}).")
+            raise TraceError(
+                f"this is no memory snapshot of format {SNAPSHOT_FORMAT} (its format is {found!r})."
+            )
         try:
             entries = map(entry_from_json, record["entries"])
             contents = Contents(
@@ -188,7 +194,9 @@ class Snapshot:
             )
             return Snapshot(record["embedder"], contents, record["seed"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TraceError(f"a memory snapshot is broken: {type(error).__name__} {error}.") from error
+            raise TraceError(
+                f"a memory snapshot is broken: {type(error).__name__} {error}."
+            ) from error
 
 
 def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Contents:

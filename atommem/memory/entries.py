@@ -80,7 +80,9 @@ class Entry:
     def used_again(self, outcome: float) -> Self:
         """It after one more question or task that it was shown for has ended so."""
         mean = 0.0 if self.mean_outcome is None else self.mean_outcome
-        return replace(self, uses=self.uses + 1, mean_outcome=mean + (outcome - mean) / (self.uses + 1))
+        return replace(
+            self, uses=self.uses + 1, mean_outcome=mean + (outcome - mean) / (self.uses + 1)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,14 +85,18 @@ class VectorIndex:
         first, size = len(self._rows), len(self._rows) + len(rows)
         new = {int(entry_id): first + place for place, entry_id in enumerate(ids)}
         if len(new) < len(rows) or any(entry_id in self._rows for entry_id in new):
-            raise ConfigError(f"{len(rows)} vectors came with ids that repeat or are there already: give each id once.")
+            raise ConfigError(
+                f"{len(rows)} vectors came with ids that repeat or are there already: give each id once."
+            )
         self._make_room(size)
         self._rows.update(new)
         self._ids[first:size] = ids
         while first < size:
             number, place = divmod(first, self._block_rows)
             end = min(size, (number + 1) * self._block_rows)
-            self._block(number)[place : place + end - first] = rows[len(rows) - (size - first) : len(rows) - size + end]
+            self._block(number)[place : place + end - first] = rows[
+                len(rows) - (size - first) : len(rows) - size + end
+            ]
             first = end
 
     def remove(self, entry_id: int) -> None:
@@ -137,7 +141,9 @@ class VectorIndex:
         used = self._blocks[: -(-size // self._block_rows)]
         if not used:
             return np.empty((0, self.dim), dtype=np.float32)
-        return np.concatenate([block[: size - n * self._block_rows] for n, block in enumerate(used)])
+        return np.concatenate(
+            [block[: size - n * self._block_rows] for n, block in enumerate(used)]
+        )
 
     def cosines(self, vector: Vectors) -> Vectors:
         """The inner product of a vector (dim,) with every row, in the order of `ids`: shape (n,), float32."""
@@ -150,7 +156,9 @@ class VectorIndex:
     def products(self, vectors: Vectors) -> Vectors:
         """As `cosines` for several vectors, shape (m, dim): shape (m, n)."""
         scores = np.empty((len(vectors), len(self._rows)), dtype=np.float32)
-        if len(vectors) <= _FEW_VECTORS:  # a product of two matrices would first copy the blocks into its own order
+        if (
+            len(vectors) <= _FEW_VECTORS
+        ):  # a product of two matrices would first copy the blocks into its own order
             for vector, row in zip(vectors, scores, strict=True):
                 self._score(vector, row, 0, len(self._blocks))
             return scores
@@ -178,7 +186,11 @@ class VectorIndex:
     def fork(self) -> VectorIndex:
         """The same vectors, to be changed apart from these."""
         twin = VectorIndex(self.dim)
-        twin._blocks, twin._ids, twin._rows = list(self._blocks), self._ids.copy(), self._rows.copy()
+        twin._blocks, twin._ids, twin._rows = (
+            list(self._blocks),
+            self._ids.copy(),
+            self._rows.copy(),
+        )
         self._shared, twin._shared = set(range(len(self._blocks))), set(range(len(self._blocks)))
         return twin
 
@@ -223,7 +235,9 @@ class VectorIndex:
         norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
         wrong = norms[~(np.abs(norms - 1.0) <= _NORM_TOLERANCE)]
         if len(wrong):
-            raise ConfigError(f"vector has norm {wrong[0]:.4g} instead of 1: the embedder has to return unit vectors.")
+            raise ConfigError(
+                f"vector has norm {wrong[0]:.4g} instead of 1: the embedder has to return unit vectors."
+            )
         return rows
 
     def _score(self, query: Vectors, scores: Vectors, first: int, last: int) -> None:
@@ -253,11 +267,17 @@ class VectorIndex:
         # The first block grows, for most stores are small; the others are there whole, and take memory as they fill.
         if self._blocks and len(self._blocks[0]) < min(size, self._block_rows):
             small = self._blocks[0]
-            self._blocks[0] = np.empty((min(self._block_rows, max(size, 2 * len(small))), self.dim), dtype=np.float32)
+            self._blocks[0] = np.empty(
+                (min(self._block_rows, max(size, 2 * len(small))), self.dim), dtype=np.float32
+            )
             self._blocks[0][: len(small)] = small
             self._shared.discard(0)
         if not self._blocks:
-            self._blocks.append(np.empty((min(self._block_rows, max(size, _FIRST_ROWS)), self.dim), dtype=np.float32))
+            self._blocks.append(
+                np.empty(
+                    (min(self._block_rows, max(size, _FIRST_ROWS)), self.dim), dtype=np.float32
+                )
+            )
         while len(self._blocks) * self._block_rows < size:
             slab = np.empty((_SLAB_BLOCKS, self._block_rows, self.dim), dtype=np.float32)
             self._blocks += list(slab)
@@ -276,12 +296,16 @@ def best(scores: Vectors, ids: Ids, k: int) -> Hits:
         return []
     kth = np.float64(np.partition(scores, len(scores) - k)[len(scores) - k])
     # The group of rank k, whatever its best score is, reaches no lower than this.
-    places = np.flatnonzero(~(scores < kth - TIE_TOLERANCE))  # a score that is no number is the last
+    places = np.flatnonzero(
+        ~(scores < kth - TIE_TOLERANCE)
+    )  # a score that is no number is the last
     places = places[np.argsort(-scores[places], kind="stable")]
     falling = -scores[places].astype(np.float64)
     chosen: list[int] = []
     while len(chosen) < k:
         first = len(chosen)
-        group = places[first : np.searchsorted(falling, falling[first] + TIE_TOLERANCE, side="right")]
+        group = places[
+            first : np.searchsorted(falling, falling[first] + TIE_TOLERANCE, side="right")
+        ]
         chosen += group[np.argsort(ids[group])][: k - first].tolist()
     return [(int(ids[place]), round(float(scores[place]), 6)) for place in chosen]

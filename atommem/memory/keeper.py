@@ -93,7 +93,9 @@ class Keeper:
             if eviction.entry_id is None:
                 return Refused(f"{rules.retains}: {eviction.reason}", _number(eviction.score))
             self._give_up(eviction)
-        return Accepted(f"{rules.admits}: {admission.reason}" if admission.reason else "", candidate.score)
+        return Accepted(
+            f"{rules.admits}: {admission.reason}" if admission.reason else "", candidate.score
+        )
 
     def rated(self, candidate: Candidate, score: float | None = None) -> float | None:
         """What the retention rule says that a text is worth; `score` where it has no opinion."""
@@ -129,7 +131,9 @@ class Keeper:
         """The store as rules see it now."""
         state = self.state
         seed = (self.seed, state.contents.position)
-        return StoreState(state.contents.entries, state.index, state.numbers, self.step, self.capacity, seed)
+        return StoreState(
+            state.contents.entries, state.index, state.numbers, self.step, self.capacity, seed
+        )
 
 
 def _number(score: float | None) -> float | None:

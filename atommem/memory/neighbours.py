@@ -38,7 +38,9 @@ class Neighbours:
             found = index.products(index.vectors(index.ids[places].tolist()))
             if self._all is not None:
                 self._all[places, :size] = found
-            self._sums[places] = found.sum(axis=1, dtype=np.float64) - found[np.arange(len(places)), places]
+            self._sums[places] = (
+                found.sum(axis=1, dtype=np.float64) - found[np.arange(len(places)), places]
+            )
             self._note(places, found)
 
     def nearest(self) -> Vectors:
@@ -118,7 +120,9 @@ class Neighbours:
             for place in places.tolist():  # mostly none to two
                 self._note_one(place, self._held(place))
         elif len(places):
-            self._note(places, self._index.products(self._index.vectors(self._index.ids[places].tolist())))
+            self._note(
+                places, self._index.products(self._index.vectors(self._index.ids[places].tolist()))
+            )
 
     def _note_one(self, place: int, found: Vectors) -> None:
         """As `_note`, of one row and its cosines, shape (n,)."""

@@ -83,7 +83,9 @@ def operation_from_json(record: Mapping[str, Any]) -> Operation:
     if "outcome" in values:
         values["outcome"] = Outcome(values["outcome"])
     if "scores" in values:
-        values["scores"] = tuple((int(entry_id), float(score)) for entry_id, score in values["scores"])
+        values["scores"] = tuple(
+            (int(entry_id), float(score)) for entry_id, score in values["scores"]
+        )
     return Operation(**values)
 
 
@@ -96,4 +98,7 @@ def _with_source(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "source": Source(**record["source"])} if "source" in record else dict(record)
 
 
-_DEFAULTS = {kind: [(item.name, item.default) for item in fields(kind)] for kind in (Operation, Entry, Source)}
+_DEFAULTS = {
+    kind: [(item.name, item.default) for item in fields(kind)]
+    for kind in (Operation, Entry, Source)
+}

@@ -113,7 +113,9 @@ class StoreState:
 
     def search(self, vector: Vectors, k: int) -> list[tuple[Entry, float]]:
         """The `k` entries most similar to a vector (dim,), best first, with their cosines."""
-        return [(self.entries[entry_id], score) for entry_id, score in self._index.search(vector, k)]
+        return [
+            (self.entries[entry_id], score) for entry_id, score in self._index.search(vector, k)
+        ]
 
 
 def make_rule(setting: str, name: str, method: str) -> Any:
@@ -136,7 +138,9 @@ def make_rule(setting: str, name: str, method: str) -> Any:
     for part in filter(None, map(str.strip, (written or "").split(","))):
         option, equals, value = map(str.strip, part.partition("="))
         if not equals or option in options:
-            raise ConfigError(f"{setting} is {name!r}: write options as NAME(option=value, option=value), each once.")
+            raise ConfigError(
+                f"{setting} is {name!r}: write options as NAME(option=value, option=value), each once."
+            )
         try:
             options[option] = _value(value, takes[option].annotation if option in takes else None)
         except ValueError as error:
@@ -145,7 +149,9 @@ def make_rule(setting: str, name: str, method: str) -> Any:
         return rule_class(**options)
     except TypeError as error:
         known = ", ".join(takes) or "none"
-        raise ConfigError(f"{setting} is {name!r}: {error}; options that it takes: {known}.") from error
+        raise ConfigError(
+            f"{setting} is {name!r}: {error}; options that it takes: {known}."
+        ) from error
 
 
 def _value(written: str, annotation: Any) -> Any:
@@ -159,7 +165,11 @@ def _value(written: str, annotation: Any) -> Any:
         value = yaml.safe_load(written)
     except yaml.YAMLError as error:
         raise ValueError("this is no value") from error
-    return written if plain and wanted == "str" and value is not None and not isinstance(value, str) else value
+    return (
+        written
+        if plain and wanted == "str" and value is not None and not isinstance(value, str)
+        else value
+    )
 
 
 _OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")
@@ -169,5 +179,7 @@ _OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")
 def _rule_class(setting: str, name: str, method: str) -> Any:
     found = find(f"atommem.{setting}", name)
     if not callable(getattr(found, method, None)):
-        raise ConfigError(f"{setting} is {name!r}, which is {found!r}: give a class with a method {method!r}.")
+        raise ConfigError(
+            f"{setting} is {name!r}, which is {found!r}: give a class with a method {method!r}."
+        )
     return found

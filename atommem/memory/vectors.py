@@ -45,7 +45,9 @@ class TextVectors:
             return np.full(len(texts), -1, dtype=np.int64)
         order = np.argsort(self.digests)
         wanted = digests_of(texts, kind)
-        places = order[np.minimum(np.searchsorted(self.digests, wanted, sorter=order), len(order) - 1)]
+        places = order[
+            np.minimum(np.searchsorted(self.digests, wanted, sorter=order), len(order) - 1)
+        ]
         return np.where(self.digests[places] == wanted, places, -1)
 
     def save(self, path: str | Path) -> Path:
@@ -84,17 +86,35 @@ class TextVectors:
         try:
             with np.load(path, allow_pickle=False) as held:
                 embedder, digests, rows = str(held["embedder"]), held["digests"], held["rows"]
-        except (OSError, ValueError, KeyError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-            raise TraceError(f"{path} holds no vectors ({error}): delete it, and they are made again.") from error
-        if digests.dtype != np.uint64 or rows.dtype != np.float32 or rows.ndim != 2 or digests.shape != rows.shape[:1]:
-            raise TraceError(f"{path} holds no vectors of texts: delete it, and they are made again.")
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            EOFError,
+            AttributeError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise TraceError(
+                f"{path} holds no vectors ({error}): delete it, and they are made again."
+            ) from error
+        if (
+            digests.dtype != np.uint64
+            or rows.dtype != np.float32
+            or rows.ndim != 2
+            or digests.shape != rows.shape[:1]
+        ):
+            raise TraceError(
+                f"{path} holds no vectors of texts: delete it, and they are made again."
+            )
         return TextVectors(embedder, digests, rows)
 
 
 async def embedded(embedder: Embedder, entries: Sequence[Entry]) -> list[tuple[list[int], Vectors]]:
     """The ids and vectors of entries, in parts that an embedder takes at once; all of them wait for it together."""
     parts = [entries[first : first + _AT_ONCE] for first in range(0, len(entries), _AT_ONCE)]
-    rows = await asyncio.gather(*(embedder.embed([entry.text for entry in part], "entry") for part in parts))
+    rows = await asyncio.gather(
+        *(embedder.embed([entry.text for entry in part], "entry") for part in parts)
+    )
     return [([entry.id for entry in part], found) for part, found in zip(parts, rows, strict=True)]
 
 

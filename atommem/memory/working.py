@@ -120,7 +120,11 @@ class WorkingMemory:
         return self._view
 
     async def apply(
-        self, actions: Sequence[Action], step: int, source: Source | None = None, actor: str = POLICY
+        self,
+        actions: Sequence[Action],
+        step: int,
+        source: Source | None = None,
+        actor: str = POLICY,
     ) -> tuple[Operation, ...]:
         """Apply the memory actions of one completion, in the order they were written.
 
@@ -143,13 +147,17 @@ class WorkingMemory:
         before = self._state.contents.copy()
         change = self._change(step, actor, source)
         try:
-            operations = await change.run([action for action in actions if action.kind in MEMORY_KINDS])
+            operations = await change.run(
+                [action for action in actions if action.kind in MEMORY_KINDS]
+            )
         except BaseException:
             change.take_back(before)
             raise
         return self._taken(operations)
 
-    async def edit(self, entry_id: int, text: str | None, step: int, actor: str = USER) -> tuple[Operation, ...]:
+    async def edit(
+        self, entry_id: int, text: str | None, step: int, actor: str = USER
+    ) -> tuple[Operation, ...]:
         """Replace the text of an entry by another hand than the policy's, or delete it; what is shown follows.
 
         Args:
@@ -163,7 +171,9 @@ class WorkingMemory:
             OutageError: The embedder is out of reach; the memory is as it was.
         """
         if entry_id not in self._state.contents.entries:
-            raise ConfigError(f"there is no entry {entry_id} in this memory: it was deleted, or never was.")
+            raise ConfigError(
+                f"there is no entry {entry_id} in this memory: it was deleted, or never was."
+            )
         resources = self._resources
         await self._embed_query()
         if text is None:
@@ -202,7 +212,9 @@ class WorkingMemory:
             return any(name == piece or name.startswith(f"{piece}, ") for name in names)
 
         contents = self._state.contents
-        entry_ids: set[int] = {entry.id for entry in contents.entries.values() if is_meant(entry.source)}
+        entry_ids: set[int] = {
+            entry.id for entry in contents.entries.values() if is_meant(entry.source)
+        }
         kinds: set[str] = set()
         for operation in self._log:
             if operation.outcome is not Outcome.APPLIED:
@@ -212,12 +224,16 @@ class WorkingMemory:
                     kinds.discard(operation.kind)
                 elif is_meant(operation.source):
                     kinds.add(operation.kind)
-            elif (entry := contents.entries.get(operation.entry_id or 0)) and is_meant(operation.source):
+            elif (entry := contents.entries.get(operation.entry_id or 0)) and is_meant(
+                operation.source
+            ):
                 entry_ids.add(entry.id)
         if not entry_ids and not kinds:
             return ()
         await self._embed_query()
-        return self._taken(self._change(step, actor).forget(sorted(entry_ids), kinds, f"forget {piece}"))
+        return self._taken(
+            self._change(step, actor).forget(sorted(entry_ids), kinds, f"forget {piece}")
+        )
 
     def _change(self, step: int, actor: str, source: Source | None = None) -> Change:
         return Change(self._resources, self._state, step, source, actor, self._start.seed)
@@ -234,13 +250,19 @@ class WorkingMemory:
         if state.contents.query is not None and state.query_vector is None:
             (state.query_vector,) = await self._resources.embed([state.contents.query], "query")
 
-    def record_outcome(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
+    def record_outcome(
+        self, outcome: float, step: int, entry_ids: Iterable[int] | None = None
+    ) -> Operation:
         """Note how the writers of entries ended (`Entry.outcome`): by default of all whose outcome is not known."""
         if entry_ids is None:
-            entry_ids = [entry.id for entry in self._state.contents.entries.values() if entry.outcome is None]
+            entry_ids = [
+                entry.id for entry in self._state.contents.entries.values() if entry.outcome is None
+            ]
         return self._noted("outcome", step, outcome, entry_ids)
 
-    def observe(self, outcome: float, step: int, entry_ids: Iterable[int] | None = None) -> Operation:
+    def observe(
+        self, outcome: float, step: int, entry_ids: Iterable[int] | None = None
+    ) -> Operation:
         """Note how a question or task ended that entries were shown for: by default those that are shown now."""
         if entry_ids is None:
             entry_ids = [entry_id for entry_id, _ in self._state.contents.shown]
@@ -249,7 +271,9 @@ class WorkingMemory:
         return operation
 
     def _noted(self, kind: str, step: int, outcome: float, entry_ids: Iterable[int]) -> Operation:
-        operation = Operation(step, kind, scores=tuple((entry_id, outcome) for entry_id in entry_ids))
+        operation = Operation(
+            step, kind, scores=tuple((entry_id, outcome) for entry_id in entry_ids)
+        )
         self._state.apply(operation)
         self._log.append(operation)
         return operation
@@ -346,7 +370,9 @@ def _difference(present: Contents, wanted: Contents) -> tuple[list[int], list[En
     return gone, [entry for entry in wanted.entries.values() if not serves(entry, entries)]
 
 
-def _changed(index: VectorIndex, gone: list[int], added: list[tuple[list[int], Vectors]]) -> VectorIndex:
+def _changed(
+    index: VectorIndex, gone: list[int], added: list[tuple[list[int], Vectors]]
+) -> VectorIndex:
     """Another index, without some ids and with new ones."""
     twin = index.fork()
     for entry_id in gone:

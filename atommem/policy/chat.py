@@ -39,7 +39,9 @@ class ChatPolicy(ServedPolicy):
         tokenizer: Tokenizer | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        super().__init__(base_url, model, RoughTokenizer() if tokenizer is None else tokenizer, options)
+        super().__init__(
+            base_url, model, RoughTokenizer() if tokenizer is None else tokenizer, options
+        )
         self._chat = ChatClient(self._client)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -53,7 +55,9 @@ class ChatPolicy(ServedPolicy):
             "/v1/completions with return_token_ids (vLLM), or a method that asks with messages."
         )
 
-    async def complete_chat(self, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Completion:
+    async def complete_chat(
+        self, messages: Sequence[Mapping[str, str]], sampling: Sampling
+    ) -> Completion:
         """Sample one completion of `messages` (each a ``role`` and its ``content``).
 
         Returns:
@@ -82,5 +86,9 @@ class ChatPolicy(ServedPolicy):
                 return Completion([], [], "", "content_filter")
             raise self._refused(error, model, "a prompt") from error
         if reply.finish_reason == "error":
-            raise OutageError(f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}.")
-        return Completion([], [], reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens)
+            raise OutageError(
+                f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}."
+            )
+        return Completion(
+            [], [], reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens
+        )

@@ -10,7 +10,9 @@ from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling, check_sampling
 
 
-def check_request(prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None) -> None:
+def check_request(
+    prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
+) -> None:
     """Refuse what no back end can sample.
 
     Args:
@@ -59,12 +61,18 @@ def make_completion(
     """
     if logprobs is None or len(logprobs) != len(token_ids):
         count = "no" if logprobs is None else len(logprobs)
-        raise PolicyError(f"{source} returned {count} log-probabilities for {len(token_ids)} tokens.")
+        raise PolicyError(
+            f"{source} returned {count} log-probabilities for {len(token_ids)} tokens."
+        )
     if None in logprobs or not all(map(isfinite, cast(Sequence[float], logprobs))):
-        position, logprob = next((i, p) for i, p in enumerate(logprobs) if p is None or not isfinite(p))
+        position, logprob = next(
+            (i, p) for i, p in enumerate(logprobs) if p is None or not isfinite(p)
+        )
         raise PolicyError(
             f"{source} returned the log-probability {logprob} for token {position} of {len(token_ids)}: "
             "the model computes NaN there; try another dtype."
         )
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    return Completion(token_ids, cast(list[float], list(logprobs)), text, "stop" if stopped else "length")
+    return Completion(
+        token_ids, cast(list[float], list(logprobs)), text, "stop" if stopped else "length"
+    )

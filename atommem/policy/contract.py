@@ -38,7 +38,9 @@ def check_sampling(sampling: Sampling | Any) -> None:
         PolicyError: A value is out of range.
     """
     if not 0 <= sampling.temperature < inf:
-        raise PolicyError(f"temperature is {sampling.temperature}: give a finite number, 0 (greedy) or more.")
+        raise PolicyError(
+            f"temperature is {sampling.temperature}: give a finite number, 0 (greedy) or more."
+        )
     if not 0 < sampling.top_p <= 1:
         raise PolicyError(f"top_p is {sampling.top_p}: give a value above 0, at most 1.")
     if sampling.top_k < 0:

@@ -71,7 +71,9 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
     expand = torch.tensor([position_of[tuple(row.prompt_ids)] for row in rows], device=device)
     width = max(map(len, distinct))
     longest = max(row.sampling.max_tokens for row in rows)
-    input_ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in distinct], device=device)
+    input_ids = torch.tensor(
+        [[pad_id] * (width - len(p)) + list(p) for p in distinct], device=device
+    )
     mask = torch.ones((len(distinct), width + longest), dtype=torch.long, device=device)
     for index, prompt in enumerate(distinct):
         mask[index, : width - len(prompt)] = 0
@@ -98,7 +100,9 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
                     logits, mask, positions = logits[expand], mask[expand], positions[expand]
                     cache.reorder_cache(expand)
             token_ids, chosen = settings.draw(logits.float(), streams[:, length - width])
-            for row, token_id, logprob in zip(running, token_ids.tolist(), chosen.tolist(), strict=True):
+            for row, token_id, logprob in zip(
+                running, token_ids.tolist(), chosen.tolist(), strict=True
+            ):
                 if not row.finished:
                     row.append(token_id, logprob, eos_ids)
             alive = [index for index, row in enumerate(running) if not row.finished]
@@ -107,7 +111,12 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
             input_ids, positions = token_ids[:, None], positions + 1
             if len(alive) <= COMPACT_AT * len(running):
                 keep = torch.tensor(alive, device=device)
-                input_ids, positions, mask, streams = input_ids[keep], positions[keep], mask[keep], streams[keep]
+                input_ids, positions, mask, streams = (
+                    input_ids[keep],
+                    positions[keep],
+                    mask[keep],
+                    streams[keep],
+                )
                 settings = settings.select(keep)
                 cache.reorder_cache(keep)
                 running = [running[index] for index in alive]
@@ -144,7 +153,9 @@ class _Settings:
 
         each = [row.sampling for row in rows]
         return cls(
-            temperature=torch.tensor([[s.temperature or 1.0] for s in each], device=device, dtype=torch.float32),
+            temperature=torch.tensor(
+                [[s.temperature or 1.0] for s in each], device=device, dtype=torch.float32
+            ),
             top_p=torch.tensor([[s.top_p] for s in each], device=device, dtype=torch.float32),
             top_k=torch.tensor([[s.top_k or 2**31 - 1] for s in each], device=device),
             greedy=torch.tensor([s.temperature == 0 for s in each], device=device),
@@ -157,7 +168,9 @@ class _Settings:
         """Those of the rows `keep`."""
         return replace(self, **{name: getattr(self, name)[keep] for name in _OF_EACH_ROW})
 
-    def draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(
+        self, logits: torch.Tensor, uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample one token id per row by inverting the cumulative distribution at `uniforms`.
 
         Args:

@@ -59,15 +59,24 @@ class LocalPolicy:
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
-        self.context_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context_length: int | None = getattr(
+            model.config.get_text_config(), "max_position_embeddings", None
+        )
         self._eos_ids = _eos_ids(model, tokenizer)
-        self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(self._complete_all)
+        self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(
+            self._complete_all
+        )
         # One thread: batches of several event loops never use the model at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, dtype: Any = None, device: Any = None, revision: str | None = None, **options: Any
+        cls,
+        path: str | Path,
+        dtype: Any = None,
+        device: Any = None,
+        revision: str | None = None,
+        **options: Any,
     ) -> Self:
         """Load model and tokenizer from a folder (or hub name); a folder with a peft adapter works too.
 
@@ -111,7 +120,9 @@ class LocalPolicy:
         """End the worker thread; the model stays loaded with whoever holds it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _complete_all(self, waiting: list[Waiting[tuple[list[int], Sampling], Completion]]) -> None:
+    async def _complete_all(
+        self, waiting: list[Waiting[tuple[list[int], Sampling], Completion]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         # Threads that search large stores finish in any order: the same prompts make the same batches all the same.
         waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
@@ -127,7 +138,10 @@ class LocalPolicy:
     def _sample(self, rows: list[Row]) -> list[Completion]:
         with evaluating(self.model):
             decode(self.model, rows, self._eos_ids, pad_id=min(self._eos_ids, default=0))
-        return [make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped) for row in rows]
+        return [
+            make_completion(self.tokenizer, row.token_ids, row.logprobs, row.stopped)
+            for row in rows
+        ]
 
 
 def read_tokenizer(name: str | Path, **found: Any) -> Any:
@@ -142,11 +156,15 @@ def read_tokenizer(name: str | Path, **found: Any) -> Any:
         return AutoTokenizer.from_pretrained(name, **found)
     except (OSError, ValueError):
         raise
-    except Exception as error:  # the bare ones of tokenizers, and whatever transformers stumbles over in a file
+    except (
+        Exception
+    ) as error:  # the bare ones of tokenizers, and whatever transformers stumbles over in a file
         raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error
 
 
-def plan_batches(lengths: Sequence[tuple[int, int]], max_batch_size: int, max_batch_tokens: int) -> list[list[int]]:
+def plan_batches(
+    lengths: Sequence[tuple[int, int]], max_batch_size: int, max_batch_tokens: int
+) -> list[list[int]]:
     """Cut requests into batches of similar prompt length, the longest first.
 
     Args:

@@ -58,10 +58,14 @@ class PolicyChoice:
         first = self.policy[0] if self.policy else ""
         if not is_server(self.policy):
             if self.tokenizer is not None or self.model is not None or self.api != "completions":
-                raise ConfigError(f"policy is the folder {first}: model, tokenizer and api are for servers only.")
+                raise ConfigError(
+                    f"policy is the folder {first}: model, tokenizer and api are for servers only."
+                )
         elif self.api == "chat":
             if len(self.policy) > 1:
-                raise ConfigError(f"api is chat and policy is {list(self.policy)}: give one chat server.")
+                raise ConfigError(
+                    f"api is chat and policy is {list(self.policy)}: give one chat server."
+                )
         elif self.tokenizer is None:
             raise ConfigError(
                 f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a folder or hub name) "
@@ -82,7 +86,9 @@ def is_server(policy: Sequence[str]) -> bool:
     """
     urls = [name.startswith(("http://", "https://")) for name in policy]
     if not urls or (len(urls) > 1 and not all(urls)):
-        raise ConfigError(f"policy is {list(policy)}: give one model folder, or the URLs of servers of one model.")
+        raise ConfigError(
+            f"policy is {list(policy)}: give one model folder, or the URLs of servers of one model."
+        )
     return urls[0]
 
 
@@ -109,15 +115,21 @@ def open_policy(settings: PolicyChoice) -> LocalPolicy | ServerPolicy | ServerPo
     if settings.api == "chat":
         from atommem.policy.chat import ChatPolicy
 
-        return ChatPolicy(first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+        return ChatPolicy(
+            first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
+        )
     if not others:
         from atommem.policy.server import ServerPolicy
 
-        return ServerPolicy(first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+        return ServerPolicy(
+            first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
+        )
     from atommem.policy.server_pool import ServerPool
 
     # While the others are gone, one server may get all requests.
-    return ServerPool(settings.policy, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight)
+    return ServerPool(
+        settings.policy, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
+    )
 
 
 def load_tokenizer(name: str) -> Any:
@@ -133,7 +145,9 @@ def load_tokenizer(name: str) -> Any:
     try:
         return read_tokenizer(model, revision=revision, local_files_only=only_here(model))
     except (OSError, ValueError) as error:
-        raise PolicyError(f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}") from error
+        raise PolicyError(
+            f"No tokenizer could be loaded from {name!r}: {not_loaded(model, error)}"
+        ) from error
 
 
 def model_folder(setting: str, name: str) -> str:
@@ -144,21 +158,37 @@ def model_folder(setting: str, name: str) -> str:
     """
     path = Path(name).expanduser()
     if not name.strip() or "\0" in name:
-        raise PolicyError(f"{setting} is {name!r}: give the folder of a model, a hub name, or a server's URL.")
-    if path.is_dir() and any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        raise PolicyError(
+            f"{setting} is {name!r}: give the folder of a model, a hub name, or a server's URL."
+        )
+    if path.is_dir() and any(
+        (path / file).is_file() for file in ("config.json", "adapter_config.json")
+    ):
         for weights in path.glob("*.safetensors"):
             if not _is_whole(weights):
-                raise PolicyError(f"{setting} is {name!r}: {weights.name} is cut off or damaged; copy it again.")
+                raise PolicyError(
+                    f"{setting} is {name!r}: {weights.name} is cut off or damaged; copy it again."
+                )
         return str(path)
     if path.exists() or path.is_symlink():
-        what = "a file" if path.is_file() else "a folder without config.json" if path.is_dir() else "a broken link"
+        what = (
+            "a file"
+            if path.is_file()
+            else "a folder without config.json"
+            if path.is_dir()
+            else "a broken link"
+        )
         inside = sorted(str(config.parent) for config in path.glob("*/config.json"))
         hint = f" (those in it: {', '.join(inside[:5])})" if inside else ""
         raise PolicyError(
             f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a server's URL."
         )
     first = path.parts[0]
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(first).is_dir()):
+    if (
+        name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or ("/" in name and Path(first).is_dir())
+    ):
         raise PolicyError(f"{setting} is {name!r}: there is no such folder{close_path(path)}.")
     return name
 
@@ -169,7 +199,9 @@ def _is_whole(weights: Path) -> bool:
         try:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length)) if length <= 100_000_000 else {}
-            end = max(item["data_offsets"][1] for name, item in header.items() if name != "__metadata__")
+            end = max(
+                item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"
+            )
         except (ValueError, LookupError, TypeError, AttributeError):
             return False
     return weights.stat().st_size == 8 + length + int(end)
@@ -182,11 +214,15 @@ def check_window(setting: str, tokens: int, folder: str) -> None:
         PolicyError: No prompt would fit beside it.
     """
     try:
-        window = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+        window = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))[
+            "max_position_embeddings"
+        ]
     except (OSError, ValueError, LookupError, TypeError):
         return  # no folder, or one that does not say
     if isinstance(window, int) and tokens >= window:
-        raise PolicyError(f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit beside it.")
+        raise PolicyError(
+            f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit beside it."
+        )
 
 
 def allow_connections(count: int) -> None:
@@ -227,4 +263,8 @@ async def policy_identity(settings: PolicyChoice, policy: Any) -> dict[str, Any]
             status = path.stat()
             digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     commit = getattr(getattr(getattr(policy, "model", None), "config", None), "_commit_hash", None)
-    return {"path": name.rstrip("/"), "files_sha256": digest.hexdigest(), **({"commit": commit} if commit else {})}
+    return {
+        "path": name.rstrip("/"),
+        "files_sha256": digest.hexdigest(),
+        **({"commit": commit} if commit else {}),
+    }

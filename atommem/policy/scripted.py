@@ -15,7 +15,9 @@ class ScriptedPolicy:
     as demonstrations. Log-probabilities are 0: a script is certain.
     """
 
-    def __init__(self, tokenizer: Tokenizer, script: Callable[[str], str], eos_token_id: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, script: Callable[[str], str], eos_token_id: int | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._script = script
         self._end = [] if eos_token_id is None else [eos_token_id]

@@ -27,7 +27,9 @@ class ServedPolicy:
         options: Of the `ServerClient`.
     """
 
-    def __init__(self, base_url: str, model: str | None, tokenizer: Any, options: ClientOptions) -> None:
+    def __init__(
+        self, base_url: str, model: str | None, tokenizer: Any, options: ClientOptions
+    ) -> None:
         self.tokenizer = tokenizer
         self._client = ServerClient(base_url, service="policy", **options)
         self._served = None if model is None else Served(model)
@@ -55,7 +57,9 @@ class ServedPolicy:
         """What a refusal of a completion of `model` is; `prompt` are words for what it was asked."""
         url = self._client.base_url
         if error.status == 404:
-            return UnknownModelError(f"{url} does not serve a model named {model!r} ({error}): check name and URL.")
+            return UnknownModelError(
+                f"{url} does not serve a model named {model!r} ({error}): check name and URL."
+            )
         if error.too_long:
             return PromptTooLongError(f"{url} refused {prompt}: {error.message}")
         return PolicyError(
@@ -70,9 +74,13 @@ async def _only_model(client: ServerClient) -> Served:
         reply = await client.get("/v1/models")
         models = {str(item["id"]): item.get("max_model_len") for item in reply["data"]}
     except RefusedError as error:
-        raise PolicyError(f"{client.base_url} does not list its models ({error}): name the model.") from error
+        raise PolicyError(
+            f"{client.base_url} does not list its models ({error}): name the model."
+        ) from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise PolicyError(f"{client.base_url}/v1/models returned no list: name the model.") from error
+        raise PolicyError(
+            f"{client.base_url}/v1/models returned no list: name the model."
+        ) from error
     if len(models) != 1:
         shown = ", ".join(list(models)[:8])
         raise PolicyError(f"{client.base_url} serves {len(models)} models ({shown}): name one.")

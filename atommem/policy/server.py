@@ -80,7 +80,9 @@ class ServerPolicy(ServedPolicy):
             if self._scales:
                 return
             probe = {**body, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": True}
-            at_one = _spread(await self._client.post("/v1/completions", {**probe, "temperature": 1.0}))
+            at_one = _spread(
+                await self._client.post("/v1/completions", {**probe, "temperature": 1.0})
+            )
             as_sampled = _spread(await self._client.post("/v1/completions", probe))
             temperature: float = body["temperature"]
             if abs(as_sampled - at_one) < abs(as_sampled - at_one / temperature):
@@ -103,9 +105,13 @@ class ServerPolicy(ServedPolicy):
                 "(vLLM 0.10.2 or later)."
             ) from error
         if finish_reason not in ("stop", "length"):
-            raise OutageError(f"{url} gave up on a completion: its finish_reason is {finish_reason!r}.")
+            raise OutageError(
+                f"{url} gave up on a completion: its finish_reason is {finish_reason!r}."
+            )
         if not token_ids:
-            raise PolicyError(f"{url} returned a completion without token ids, finish_reason {finish_reason!r}.")
+            raise PolicyError(
+                f"{url} returned a completion without token ids, finish_reason {finish_reason!r}."
+            )
         return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop", url)
 
 

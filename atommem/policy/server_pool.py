@@ -111,10 +111,14 @@ class ServerPool:
                 scaled_logprobs=scaled_logprobs,
                 transport=transport,
             )
-            self.servers.append(PooledServer(policy, VllmControl(url, timeout=timeout, transport=transport)))
+            self.servers.append(
+                PooledServer(policy, VllmControl(url, timeout=timeout, transport=transport))
+            )
         urls = {server.url for server in self.servers}
         if not urls or len(urls) < len(self.servers):
-            raise ConfigError(f"the servers are {list(base_urls)}: give at least one URL, and each only once.")
+            raise ConfigError(
+                f"the servers are {list(base_urls)}: give at least one URL, and each only once."
+            )
         self.tokenizer = tokenizer
         self.patience = patience
         self.max_attempts = max_attempts
@@ -163,8 +167,12 @@ class ServerPool:
             if trouble is None and self.serving:
                 raise
             # A time limit of the episode ran out while servers were missing: that is no fault of the policy.
-            raise OutageError(f"given up while servers were missing: {trouble or 'none was left'}") from error
-        raise OutageError(f"a request failed {self.max_attempts} times, on one server after the other: {trouble}")
+            raise OutageError(
+                f"given up while servers were missing: {trouble or 'none was left'}"
+            ) from error
+        raise OutageError(
+            f"a request failed {self.max_attempts} times, on one server after the other: {trouble}"
+        )
 
     async def model_name(self) -> str:
         """The model's name, which is the same on all servers. Requests ask for it from then on.
@@ -183,7 +191,9 @@ class ServerPool:
                     self._drop(server)
         if len(set(names.values())) > 1:
             served = ", ".join(f"{url}: {name}" for url, name in names.items())
-            raise PolicyError(f"the servers do not serve one model ({served}): name it, or leave servers out.")
+            raise PolicyError(
+                f"the servers do not serve one model ({served}): name it, or leave servers out."
+            )
         name = next(iter(names.values()))
         for server in self.servers:
             # One that comes back later with another model refuses, rather than answering from it.
@@ -234,7 +244,9 @@ class ServerPool:
                     self._came_back.clear()
                     await self._came_back.wait()
         except TimeoutError as error:
-            refusals = "".join(f"; {server.url}: {server.refusal}" for server in self.servers if server.refusal)
+            refusals = "".join(
+                f"; {server.url}: {server.refusal}" for server in self.servers if server.refusal
+            )
             raise OutageError(
                 f"no server has answered for {self.patience:.0f} s ({urls}): start one{refusals}"
             ) from error

@@ -63,7 +63,9 @@ class VllmEnginePolicy:
 
         def resolve(result: Completion | Exception) -> None:
             if not future.done():
-                future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
+                future.set_exception(result) if isinstance(
+                    result, Exception
+                ) else future.set_result(result)
 
         def deliver(result: Completion | Exception) -> None:
             loop.call_soon_threadsafe(resolve, result)
@@ -120,18 +122,30 @@ class VllmEnginePolicy:
                 for call in calls:
                     call()
                 for output in self._engine.step() if self._waiting else ():
-                    if output.finished and (deliver := self._waiting.pop(output.request_id, None)) is not None:
+                    if (
+                        output.finished
+                        and (deliver := self._waiting.pop(output.request_id, None)) is not None
+                    ):
                         deliver(self._read(output))
-            except Exception as error:  # whatever it is, it belongs to those who wait for this engine
+            except (
+                Exception
+            ) as error:  # whatever it is, it belongs to those who wait for this engine
                 for deliver in self._waiting.values():
                     deliver(error)
                 self._waiting.clear()
 
     def _add(
-        self, name: str, deliver: Callable[[Any], None], prompt_ids: list[int], params: Any, lora_request: Any
+        self,
+        name: str,
+        deliver: Callable[[Any], None],
+        prompt_ids: list[int],
+        params: Any,
+        lora_request: Any,
     ) -> None:
         try:
-            self._engine.add_request(name, {"prompt_token_ids": prompt_ids}, params, lora_request=lora_request)
+            self._engine.add_request(
+                name, {"prompt_token_ids": prompt_ids}, params, lora_request=lora_request
+            )
         except Exception as error:  # it refuses this one
             deliver(error)
         else:
@@ -149,7 +163,9 @@ class VllmEnginePolicy:
         steps = zip(sampled.logprobs or (), token_ids, strict=False)
         logprobs = [step[token].logprob for step, token in steps]
         try:
-            return make_completion(self.tokenizer, token_ids, logprobs, sampled.finish_reason == "stop", "vLLM")
+            return make_completion(
+                self.tokenizer, token_ids, logprobs, sampled.finish_reason == "stop", "vLLM"
+            )
         except PolicyError as error:
             return error
 
@@ -158,7 +174,9 @@ def _on_this_device() -> tuple[Any, ...]:
     """A thread begins on the first GPU: what sets it on the one that the engine was made on."""
     import torch
 
-    return (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
+    return (
+        (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
+    )
 
 
 def _settle() -> None:

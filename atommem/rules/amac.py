@@ -67,13 +67,17 @@ class AMac(Rule):
         except ValueError:
             self._weights = np.empty(0)
         if len(self._weights) != 5 or (self._weights < 0).any() or not self._weights.sum() > 0:
-            raise ConfigError(f"amac: weights is {weights!r}: give five numbers, such as .1/.1/.1/.1/.6.")
+            raise ConfigError(
+                f"amac: weights is {weights!r}: give five numbers, such as .1/.1/.1/.1/.6."
+            )
         if (url is None) != (model is None):
             raise ConfigError("amac: give url and model, or neither.")
         self._threshold, self._conflict, self._model = threshold, conflict, model
         self._chat = None
         if url is not None:
-            self._chat = ChatClient(ServerClient(url, service="judge", timeout=120.0, retries=2, max_in_flight=8))
+            self._chat = ChatClient(
+                ServerClient(url, service="judge", timeout=120.0, retries=2, max_in_flight=8)
+            )
         self._utilities: dict[str, float | None] = {}
 
     async def prepare(self, texts: Sequence[str]) -> None:
@@ -105,8 +109,13 @@ class AMac(Rule):
                 return Refused(f"entry {rival.id} says so{note}", score)
             if cosines[place] > self._conflict:
                 if rival.score is not None and rival.score >= score:
-                    return Refused(f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}", score)
-                return Merged(rival.id, f"supersedes it with score {score:.3f}{note}", candidate.text, score)
+                    return Refused(
+                        f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}",
+                        score,
+                    )
+                return Merged(
+                    rival.id, f"supersedes it with score {score:.3f}{note}", candidate.text, score
+                )
         return Accepted(f"score {score:.3f}{note}", score)
 
     def score(self, candidate: Candidate, store: StoreState) -> float:
@@ -116,7 +125,9 @@ class AMac(Rule):
         words = _words(candidate.text)
         factors = (
             self._utilities.get(candidate.text),
-            max((rouge_l(words, _words(text)) for text in support), default=0.0) if support is not None else None,
+            max((rouge_l(words, _words(text)) for text in support), default=0.0)
+            if support is not None
+            else None,
             novelty(candidate, store),
             exp(-0.01 * float(details.get("age_hours", 0.0))),
             PRIORS[kind_of(candidate.text)],
@@ -144,7 +155,9 @@ class AMacPublished(Rule):
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
         """By the published weights."""
         words, raw = _words(candidate.text), set(candidate.text.lower().split())
-        others = (entry.text for entry in store.entries.values() if raw & set(entry.text.lower().split()))
+        others = (
+            entry.text for entry in store.entries.values() if raw & set(entry.text.lower().split())
+        )
         confidence = max((rouge_l(words, _words(text)) for text in others), default=0.0)
         factors = (self._utility, confidence, 1.0, 0.0, PRIORS[kind_of(candidate.text)])
         score = float(np.dot(WEIGHTS, factors))

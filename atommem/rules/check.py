@@ -22,7 +22,9 @@ _WORDS = (
 )
 
 
-def problems(retention: str = "reject", admission: str = "accept", streams: int = 4, steps: int = 60) -> list[str]:
+def problems(
+    retention: str = "reject", admission: str = "accept", streams: int = 4, steps: int = 60
+) -> list[str]:
     """What a rule, or a pair of them, does that no rule may; empty where it keeps its promises.
 
     Each of a few random streams of creates, reads, updates, deletes and outcomes is played several times:
@@ -38,7 +40,11 @@ def problems(retention: str = "reject", admission: str = "accept", streams: int 
         steps: Of each.
     """
     return asyncio.run(
-        _problems(MemoryConfig(capacity=CAPACITY, retention=retention, admission=admission), streams, steps)
+        _problems(
+            MemoryConfig(capacity=CAPACITY, retention=retention, admission=admission),
+            streams,
+            steps,
+        )
     )
 
 
@@ -48,12 +54,20 @@ async def _problems(config: MemoryConfig, streams: int, steps: int) -> list[str]
         stream, half = _stream(seed, steps), steps // 2
         log = await play(config, stream, seed)
         if await play(config, stream, seed) != log:
-            found["the same stream and seed gave another log: draw from store.rng, and keep nothing from before"] = None
-        if any([await play(config, stream, seed, pause=pause) != log for pause in (steps // 3, half)]):
-            found["a memory that was restored went on otherwise: keep nothing that does not follow from the log"] = None
+            found[
+                "the same stream and seed gave another log: draw from store.rng, and keep nothing from before"
+            ] = None
+        if any(
+            [await play(config, stream, seed, pause=pause) != log for pause in (steps // 3, half)]
+        ):
+            found[
+                "a memory that was restored went on otherwise: keep nothing that does not follow from the log"
+            ] = None
         other = await play(config, [*stream[:half], *_stream(seed + 1000, steps)[half:]], seed)
         if _until(other, half) != _until(log, half):
-            found["what came later changed what it did before: a rule may not know the future"] = None
+            found["what came later changed what it did before: a rule may not know the future"] = (
+                None
+            )
         size = 0
         for operation in log:
             if operation.outcome is Outcome.APPLIED:
@@ -75,7 +89,9 @@ async def play(
     memory = WorkingMemory(embedder, tokenizer, config, seed=seed)
     for step, actions in enumerate(stream):
         if step == pause:
-            memory = await WorkingMemory(embedder, tokenizer, config).restore(memory.start, memory.log)
+            memory = await WorkingMemory(embedder, tokenizer, config).restore(
+                memory.start, memory.log
+            )
         await memory.apply(actions, step)
         if step % 3 == 2:
             memory.observe(float(len(memory.entries()) % 2), step)
@@ -85,7 +101,11 @@ async def play(
 def _rounded(operation: Operation) -> Operation:
     """The last digits of a cosine depend on the batch that its text was embedded in."""
     scores = tuple((entry_id, round(score, 4)) for entry_id, score in operation.scores)
-    return replace(operation, score=None if operation.score is None else round(operation.score, 4), scores=scores)
+    return replace(
+        operation,
+        score=None if operation.score is None else round(operation.score, 4),
+        scores=scores,
+    )
 
 
 def _stream(seed: int, steps: int) -> list[list[Action]]:

@@ -14,7 +14,12 @@ class Combined(Periodic):
     """What `Periodic` or `History` would give up; options are theirs."""
 
     def __init__(
-        self, period: int = 500, alpha: int = 0, n: int = 5, beta: float = 0.5, at_least: bool = False
+        self,
+        period: int = 500,
+        alpha: int = 0,
+        n: int = 5,
+        beta: float = 0.5,
+        at_least: bool = False,
     ) -> None:
         super().__init__(period, alpha)
         self._history = History(n, beta, at_least)
@@ -23,4 +28,7 @@ class Combined(Periodic):
         """Each record once."""
         harmful = self._history.sweep(store)
         gone = {eviction.entry_id for eviction in harmful}
-        return [*harmful, *(eviction for eviction in super().sweep(store) if eviction.entry_id not in gone)]
+        return [
+            *harmful,
+            *(eviction for eviction in super().sweep(store) if eviction.entry_id not in gone),
+        ]

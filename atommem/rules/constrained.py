@@ -22,5 +22,7 @@ class Constrained(Periodic):
         means = store.column("mean_outcome")
         chosen, mean = lowest(store, np.where(np.isnan(means), np.inf, means))
         return Eviction(
-            chosen, "never used" if mean == np.inf else f"mean utility {mean:.2f}", None if mean == np.inf else mean
+            chosen,
+            "never used" if mean == np.inf else f"mean utility {mean:.2f}",
+            None if mean == np.inf else mean,
         )

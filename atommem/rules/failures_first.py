@@ -23,7 +23,13 @@ class FailuresFirst:
         """The new record always comes in: it may be given up by the next one."""
         outcomes = store.column("outcome")
         failed = outcomes < self._below
-        age = np.where(failed, -np.inf, store.column("created")) if failed.any() else store.column("created")
+        age = (
+            np.where(failed, -np.inf, store.column("created"))
+            if failed.any()
+            else store.column("created")
+        )
         chosen, _ = lowest(store, age)
         entry = store.entries[chosen]
-        return Eviction(chosen, "oldest failure" if failed.any() else "oldest, no failures", entry.created)
+        return Eviction(
+            chosen, "oldest failure" if failed.any() else "oldest, no failures", entry.created
+        )

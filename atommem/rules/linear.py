@@ -62,7 +62,9 @@ class Linear(Rated):
         if self._vector is None:
             return score
         if len(self._vector) != len(candidate.vector):
-            raise ConfigError(f"linear: fitted on vectors of {len(self._vector)} numbers: use the same embedder.")
+            raise ConfigError(
+                f"linear: fitted on vectors of {len(self._vector)} numbers: use the same embedder."
+            )
         return score + float(self._vector @ candidate.vector)
 
 

@@ -41,13 +41,21 @@ class MemoBank(Rule):
         prune_above: bool = False,
     ) -> None:
         if sample < 1 or not 0 <= keep <= 1:
-            raise ConfigError(f"memobank: sample is {sample}, keep {keep}: give at least 1, and a share from 0 to 1.")
+            raise ConfigError(
+                f"memobank: sample is {sample}, keep {keep}: give at least 1, and a share from 0 to 1."
+            )
         self._similarity, self._sample, self._keep = similarity, sample, keep
-        self._least_positive, self._newest_first, self._prune_above = least_positive, newest_first, prune_above
+        self._least_positive, self._newest_first, self._prune_above = (
+            least_positive,
+            newest_first,
+            prune_above,
+        )
 
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
         """Its algorithms 1 and 2."""
-        if candidate.outcome == 0 and (problem := broken_failure(candidate.text, candidate.details or {})):
+        if candidate.outcome == 0 and (
+            problem := broken_failure(candidate.text, candidate.details or {})
+        ):
             return Refused(f"invalid failure: {problem}")
         size = len(store.ids)
         if not size:
@@ -56,7 +64,11 @@ class MemoBank(Rule):
         by_age = np.argsort(store.ids)
         places = by_age[store.rng.choice(size, min(self._sample, size), replace=False)]
         nearest = float(store.cosines(candidate.vector)[places].max())
-        return Refused("duplicate", nearest) if nearest > self._similarity else Accepted("no duplicate", nearest)
+        return (
+            Refused("duplicate", nearest)
+            if nearest > self._similarity
+            else Accepted("no duplicate", nearest)
+        )
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         """The lowest utility: for a bank that is full before it could be pruned."""
@@ -76,7 +88,9 @@ class MemoBank(Rule):
         missing = self._least_positive - int(positive[kept].sum())
         restored = {int(place) for place in pruned[positive[pruned]][: max(0, missing)]}
         return [
-            Eviction(int(store.ids[place]), f"pruned: utility {utilities[place]:.3g}", utilities[place])
+            Eviction(
+                int(store.ids[place]), f"pruned: utility {utilities[place]:.3g}", utilities[place]
+            )
             for place in pruned.tolist()
             if place not in restored
         ]

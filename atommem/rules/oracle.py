@@ -32,7 +32,9 @@ class GreedyOracle(Rated):
             try:
                 needs = json.loads(Path(needs).read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise ConfigError(f"oracle: needs {needs!r} cannot be read ({error}): give a JSON object.") from error
+                raise ConfigError(
+                    f"oracle: needs {needs!r} cannot be read ({error}): give a JSON object."
+                ) from error
         if not isinstance(needs, Mapping):
             raise ConfigError("oracle: needs is no object of texts and numbers.")
         self._needs: Mapping[str, float] = needs if task is None else needs.get(task, {})
@@ -40,4 +42,8 @@ class GreedyOracle(Rated):
     def rate(self, candidate: Candidate, store: StoreState) -> float:
         """How many questions need it, or what it came from."""
         piece = candidate.source.piece
-        return float(self._needs.get(candidate.text if piece is None else piece, self._needs.get(candidate.text, 0.0)))
+        return float(
+            self._needs.get(
+                candidate.text if piece is None else piece, self._needs.get(candidate.text, 0.0)
+            )
+        )

@@ -26,5 +26,7 @@ class Rated:
         ratings = store.column("score")
         chosen, rating = lowest(store, np.where(np.isnan(ratings), -np.inf, ratings))
         if candidate.score is not None and candidate.score < rating:
-            return Eviction(None, f"{self.what} {candidate.score:.3g}, less than all entries", candidate.score)
+            return Eviction(
+                None, f"{self.what} {candidate.score:.3g}, less than all entries", candidate.score
+            )
         return Eviction(chosen, f"{self.what} {rating:.3g}", rating)

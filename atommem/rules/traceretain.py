@@ -50,11 +50,19 @@ class TraceRetain:
             try:
                 found = json.loads(Path(weights).read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise ConfigError(f"traceretain: weights {weights!r} cannot be read ({error}).") from error
+                raise ConfigError(
+                    f"traceretain: weights {weights!r} cannot be read ({error})."
+                ) from error
             if not isinstance(found, dict) or found.keys() != LINEAR.keys():
-                raise ConfigError(f"traceretain: {weights} must have the weights {', '.join(LINEAR)}.")
-            if not all(isinstance(value, (int, float)) and isfinite(value) for value in found.values()):
-                raise ConfigError(f"traceretain: {weights} has weights that are no numbers: {found}.")
+                raise ConfigError(
+                    f"traceretain: {weights} must have the weights {', '.join(LINEAR)}."
+                )
+            if not all(
+                isinstance(value, (int, float)) and isfinite(value) for value in found.values()
+            ):
+                raise ConfigError(
+                    f"traceretain: {weights} has weights that are no numbers: {found}."
+                )
         self._weights = {name: float(found[name]) for name in LINEAR}
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:

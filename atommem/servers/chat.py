@@ -64,12 +64,20 @@ class ChatClient:
             RefusedError: The server refused the request.
             OutageError: The server is out of reach, or keeps failing.
         """
-        body: dict[str, Any] = {"model": model, "messages": list(messages), "max_tokens": max_tokens}
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+        }
         # Only what differs from every server's default: hosted ones refuse fields that they do not know.
         body |= {"temperature": temperature} | ({} if top_p == 1.0 else {"top_p": top_p})
         body |= ({} if top_k == 0 else {"top_k": top_k}) | ({} if seed is None else {"seed": seed})
         while True:
-            sent = {self._renamed.get(name, name): value for name, value in body.items() if name not in self._dropped}
+            sent = {
+                self._renamed.get(name, name): value
+                for name, value in body.items()
+                if name not in self._dropped
+            }
             try:
                 return _read(await self.client.post("/v1/chat/completions", sent))
             except RefusedError as error:
@@ -87,7 +95,8 @@ class ChatClient:
             return False
         self._dropped.add(error.param)
         warnings.warn(
-            f"{self.client.base_url} takes no {error.param} and samples in its own way: {error}", stacklevel=2
+            f"{self.client.base_url} takes no {error.param} and samples in its own way: {error}",
+            stacklevel=2,
         )
         return True
 

@@ -27,7 +27,9 @@ _TOO_LONG = re.compile(
     r"|inputs?`? (tokens|must have less)",
     re.IGNORECASE,
 )
-_OF_THE_ACCOUNT = re.compile(r"credit|quota|balance|billing|api.?key|unauthori[sz]ed", re.IGNORECASE)
+_OF_THE_ACCOUNT = re.compile(
+    r"credit|quota|balance|billing|api.?key|unauthori[sz]ed", re.IGNORECASE
+)
 """Some (Serper, Anthropic) say 400 to an account that is used up."""
 _FILTERED = re.compile(
     r"content[ _-]?(filter|policy|management)|moderation|flagged|safety|prohibited|inappropriate|data_inspection",
@@ -146,7 +148,9 @@ class ServerClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not _is_address(base_url):
-            raise ConfigError(f"The server's URL is {base_url!r}: give one that begins with http:// or https://.")
+            raise ConfigError(
+                f"The server's URL is {base_url!r}: give one that begins with http:// or https://."
+            )
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {**(headers or {}), **key_header(service, api_key(service, self.base_url))}
         self._timeout = timeout
@@ -186,7 +190,11 @@ class ServerClient:
             await connection.client.aclose()
 
     async def _request(
-        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[httpx.Response], _Answer]
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        read: Callable[[httpx.Response], _Answer],
     ) -> _Answer:
         import httpx
 
@@ -238,7 +246,9 @@ class ServerClient:
         loop = asyncio.get_running_loop()
         connection = self._connections.get(loop)
         if connection is None:
-            self._connections = {known: c for known, c in self._connections.items() if not known.is_closed()}
+            self._connections = {
+                known: c for known, c in self._connections.items() if not known.is_closed()
+            }
             client = httpx.AsyncClient(
                 headers=self._headers,
                 # Requests queue at the semaphore, which is fair, and never time out there.
@@ -246,7 +256,9 @@ class ServerClient:
                 transport=self._transport or self._own_transport(),
                 limits=LIMITS,  # of connections behind a proxy
             )
-            connection = self._connections[loop] = _Connection(client, asyncio.Semaphore(self._max_in_flight))
+            connection = self._connections[loop] = _Connection(
+                client, asyncio.Semaphore(self._max_in_flight)
+            )
         return connection
 
     def _own_transport(self) -> httpx.AsyncBaseTransport | None:
@@ -267,7 +279,9 @@ def _is_address(url: str) -> bool:
         return False
 
 
-async def _send(client: httpx.AsyncClient, method: str, url: str, content: bytes | None, most: int) -> httpx.Response:
+async def _send(
+    client: httpx.AsyncClient, method: str, url: str, content: bytes | None, most: int
+) -> httpx.Response:
     """Send a request; once more, at once, where the connection broke.
 
     A server closes a connection that has been idle for some seconds, maybe just as it is used again: that says nothing
@@ -291,7 +305,9 @@ async def _send(client: httpx.AsyncClient, method: str, url: str, content: bytes
 
 def _encoded(body: dict[str, Any]) -> bytes:
     """`body` as JSON. What a model wrote may hold half a surrogate pair, which no UTF-8 can."""
-    return clean(json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)).encode()
+    return clean(
+        json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    ).encode()
 
 
 def _behind_proxy(url: str) -> bool:
@@ -316,7 +332,12 @@ def _refusal(response: httpx.Response) -> RefusedError:
         message = f"it redirects to {response.headers.get('location', '')}: give that URL if you trust it. {message}"
     try:
         error = response.json()["error"]
-        return RefusedError(response.status_code, message, str(error.get("code") or ""), str(error.get("param") or ""))
+        return RefusedError(
+            response.status_code,
+            message,
+            str(error.get("code") or ""),
+            str(error.get("param") or ""),
+        )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return RefusedError(response.status_code, message)
 

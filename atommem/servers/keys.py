@@ -29,7 +29,12 @@ def api_key(service: Service, base_url: str) -> str | None:
     """
     variable = key_variable(service)
     own = os.environ.get(variable, "").strip()
-    if urlsplit(base_url).scheme != "https" and own and not is_loopback(base_url) and os.environ.get(PLAIN_HTTP) != "1":
+    if (
+        urlsplit(base_url).scheme != "https"
+        and own
+        and not is_loopback(base_url)
+        and os.environ.get(PLAIN_HTTP) != "1"
+    ):
         raise ConfigError(
             f"{variable} is set, and {base_url} is plain http to another machine, where anyone on the way could read "
             f"it: give an https URL or a tunnel to this machine, unset {variable} if the server wants no key, or set "

@@ -43,8 +43,12 @@ async def whole(response: httpx.Response, most: int) -> httpx.Response:
                 raise LargerError
     finally:
         await response.aclose()
-    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _OF_SENDING]
-    return httpx.Response(response.status_code, headers=headers, content=bytes(body), extensions=response.extensions)
+    headers = [
+        (name, value) for name, value in response.headers.raw if name.lower() not in _OF_SENDING
+    ]
+    return httpx.Response(
+        response.status_code, headers=headers, content=bytes(body), extensions=response.extensions
+    )
 
 
 class ShardedTransport(httpx.AsyncBaseTransport):
@@ -60,7 +64,9 @@ class ShardedTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, most: int, shards: int = SHARDS) -> None:
         self._most = most
-        self._shards = [httpx.AsyncHTTPTransport(verify=tls_context(), limits=LIMITS) for _ in range(shards)]
+        self._shards = [
+            httpx.AsyncHTTPTransport(verify=tls_context(), limits=LIMITS) for _ in range(shards)
+        ]
         self._in_flight = [0] * shards
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

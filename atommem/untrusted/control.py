@@ -13,7 +13,9 @@ from atommem.untrusted.escaping import Finder, Fold, Origins
 
 def fold_of(tokenizer: Any) -> Fold:
     """The fold of a fast tokenizer's normaliser."""
-    normalizer: Any = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "normalizer", None)
+    normalizer: Any = getattr(
+        getattr(tokenizer, "backend_tokenizer", tokenizer), "normalizer", None
+    )
     if normalizer is None or str(normalizer) == "Sequence(normalizers=[])":
         return Fold()
     canonical = partial(unicodedata.is_normalized, "NFC") if str(normalizer) == "NFC()" else None
@@ -33,8 +35,15 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
         if not word and text.replace("▁", " ").strip():
             found[int(token_id)] = text
     # A vocabulary may hold special tokens that were never added.
-    texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
-    found.update((int(token_id), str(text)) for text, token_id in zip(texts, ids, strict=False) if str(text).strip())
+    texts, ids = (
+        getattr(tokenizer, "all_special_tokens", ()),
+        getattr(tokenizer, "all_special_ids", ()),
+    )
+    found.update(
+        (int(token_id), str(text))
+        for text, token_id in zip(texts, ids, strict=False)
+        if str(text).strip()
+    )
     return found
 
 
@@ -45,9 +54,13 @@ def watched_ids(tokenizer: Any, tokens: Mapping[int, str]) -> frozenset[int]:
     SmolLM2's does with ``<|endoftext|>``.
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
-    words = unknown is not None and unknown in tokenizer.encode("qzxj vwkq", add_special_tokens=False)
+    words = unknown is not None and unknown in tokenizer.encode(
+        "qzxj vwkq", add_special_tokens=False
+    )
     return frozenset(
-        token for token, text in tokens.items() if token != unknown or not (words or "unk" in text.lower())
+        token
+        for token, text in tokens.items()
+        if token != unknown or not (words or "unk" in text.lower())
     )
 
 
@@ -85,5 +98,8 @@ def _tree(words: list[str]) -> str:
     groups: dict[str, list[str]] = {}
     for word in words:
         groups.setdefault(word[0], []).append(word[1:])
-    parts = [(r"\s" if first == " " else re.escape(first)) + _tree(rests) for first, rests in groups.items()]
+    parts = [
+        (r"\s" if first == " " else re.escape(first)) + _tree(rests)
+        for first, rests in groups.items()
+    ]
     return parts[0] if len(parts) == 1 else "(?:" + "|".join(parts) + ")"

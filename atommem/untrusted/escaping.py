@@ -28,7 +28,9 @@ class Fold:
         unchanged: Whether it would leave a text as it is, where that can be told at once.
     """
 
-    def __init__(self, normalize: Normalizer | None = None, unchanged: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self, normalize: Normalizer | None = None, unchanged: Callable[[str], bool] | None = None
+    ) -> None:
         self._normalize = normalize
         self._unchanged = unchanged or (lambda text: False)
         self._table: dict[int, str] = {}
@@ -43,7 +45,11 @@ class Fold:
 
     def __call__(self, text: str) -> tuple[str, Origins]:
         """The folded text, and for each of its characters the position of the one that it comes from."""
-        if self._normalize is None or (self._ascii_stays and text.isascii()) or self._unchanged(text):
+        if (
+            self._normalize is None
+            or (self._ascii_stays and text.isascii())
+            or self._unchanged(text)
+        ):
             return text, range(len(text))
         characters = set(text)
         self._learn(characters - self._known)
@@ -53,7 +59,9 @@ class Fold:
         if self._wide.isdisjoint(characters):
             return folded, range(len(text))
         table = self._table
-        return folded, [at for at, character in enumerate(text) for _ in table.get(ord(character), character)]
+        return folded, [
+            at for at, character in enumerate(text) for _ in table.get(ord(character), character)
+        ]
 
     def _learn(self, characters: Iterable[str]) -> None:
         for character in characters:
@@ -81,7 +89,9 @@ class Fold:
 def compatible(character: str) -> str:
     """The plainest form of a character, for a reader whose normaliser is not known: NFKC, without what is not seen."""
     plain = unicodedata.normalize("NFKC", character)
-    return "".join(part for part in plain if part.isspace() or unicodedata.category(part) not in _UNSEEN)
+    return "".join(
+        part for part in plain if part.isspace() or unicodedata.category(part) not in _UNSEEN
+    )
 
 
 _UNSEEN = ("Cf", "Mn", "Me", "Cc")

@@ -43,7 +43,10 @@ class PromptGuard:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, structure: Structure | None = None, forms: Collection[str] = ()
+        self,
+        tokenizer: Tokenizer | None,
+        structure: Structure | None = None,
+        forms: Collection[str] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self._structure = structure
@@ -60,7 +63,9 @@ class PromptGuard:
         texts = {*tokens.values(), *forms}
         self._tokens = [text for text in tokens.values() if text]
         self.escape = _escape_for(texts, structure.literals if structure else (), self._fold)
-        self._find_tokens = find_tokens(texts, self._fold) if tokenizer is not None else [find_known_forms]
+        self._find_tokens = (
+            find_tokens(texts, self._fold) if tokenizer is not None else [find_known_forms]
+        )
         write_out = None if tokenizer is None else WriteOut(tokenizer, watched, texts, self.escape)
         self._write_out = write_out if write_out is not None and write_out.needed else str
         self._escapers: dict[tuple[str, str], Escaper] = {}
@@ -85,15 +90,21 @@ class PromptGuard:
         """The control tokens among `token_ids`, in order."""
         if not self._watches:
             return []  # such a tokenizer may have ids of any size (`RoughTokenizer`)
-        ids = np.frombuffer(array("I", token_ids), dtype=np.uint32)  # four times as fast as from a list
-        found: list[int] = ids[self._is_control[np.minimum(ids, len(self._is_control) - 1)]].tolist()
+        ids = np.frombuffer(
+            array("I", token_ids), dtype=np.uint32
+        )  # four times as fast as from a list
+        found: list[int] = ids[
+            self._is_control[np.minimum(ids, len(self._is_control) - 1)]
+        ].tolist()
         return found
 
     def closed(self, message: str) -> str:
         """A message of which nothing is lost where a chat template strips it."""
         return message + self.escape if message.rstrip(self.escape)[-1:].isspace() else message
 
-    def encode(self, render: Callable[[Rewrite], str], expected: Sequence[int] | None = None) -> list[int]:
+    def encode(
+        self, render: Callable[[Rewrite], str], expected: Sequence[int] | None = None
+    ) -> list[int]:
         """The token ids of a prompt, among which no control token comes from data.
 
         The last word is the token level's: should the control tokens not be those of the prompt without data, it is
@@ -120,11 +131,16 @@ class PromptGuard:
         A tokenizer takes control tokens out of a text before it looks at what is between them: where it does not so
         with these prompts, which should differ in what follows, nothing is done.
         """
-        same = next((at for at, column in enumerate(zip(*prompts, strict=False)) if len(set(column)) > 1), 0)
+        same = next(
+            (at for at, column in enumerate(zip(*prompts, strict=False)) if len(set(column)) > 1), 0
+        )
         head = prompts[0][: max([0, *(prompts[0].rfind(token, 0, same) for token in self._tokens)])]
         if head:
             head_ids = self._encode(head)
-            if all(self._encode(prompt) == head_ids + self._encode(prompt[len(head) :]) for prompt in prompts):
+            if all(
+                self._encode(prompt) == head_ids + self._encode(prompt[len(head) :])
+                for prompt in prompts
+            ):
                 self._head, self._head_ids = head, head_ids
 
     def _encode(self, prompt: str) -> list[int]:
@@ -152,7 +168,9 @@ def _escape_for(tokens: Collection[str], literals: Collection[str], fold: Fold) 
     """A character that no control token holds, no heading begins with, and the normaliser leaves alone."""
     folded = [fold(token)[0] for token in tokens]
     for escape in ESCAPES:
-        used = any(escape in token for token in (*tokens, *folded)) or any(text.startswith(escape) for text in literals)
+        used = any(escape in token for token in (*tokens, *folded)) or any(
+            text.startswith(escape) for text in literals
+        )
         if not used and fold(escape)[0] == escape:
             return escape
     raise ConfigError(

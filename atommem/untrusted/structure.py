@@ -67,7 +67,9 @@ class Structure:
         self._in_piece: dict[str, set[str]] = {}
         self._stops: dict[tuple[str, str], str] = {}
         for name, template in templates.items():
-            marked = _PLACEHOLDER.sub(lambda found: _NUMBER if found[1] in numbers else found[0], template)
+            marked = _PLACEHOLDER.sub(
+                lambda found: _NUMBER if found[1] in numbers else found[0], template
+            )
             parts = _PLACEHOLDER.split(marked)
             if template.strip():
                 self._read(name, parts[::2], parts[1::2])
@@ -96,7 +98,11 @@ class Structure:
         stops = {
             stop
             for (owner, where), stop in self._stops.items()
-            if not known or (owner in around and (where == placeholder if owner == piece else where in self._pieces))
+            if not known
+            or (
+                owner in around
+                and (where == placeholder if owner == piece else where in self._pieces)
+            )
         }
         return _Finder(headings, stops, self.empty, escape, fold, self.lines and lines)
 
@@ -141,7 +147,9 @@ class Structure:
     def _add(self, heading: str, scope: str | None) -> None:
         """Headings without a letter (``1.``) are too common to be escaped where they cannot follow."""
         everywhere = scope is None or any(part.isalpha() for part in heading)
-        (self._everywhere if everywhere else self._in_piece.setdefault(str(scope), set())).add(heading)
+        (self._everywhere if everywhere else self._in_piece.setdefault(str(scope), set())).add(
+            heading
+        )
 
     def _check(self) -> None:
         for name, other in permutations(self._heads, 2):
@@ -162,18 +170,39 @@ class _Finder:
     """Finds headings, stops and the sign for an empty value in a folded base."""
 
     def __init__(
-        self, headings: Collection[str], stops: Collection[str], empty: str, escape: str, fold: Fold, lines: bool
+        self,
+        headings: Collection[str],
+        stops: Collection[str],
+        empty: str,
+        escape: str,
+        fold: Fold,
+        lines: bool,
     ) -> None:
         self._empty = fold(empty.replace(escape, ""))[0].strip()
-        any_heading = "|".join(sorted(_pattern(heading, escape, fold, lines) for heading in headings)) or "(?!)"
+        any_heading = (
+            "|".join(sorted(_pattern(heading, escape, fold, lines) for heading in headings))
+            or "(?!)"
+        )
         boundary = rf"[{_BREAKS}][^\S{_BREAKS}]*+" if lines else r"\s"
         self._first = re.compile(rf"\s*+(?={any_heading})")
         self._later = re.compile(rf"{boundary}(?={any_heading})")
         # A pattern that begins with a literal is found several times as fast.
-        self._after_newline = re.compile(rf"\n[^\S{_BREAKS}]*+(?={any_heading})") if lines else self._later
-        self._stop = re.compile("|".join(_stop_pattern(stop, escape, fold) for stop in stops)) if stops else None
-        self._edges = {canon[:size] for canon in map(_plain, stops) for size in range(1, len(canon))}
-        self._half = {canon[:size] for canon in map(_plain, headings) for size in range(1, len(canon))} if stops else ()
+        self._after_newline = (
+            re.compile(rf"\n[^\S{_BREAKS}]*+(?={any_heading})") if lines else self._later
+        )
+        self._stop = (
+            re.compile("|".join(_stop_pattern(stop, escape, fold) for stop in stops))
+            if stops
+            else None
+        )
+        self._edges = {
+            canon[:size] for canon in map(_plain, stops) for size in range(1, len(canon))
+        }
+        self._half = (
+            {canon[:size] for canon in map(_plain, headings) for size in range(1, len(canon))}
+            if stops
+            else ()
+        )
         self._longest = 2 * max(map(len, (*stops, *headings)), default=0)
 
     def __call__(self, base: str, origins: Origins) -> Iterator[int]:

@@ -29,14 +29,22 @@ class WriteOut:
         needed: Whether there may be any such character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, watched: Collection[int], tokens: Collection[str], escape: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, watched: Collection[int], tokens: Collection[str], escape: str
+    ) -> None:
         self._tokenizer = tokenizer
         self._watched = frozenset(watched)
         self._escape = escape
         self._known: set[str] = set()
         self._unwritable: set[str] = set()
         if self._watched:
-            self._learn({*map(chr, range(33, 127)), *_every_byte(), *(token for token in tokens if len(token) == 1)})
+            self._learn(
+                {
+                    *map(chr, range(33, 127)),
+                    *_every_byte(),
+                    *(token for token in tokens if len(token) == 1),
+                }
+            )
         self.needed = bool(self._unwritable)
         lowest = min(self._unwritable, default="")
         self._ascii_stays = not lowest.isascii()
@@ -46,14 +54,18 @@ class WriteOut:
         """The rewritten text; `text` itself where nothing in it is written out, or looks so."""
         escape = re.escape(self._escape)
         found: set[str] = set()
-        stays = (self._ascii_stays and text.isascii()) or (self._only_rare and 2 * len(text) == _size(text))
+        stays = (self._ascii_stays and text.isascii()) or (
+            self._only_rare and 2 * len(text) == _size(text)
+        )
         if not stays:
             characters = set(text)
             self._learn(characters - self._known)
             found = characters & self._unwritable
         if found:
             single = f"[{re.escape(''.join(sorted(found)))}]"
-            return re.sub(f"(?<!{escape})({escape}*+)(?:({_CODE})|({single}))", self._rewritten, text)
+            return re.sub(
+                f"(?<!{escape})({escape}*+)(?:({_CODE})|({single}))", self._rewritten, text
+            )
         if self._escape in text:
             return re.sub(f"(?<!{escape})({escape}++)({_CODE})()", self._rewritten, text)
         return text
@@ -63,7 +75,9 @@ class WriteOut:
         if not single:
             return f"{before}{before}{code}"
         number = ord(single)
-        return f"{before}{before}{self._escape}" + (f"u{number:04x}" if number < 0x10000 else f"U{number:08x}")
+        return f"{before}{before}{self._escape}" + (
+            f"u{number:04x}" if number < 0x10000 else f"U{number:08x}"
+        )
 
     def _learn(self, characters: Collection[str]) -> None:
         for character in characters:
@@ -80,5 +94,8 @@ def _size(text: str) -> int:
 
 def _every_byte() -> Iterator[str]:
     """Characters in which every byte of UTF-8 beyond ASCII occurs."""
-    yield from map(chr, (*range(0xC0, 0x100), *range(0xA1, 0x800, 0x40), 0x821, *range(0x1021, 0x10000, 0x1000)))
+    yield from map(
+        chr,
+        (*range(0xC0, 0x100), *range(0xA1, 0x800, 0x40), 0x821, *range(0x1021, 0x10000, 0x1000)),
+    )
     yield from map(chr, (0x10400, 0x40000, 0x80000, 0xC0000, 0x100000))

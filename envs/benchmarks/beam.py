@@ -64,7 +64,13 @@ def parse_beam(row: Row) -> Iterator[Task]:
 def _parts(row: Row) -> list[Any]:
     """The chat, or its plans one after the other (10M: objects that each hold one plan, ``plan-1``, ...)."""
     chat = row.list_of("chat")
-    plans = [value for item in chat if isinstance(item, dict) for name, value in item.items() if "plan-" in name]
+    plans = [
+        value
+        for item in chat
+        if isinstance(item, dict)
+        for name, value in item.items()
+        if "plan-" in name
+    ]
     return [value for value in plans if value is not None] or [chat]
 
 
@@ -93,13 +99,19 @@ def _questions(row: Row, sample: str, places: Mapping[int, int]) -> Iterator[Ask
                 f"{sample}-{ability}-{i}",
                 {
                     "type": ability,
-                    **({"level": str(item.values["difficulty"])} if item.values.get("difficulty") else {}),
+                    **(
+                        {"level": str(item.values["difficulty"])}
+                        if item.values.get("difficulty")
+                        else {}
+                    ),
                     "abstention": abstention,
                     "rubric": item.check_texts("rubric", item.values.get("rubric", [])),
                 },
             )
             sources = _numbers(item.values.get("source_chat_ids"))
-            yield Asked(question, frozenset(places[number] for number in sources if number in places))
+            yield Asked(
+                question, frozenset(places[number] for number in sources if number in places)
+            )
 
 
 def _decoded(row: Row) -> Any:
@@ -111,7 +123,9 @@ def _decoded(row: Row) -> Any:
             try:
                 value = ast.literal_eval(value)
             except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-                raise row.error("probing_questions", f"is a string but neither JSON nor Python's: {error}") from error
+                raise row.error(
+                    "probing_questions", f"is a string but neither JSON nor Python's: {error}"
+                ) from error
     return value
 
 

@@ -110,7 +110,11 @@ class Pool:
     @property
     def skipped_note(self) -> str:
         """What to say of `skipped`; empty where there are none."""
-        return f"; {self.skipped} rows left out, as a supporting paragraph is missing" if self.skipped else ""
+        return (
+            f"; {self.skipped} rows left out, as a supporting paragraph is missing"
+            if self.skipped
+            else ""
+        )
 
     def _add(self, row: QARow) -> None:
         context: dict[int, bool] = {}
@@ -129,7 +133,9 @@ class Pool:
         self.gold.append(tuple(index for index, gold in context.items() if gold))
 
 
-def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "train", workers: int = 1) -> Iterator[Task]:
+def build_tasks(
+    pool: Pool, config: BuildConfig, source: str, split: str = "train", workers: int = 1
+) -> Iterator[Task]:
     """Build `config.n` tasks, in order; the same ones whatever `workers` is.
 
     Questions are used up before one comes again: the pool is gone through in a new random order each time.
@@ -147,7 +153,9 @@ def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "trai
     high = config.questions[1]
     distinct = len({normalize(question.text) for question in pool.questions})
     if distinct < high:
-        raise DataError(f"the pool has {distinct} different questions, too few for tasks of {high}; give more input.")
+        raise DataError(
+            f"the pool has {distinct} different questions, too few for tasks of {high}; give more input."
+        )
     if len(pool.documents) < config.documents:
         raise DataError(
             f"the pool has {len(pool.documents)} different documents, too few for tasks of {config.documents}; "
@@ -172,7 +180,8 @@ def build_tasks(pool: Pool, config: BuildConfig, source: str, split: str = "trai
         yield Task(
             id=f"{source}-{split}-{number:05d}",
             questions=tuple(
-                pool.questions[row].with_documents(places[index] for index in pool.gold[row]) for row in rows
+                pool.questions[row].with_documents(places[index] for index in pool.gold[row])
+                for row in rows
             ),
             documents=tuple(documents),
             source=source,
@@ -193,7 +202,9 @@ class _Drawer:
         self.config = config
         self._texts: list[str] = []
         if config.exclude_answer_documents:
-            self._texts = [f" {normalize(f'{document.title} {document.text}')} " for document in pool.documents]
+            self._texts = [
+                f" {normalize(f'{document.title} {document.text}')} " for document in pool.documents
+            ]
 
     def asked(self) -> Iterator[_Asked]:
         """The questions of every task."""
@@ -266,7 +277,9 @@ def _drawn(drawer: _Drawer, workers: int) -> Iterator[tuple[int, tuple[int, ...]
         return
     # Not multiprocessing's own pool: it kills its workers where a job fails, and may then wait for ever for a lock that
     # one of them held. They are forked, and share the texts.
-    processes = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start_worker, (drawer,))
+    processes = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("fork"), _start_worker, (drawer,)
+    )
     try:
         yield from processes.map(_work, drawer.asked(), chunksize=_TASKS_PER_JOB)
     finally:

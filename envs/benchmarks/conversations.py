@@ -45,10 +45,12 @@ def grouped_tasks(
         yield Task(
             id=f"{source}-{sample}-{number:03d}",
             questions=tuple(
-                item.question if item.places is None else item.question.with_documents(item.places) for item in group
+                item.question if item.places is None else item.question.with_documents(item.places)
+                for item in group
             ),
             documents=tuple(
-                Document(document.title, document.text, place in gold) for place, document in enumerate(documents)
+                Document(document.title, document.text, place in gold)
+                for place, document in enumerate(documents)
             ),
             context=context,
             source=source,

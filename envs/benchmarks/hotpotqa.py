@@ -51,7 +51,9 @@ def read_aliases(path: str | Path) -> dict[str, tuple[str, ...]]:
         both = [*row.texts("aliases"), *row.texts("demonyms")]
         names[row.text("Q_id")] = tuple(dict.fromkeys(both))
     if not names:
-        raise DataError(f"{path}: has no rows; expected one object a line with Q_id, aliases and demonyms.")
+        raise DataError(
+            f"{path}: has no rows; expected one object a line with Q_id, aliases and demonyms."
+        )
     return names
 
 
@@ -59,7 +61,8 @@ def _answer_id(row: Row) -> str:
     """The Wikidata id of the answer, or "" (dates, yes and no have none)."""
     if "answer_id" not in row.values:
         raise row.error(
-            "answer_id", "is missing, so that aliases cannot be found; use the release with ids, or give no aliases"
+            "answer_id",
+            "is missing, so that aliases cannot be found; use the release with ids, or give no aliases",
         )
     return row.values["answer_id"] or ""
 
@@ -73,17 +76,24 @@ def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
     lengths: dict[str, int] = {}
     for title, sentences in paragraphs:
         lengths[title] = max(lengths.get(title, 0), len(sentences))
-    metadata: dict[str, Any] = {name: row.text(name) for name in ("type", "level") if name in row.values}
+    metadata: dict[str, Any] = {
+        name: row.text(name) for name in ("type", "level") if name in row.values
+    }
     metadata |= {
         "hops": len(titles),
-        "supporting": [[title, index if 0 <= index < lengths.get(title, 0) else None] for title, index in facts],
+        "supporting": [
+            [title, index if 0 <= index < lengths.get(title, 0) else None] for title, index in facts
+        ],
     }
     return QARow(
         id=row.text("_id", "id"),
         question=row.text("question").strip(),
         answers=tuple(dict.fromkeys(answers)),
         paragraphs=unique_paragraphs(
-            [Document(title, separator.join(sentences).strip(), title in titles) for title, sentences in paragraphs]
+            [
+                Document(title, separator.join(sentences).strip(), title in titles)
+                for title, sentences in paragraphs
+            ]
         ),
         source=source,
         answerable=titles <= lengths.keys(),
@@ -125,7 +135,9 @@ def _supporting_facts(row: Row) -> list[tuple[str, int]]:
             raise row.error(name, f"has the sentence index {index!r}, expected a whole number")
         facts.append((row.check_text(f"{name} title", title), index))
     if not facts:
-        raise row.error("supporting_facts", "is empty (the official test files have none: use train or dev)")
+        raise row.error(
+            "supporting_facts", "is empty (the official test files have none: use train or dev)"
+        )
     return facts
 
 

@@ -53,22 +53,32 @@ class Wording:
     def __post_init__(self) -> None:
         for name in ("other", "temporal", "adversarial"):
             text = getattr(self, name)
-            if not isinstance(text, str) or "{question}" not in text or ("{a}" in text) != ("{b}" in text):
+            if (
+                not isinstance(text, str)
+                or "{question}" not in text
+                or ("{a}" in text) != ("{b}" in text)
+            ):
                 raise ConfigError(
                     f"wording {name} is {text!r}: give a text with {{question}} in it, and with both or none of "
                     "{a} and {b}."
                 )
 
-    def ask(self, question: str, category: str, identifier: str, wrong: str) -> tuple[str, dict[str, str]]:
+    def ask(
+        self, question: str, category: str, identifier: str, wrong: str
+    ) -> tuple[str, dict[str, str]]:
         """The question as it is asked, and its options by their letters (none: an open question)."""
-        template = getattr(self, category) if category in ("temporal", "adversarial") else self.other
+        template = (
+            getattr(self, category) if category in ("temporal", "adversarial") else self.other
+        )
         options = {}
         if "{a}" in template:
             both = [NOT_MENTIONED, wrong]
             Random(f"{self.seed}:{identifier}").shuffle(both)
             options = dict(zip("ab", both, strict=True))
         values = {"question": question, **options}
-        return re.sub(r"\{(question|a|b)\}", lambda match: values.get(match[1], match[0]), template), options
+        return re.sub(
+            r"\{(question|a|b)\}", lambda match: values.get(match[1], match[0]), template
+        ), options
 
 
 PROTOCOL = Wording(
@@ -93,9 +103,13 @@ def read_wording(given: str) -> Wording:
     try:
         values = yaml.safe_load(Path(given).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"wording {given!r} cannot be read ({error}): give official, or a YAML file.") from error
+        raise ConfigError(
+            f"wording {given!r} cannot be read ({error}): give official, or a YAML file."
+        ) from error
     if not isinstance(values, dict) or values.keys() - known.keys():
-        raise ConfigError(f"wording {given!r} must be a YAML file with some of the fields {', '.join(known)}.")
+        raise ConfigError(
+            f"wording {given!r} must be a YAML file with some of the fields {', '.join(known)}."
+        )
     return Wording(**{**known, **values})
 
 
@@ -104,7 +118,9 @@ def is_locomo(values: Mapping[str, Any]) -> bool:
     return {"conversation", "qa"} <= values.keys()
 
 
-def read_locomo(path: str | Path, questions: int = QUESTIONS, wording: Wording | None = None) -> Iterator[Task]:
+def read_locomo(
+    path: str | Path, questions: int = QUESTIONS, wording: Wording | None = None
+) -> Iterator[Task]:
     """Read ``locomo10.json`` or a file in its format.
 
     Args:
@@ -119,7 +135,9 @@ def read_locomo(path: str | Path, questions: int = QUESTIONS, wording: Wording |
         yield from parse_locomo(row, questions, wording)
 
 
-def parse_locomo(row: Row, questions: int = QUESTIONS, wording: Wording | None = None) -> Iterator[Task]:
+def parse_locomo(
+    row: Row, questions: int = QUESTIONS, wording: Wording | None = None
+) -> Iterator[Task]:
     """The tasks of one conversation: ``locomo-SAMPLE-NUMBER``."""
     sample, wording = row.text("sample_id"), wording or Wording()
     turns = _turns(row)
@@ -127,7 +145,9 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, wording: Wording | None =
     asked = []
     for i, item in enumerate(row.objects("qa")):
         question = _question(item, f"{sample}-{i:03d}", turns, wording)
-        asked.append(Asked(question, frozenset(places[turn] for turn in question.metadata["evidence"])))
+        asked.append(
+            Asked(question, frozenset(places[turn] for turn in question.metadata["evidence"]))
+        )
     if not asked:
         raise row.error("qa", "has no question")
     documents = [Document(date, text) for date, text in turns.values()]
@@ -136,8 +156,12 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, wording: Wording | None =
 
 def _turns(row: Row) -> dict[str, tuple[str, str]]:
     """Date and text of every turn by its id (``D1:3``), in the order of the dialogue."""
-    conversation = row.check_object("conversation", row.get("conversation"), "session_1, session_1_date_time, ...")
-    numbers = sorted(int(match[1]) for name in conversation.values if (match := _SESSION.fullmatch(name)))
+    conversation = row.check_object(
+        "conversation", row.get("conversation"), "session_1, session_1_date_time, ..."
+    )
+    numbers = sorted(
+        int(match[1]) for name in conversation.values if (match := _SESSION.fullmatch(name))
+    )
     turns: dict[str, tuple[str, str]] = {}
     for number in numbers:
         date = conversation.text(f"session_{number}_date_time")
@@ -146,7 +170,10 @@ def _turns(row: Row) -> dict[str, tuple[str, str]]:
             if caption:
                 text = f"{text} [shares an image: {caption}]".strip()
             identifier = turn.text("dia_id")
-            turns[next(iter(_turn_ids(identifier)), identifier)] = (date, f"{turn.text('speaker')}: {text}")
+            turns[next(iter(_turn_ids(identifier)), identifier)] = (
+                date,
+                f"{turn.text('speaker')}: {text}",
+            )
     if not turns:
         raise row.error("conversation", "has no turn")
     return turns
@@ -159,7 +186,10 @@ def _question(item: Row, identifier: str, turns: Mapping[str, Any], wording: Wor
     category = CATEGORIES[number]
     evidence = item.check_texts("evidence", item.values.get("evidence", []))
     named = [turn for text in evidence for turn in _turn_ids(text) or [text.strip()]]
-    metadata: dict[str, Any] = {"category": category, "evidence": [turn for turn in named if turn in turns]}
+    metadata: dict[str, Any] = {
+        "category": category,
+        "evidence": [turn for turn in named if turn in turns],
+    }
     if unknown := [turn for turn in named if turn not in turns]:
         # The official file has some: they are said and kept, as refusing the file would be no help.
         metadata["evidence_without_turn"] = unknown

@@ -62,7 +62,9 @@ def _prompt(row: Row) -> Any:
     """The question(s) of a training row: the content of the first message of the user, or the prompt itself."""
     prompt = row.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
-        contents = [message.get("content") for message in prompt if message.get("role", "user") == "user"]
+        contents = [
+            message.get("content") for message in prompt if message.get("role", "user") == "user"
+        ]
         if not contents:
             raise row.error("prompt", "has no message with the role 'user'")
         return contents[0]
@@ -85,4 +87,7 @@ def _answers(row: Row, count: int, name: str, truth: Any) -> list[tuple[str, ...
     groups = [truth] if count == 1 and not nested else truth
     if len(groups) != count:
         raise row.error(name, f"has answers for {len(groups)} questions, but the row asks {count}")
-    return [row.check_answers(f"{name}[{i}]" if count > 1 else name, group) for i, group in enumerate(groups)]
+    return [
+        row.check_answers(f"{name}[{i}]" if count > 1 else name, group)
+        for i, group in enumerate(groups)
+    ]

@@ -67,7 +67,9 @@ def _answers(row: Row, count: int) -> list[tuple[str, ...]]:
     if count == 1 and len(given) != 1:
         given = [given]
     if len(given) != count:
-        raise row.error("answers", f"has answers for {len(given)} questions, but the row asks {count}")
+        raise row.error(
+            "answers", f"has answers for {len(given)} questions, but the row asks {count}"
+        )
     return [row.check_answers(f"answers[{i}]", item) for i, item in enumerate(given)]
 
 

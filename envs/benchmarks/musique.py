@@ -17,7 +17,9 @@ def parse_musique(row: Row) -> QARow:
     answers = [row.text("answer"), *row.texts("answer_aliases")]
     answerable = row.flag("answerable")
     paragraphs = [
-        Document(item.text("title"), item.text("paragraph_text").strip(), item.flag("is_supporting"))
+        Document(
+            item.text("title"), item.text("paragraph_text").strip(), item.flag("is_supporting")
+        )
         for item in row.check_objects("paragraphs", row.decoded("paragraphs"))
     ]
     gold = [document for document in paragraphs if document.gold]
@@ -33,7 +35,9 @@ def parse_musique(row: Row) -> QARow:
         place=row.place,
         metadata={
             "type": identifier.partition("__")[0],
-            "hops": len(row.check_list("question_decomposition", row.decoded("question_decomposition"))),
+            "hops": len(
+                row.check_list("question_decomposition", row.decoded("question_decomposition"))
+            ),
             "supporting": [[document.title, None] for document in gold],
         },
     )

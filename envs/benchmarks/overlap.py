@@ -73,6 +73,11 @@ def _questions(row: Row) -> list[tuple[str, str]]:
         items = row.list_of("questions")
         if not all(isinstance(item, dict) for item in items):
             raise row.error("questions", "must hold objects with 'text' and 'id'")
-        return [(item.get("id") or "", row.check_text("questions.text", item.get("text"))) for item in items]
-    name = next((row.values[key] for key in ("_id", "id", "task_id", "query_id") if row.values.get(key)), "")
+        return [
+            (item.get("id") or "", row.check_text("questions.text", item.get("text")))
+            for item in items
+        ]
+    name = next(
+        (row.values[key] for key in ("_id", "id", "task_id", "query_id") if row.values.get(key)), ""
+    )
     return [(str(name), row.text("question", "Question", "query"))]

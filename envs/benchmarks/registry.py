@@ -9,7 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from atommem.command_line import close_path
-from atommem.envs.benchmarks.hotpotqa import HOTPOTQA, TWOWIKI, parse_hotpotqa, parse_twowiki, read_aliases
+from atommem.envs.benchmarks.hotpotqa import (
+    HOTPOTQA,
+    TWOWIKI,
+    parse_hotpotqa,
+    parse_twowiki,
+    read_aliases,
+)
 from atommem.envs.benchmarks.musique import MUSIQUE, parse_musique
 from atommem.envs.benchmarks.rows import QARow, Row, read_rows
 from atommem.errors import ConfigError, DataError
@@ -56,7 +62,9 @@ class Benchmark:
         if path.is_file():
             named = [other for other, names in self.files.items() if any(map(path.match, names))]
             if named and split not in named:
-                raise DataError(f"{path}: is the {named[0]} file by its name: give --split {named[0]}, or rename it.")
+                raise DataError(
+                    f"{path}: is the {named[0]} file by its name: give --split {named[0]}, or rename it."
+                )
             return [path]
         for folder in (path / self.name, path):
             for pattern in patterns:
@@ -64,7 +72,9 @@ class Benchmark:
                     _check_shards(found)
                     return found
         if not path.is_dir():
-            raise DataError(f"{path}: no such file or folder{close_path(path)}: give the benchmark's own files.")
+            raise DataError(
+                f"{path}: no such file or folder{close_path(path)}: give the benchmark's own files."
+            )
         raise DataError(
             f"{path}: found no {split} file of {self.name} here or in the folder {self.name}/; looked for "
             f"{', '.join(patterns)}. Give the file itself, or the folder that it lies in."
@@ -92,7 +102,12 @@ def _check_shards(files: Sequence[Path]) -> None:
         )
 
 
-_HUGGING_FACE_TRAIN = ("distractor/train-*.parquet", "data/train-*.parquet", "train-*.parquet", "train.parquet")
+_HUGGING_FACE_TRAIN = (
+    "distractor/train-*.parquet",
+    "data/train-*.parquet",
+    "train-*.parquet",
+    "train.parquet",
+)
 _HUGGING_FACE_DEV = (
     "distractor/validation-*.parquet",
     "data/validation-*.parquet",
@@ -115,14 +130,25 @@ BENCHMARKS = {
         Benchmark(
             TWOWIKI,
             parse_twowiki,
-            {"train": ("train.json", *_HUGGING_FACE_TRAIN), "dev": ("dev.json", *_HUGGING_FACE_DEV)},
+            {
+                "train": ("train.json", *_HUGGING_FACE_TRAIN),
+                "dev": ("dev.json", *_HUGGING_FACE_DEV),
+            },
         ),
         Benchmark(
             MUSIQUE,
             parse_musique,
             {
-                "train": ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl", *_HUGGING_FACE_TRAIN),
-                "dev": ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl", *_HUGGING_FACE_DEV),
+                "train": (
+                    "musique_ans_v1.0_train.jsonl",
+                    "musique_full_v1.0_train.jsonl",
+                    *_HUGGING_FACE_TRAIN,
+                ),
+                "dev": (
+                    "musique_ans_v1.0_dev.jsonl",
+                    "musique_full_v1.0_dev.jsonl",
+                    *_HUGGING_FACE_DEV,
+                ),
             },
         ),
     )

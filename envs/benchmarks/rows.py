@@ -15,7 +15,13 @@ from atommem.envs.task import Document
 from atommem.errors import DataError
 from atommem.untrusted import clean
 
-_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -63,7 +69,9 @@ class Row:
         """File and row."""
         return f"{self.path}: row {self.number}"
 
-    def error(self, name: str, problem: str, remedy: str = "Mend the row, or get the file again") -> DataError:
+    def error(
+        self, name: str, problem: str, remedy: str = "Mend the row, or get the file again"
+    ) -> DataError:
         """The error to raise for the field `name`."""
         return DataError(f"{self.place}: field {self.within + name!r} {problem}. {remedy}.")
 
@@ -77,7 +85,10 @@ class Row:
             if name in self.values:
                 return self.values[name]
         other = "".join(f" (or {name!r})" for name in names[1:])
-        holder, fields = "the object" if self.within else "the row", ", ".join(map(repr, self.values)) or "no fields"
+        holder, fields = (
+            "the object" if self.within else "the row",
+            ", ".join(map(repr, self.values)) or "no fields",
+        )
         raise self.error(names[0], f"is missing{other}; {holder} has {fields}")
 
     def text(self, *names: str) -> str:
@@ -128,7 +139,10 @@ class Row:
 
     def check_objects(self, name: str, value: Any) -> list[Row]:
         """`value` if it is a list of objects."""
-        return [self.check_object(f"{name}[{i}]", item) for i, item in enumerate(self.check_list(name, value))]
+        return [
+            self.check_object(f"{name}[{i}]", item)
+            for i, item in enumerate(self.check_list(name, value))
+        ]
 
     def check_object(self, name: str, value: Any, expected: str = "an object") -> Row:
         """`value` if it is an object: what is wrong in it is said with the name of its field in the whole row."""
@@ -179,14 +193,20 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         raise DataError(f"{path}: is packed ({kind}). Unpack it, and give the file inside.")
     if head.startswith(b"PAR1"):
         return _parquet_rows(path)
-    if b"\0" in head:  # no JSON has this byte in UTF-8, and UTF-16 has it beside every ASCII character
-        raise DataError(f"{path}: is not UTF-8 (UTF-16, or no text at all). Save the file as UTF-8.")
+    if (
+        b"\0" in head
+    ):  # no JSON has this byte in UTF-8, and UTF-16 has it beside every ASCII character
+        raise DataError(
+            f"{path}: is not UTF-8 (UTF-16, or no text at all). Save the file as UTF-8."
+        )
     if head.startswith(b"["):
         return _json_rows(path)
     if head.startswith(b"{"):
         return _json_lines(path)
     if not head:
-        raise DataError(f"{path}: is empty. Give one with tasks in it; one that was downloaded, get again.")
+        raise DataError(
+            f"{path}: is empty. Give one with tasks in it; one that was downloaded, get again."
+        )
     raise DataError(
         f"{path}: expected a JSON list, JSON Lines or parquet file, but it starts with "
         f"{head[:20].decode('utf-8', 'replace')!r}. Give the benchmark's own file."
@@ -208,7 +228,9 @@ def _json_rows(path: Path) -> Iterator[Row]:
     try:
         values = load_json(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: {_broken_row(text, error)} Is the file truncated? Get it again.") from error
+        raise DataError(
+            f"{path}: {_broken_row(text, error)} Is the file truncated? Get it again."
+        ) from error
     del text
     for number, value in enumerate(values, start=1):
         yield _row(path, number, value)

@@ -32,21 +32,41 @@ def parse_gaia(row: Row) -> QARow:
     if str(level) not in ("1", "2", "3"):
         raise row.error("Level", f"is {level!r}, expected 1, 2 or 3")
     answer = row.text_or_number("Final answer", "answer").strip()
-    facts = {"level": int(level), "file_name": row.values.get("file_name") or "", "category": f"level {level}"}
+    facts = {
+        "level": int(level),
+        "file_name": row.values.get("file_name") or "",
+        "category": f"level {level}",
+    }
     answers = [] if answer == _HIDDEN else [answer]
-    return _question(row, GAIA, row.text("task_id", "id"), row.text("Question", "question"), answers, facts)
+    return _question(
+        row, GAIA, row.text("task_id", "id"), row.text("Question", "question"), answers, facts
+    )
 
 
 def parse_webwalkerqa(row: Row) -> QARow:
     """A row of WebWalkerQA (Wu et al., arXiv 2501.07572), whatever the spelling of the fields inside ``info``."""
-    names = {"type": ("type",), "difficulty": ("difficulty_level", "difficulty"), "lang": ("lang", "language")}
+    names = {
+        "type": ("type",),
+        "difficulty": ("difficulty_level", "difficulty"),
+        "lang": ("lang", "language"),
+    }
     names |= {"domain": ("domain",), "sources": ("source_website", "source")}
-    info = row.check_object("info", row.decoded("info") if "info" in row.values else row.values).values
+    info = row.check_object(
+        "info", row.decoded("info") if "info" in row.values else row.values
+    ).values
     said = {str(name).lower(): value for name, value in info.items()}
-    facts = {key: next((said[name] for name in given if name in said), "") for key, given in names.items()}
-    facts |= {"root_url": row.text("root_url"), "category": f"{facts['lang'] or 'other'} {facts['type']}".strip()}
+    facts = {
+        key: next((said[name] for name in given if name in said), "")
+        for key, given in names.items()
+    }
+    facts |= {
+        "root_url": row.text("root_url"),
+        "category": f"{facts['lang'] or 'other'} {facts['type']}".strip(),
+    }
     answers = [row.text_or_number("answer", "Answer").strip()]
-    return _question(row, WEBWALKERQA, f"{row.number}", row.text("question", "Question"), answers, facts)
+    return _question(
+        row, WEBWALKERQA, f"{row.number}", row.text("question", "Question"), answers, facts
+    )
 
 
 def parse_asearcher(row: Row) -> QARow:
@@ -58,7 +78,10 @@ def parse_asearcher(row: Row) -> QARow:
     if row.values.get("aug_answer"):
         answers += _answers(row, "aug_answer")
     facts = {"category": str(row.values.get("source") or "")}
-    given = next((row.values[name] for name in ("qid", "idx", "id") if row.values.get(name) is not None), row.number)
+    given = next(
+        (row.values[name] for name in ("qid", "idx", "id") if row.values.get(name) is not None),
+        row.number,
+    )
     return _question(row, ASEARCHER, str(given), row.text("question"), answers, facts)
 
 
@@ -76,16 +99,28 @@ def parse_browsecomp_plus(row: Row) -> QARow:
     """
     question = row.text("query", "question")
     if " " not in question.strip() and len(question) > 40:
-        raise row.error("query", "is enciphered", "Decipher the file with the script that the benchmark brings")
+        raise row.error(
+            "query", "is enciphered", "Decipher the file with the script that the benchmark brings"
+        )
     documents = row.decoded("evidence_docs") if "evidence_docs" in row.values else []
-    if not all(isinstance(item, Mapping) and "docid" in item for item in row.check_list("evidence_docs", documents)):
+    if not all(
+        isinstance(item, Mapping) and "docid" in item
+        for item in row.check_list("evidence_docs", documents)
+    ):
         raise row.error("evidence_docs", "must hold objects with 'docid'")
-    names = [[str(document[key]) for key in ("docid", "url") if document.get(key)] for document in documents]
+    names = [
+        [str(document[key]) for key in ("docid", "url") if document.get(key)]
+        for document in documents
+    ]
     answers = [row.text_or_number("answer").strip()]
-    return _question(row, BROWSECOMP_PLUS, str(row.get("query_id", "id")), question, answers, {"evidence": names})
+    return _question(
+        row, BROWSECOMP_PLUS, str(row.get("query_id", "id")), question, answers, {"evidence": names}
+    )
 
 
-def _question(row: Row, source: str, name: str, question: str, answers: list[str], facts: dict[str, Any]) -> QARow:
+def _question(
+    row: Row, source: str, name: str, question: str, answers: list[str], facts: dict[str, Any]
+) -> QARow:
     known = tuple(dict.fromkeys(answers))
     return QARow(name, question.strip(), known, (), source, place=row.place, metadata=facts)
 
@@ -94,7 +129,11 @@ def _answers(row: Row, name: str) -> list[str]:
     value = row.values.get(name)
     if not isinstance(value, list):
         return [row.text_or_number(name).strip()]
-    return [*row.check_answers(name, [str(item) if isinstance(item, int | float) else item for item in value])]
+    return [
+        *row.check_answers(
+            name, [str(item) if isinstance(item, int | float) else item for item in value]
+        )
+    ]
 
 
 WEB_BENCHMARKS = {
@@ -104,15 +143,26 @@ WEB_BENCHMARKS = {
             GAIA,
             parse_gaia,
             {
-                split: (f"2023/{split}/metadata.jsonl", f"{split}/metadata.jsonl", f"2023/{split}/metadata*.parquet")
+                split: (
+                    f"2023/{split}/metadata.jsonl",
+                    f"{split}/metadata.jsonl",
+                    f"2023/{split}/metadata*.parquet",
+                )
                 for split in ("validation", "test")
             },
         ),
-        Benchmark(WEBWALKERQA, parse_webwalkerqa, {"test": ("main.jsonl", "data/main-*.parquet", "main-*.parquet")}),
+        Benchmark(
+            WEBWALKERQA,
+            parse_webwalkerqa,
+            {"test": ("main.jsonl", "data/main-*.parquet", "main-*.parquet")},
+        ),
         Benchmark(
             ASEARCHER,
             parse_asearcher,
-            {"train": ("ASearcher-Base-35k.jsonl", "ASearcher-LRM-35k.jsonl"), "test": ("test.jsonl",)},
+            {
+                "train": ("ASearcher-Base-35k.jsonl", "ASearcher-LRM-35k.jsonl"),
+                "test": ("test.jsonl",),
+            },
         ),
         Benchmark(WEBDANCER, parse_webdancer, {"train": ("sample_qa.jsonl",)}),
         Benchmark(

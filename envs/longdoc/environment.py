@@ -76,7 +76,11 @@ class LongDocEnvironments(QAEnvironments):
         between = config.open_ended or "arriving" in config.questions_shown
         left_out = {"unasked"} if not blind else set()
         left_out |= {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
-        return [name for name in cls.pieces if name not in left_out and (between or not name.startswith("asked"))]
+        return [
+            name
+            for name in cls.pieces
+            if name not in left_out and (between or not name.startswith("asked"))
+        ]
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Supporting-fact recall: whether facts entered memory, stayed, and were shown again; and evidence recall."""
@@ -91,10 +95,21 @@ class LongDocEnvironments(QAEnvironments):
         task = Task("", tuple(Question(question, ()) for question in questions))
         size, whole_sentences = self.config.chunk_tokens, self.config.whole_sentences
         if isinstance(text, str):
-            text = re.split(r"\n\s*\n", text.strip()) if self.config.chunking == "documents" else [text]
-        chunks = [chunk for piece in text for chunk in chunk_text(clean(piece), self.tokenizer, size, whole_sentences)]
+            text = (
+                re.split(r"\n\s*\n", text.strip())
+                if self.config.chunking == "documents"
+                else [text]
+            )
+        chunks = [
+            chunk
+            for piece in text
+            for chunk in chunk_text(clean(piece), self.tokenizer, size, whole_sentences)
+        ]
         open_ended = self.config.open_ended
-        return [chunk_observation(task, chunks, index, open_ended=open_ended) for index in range(len(chunks))]
+        return [
+            chunk_observation(task, chunks, index, open_ended=open_ended)
+            for index in range(len(chunks))
+        ]
 
     def asking(self, question: str) -> Task:
         """A task without documents."""
@@ -115,7 +130,9 @@ class LongDocEnvironments(QAEnvironments):
 
     def without_reads(self) -> LongDocEnvironments:
         """The same for a policy that has nothing to look up: up to `MOST_AT_ONCE` questions are asked at one step."""
-        environments = LongDocEnvironments(replace(self.config, max_reads=0, at_once=MOST_AT_ONCE), self.tokenizer)
+        environments = LongDocEnvironments(
+            replace(self.config, max_reads=0, at_once=MOST_AT_ONCE), self.tokenizer
+        )
         environments.judge = self.judge
         return environments
 
@@ -128,7 +145,9 @@ class LongDocEnvironments(QAEnvironments):
 
     def _chunks_of(self, key: ByIdentity) -> list[str]:
         config = self.config
-        return chunk_task(key.task, self.tokenizer, config.chunking, config.chunk_tokens, config.whole_sentences)
+        return chunk_task(
+            key.task, self.tokenizer, config.chunking, config.chunk_tokens, config.whole_sentences
+        )
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread, where fast tokenizers work in parallel to the event loop.
@@ -198,9 +217,13 @@ class LongDocEnvironment:
         ends = not self._shared.config.open_ended
         if not self._is_asked:
             shown = self._mode == "reading"
-            return chunk_observation(self._task, self._chunks, self._read, shown=shown, open_ended=not ends)
+            return chunk_observation(
+                self._task, self._chunks, self._read, shown=shown, open_ended=not ends
+            )
         over = ends and self._read == len(self._chunks)
-        return question_observation(self._task, self._questions.asked, self._questions.reads_left, over=over)
+        return question_observation(
+            self._task, self._questions.asked, self._questions.reads_left, over=over
+        )
 
 
 def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
@@ -212,7 +235,11 @@ def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
     needed = []
     for question in task.questions:
         gold = gold_documents(task, question)
-        known = [places[at].stop for at, document in enumerate(task.documents) if places and document in gold]
+        known = [
+            places[at].stop
+            for at, document in enumerate(task.documents)
+            if places and document in gold
+        ]
         needed.append(max(known, default=len(chunks)))
     return needed
 
@@ -224,13 +251,21 @@ def chunk_observation(
 
     With an open end, neither its number nor how many there are is told.
     """
-    values: dict[str, str | int] = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
+    values: dict[str, str | int] = {
+        "chunk": chunks[index],
+        "chunk_number": index + 1,
+        "chunk_count": len(chunks),
+    }
     place = f"chunk {index + 1}/{len(chunks)}"
     known = shown and task.questions
     start = sum(map(len, chunks[:index]))
     return Observation(
         phase="reading",
-        task=(questions_piece([question.text for question in task.questions]) if known else Piece("unasked"),),
+        task=(
+            questions_piece([question.text for question in task.questions])
+            if known
+            else Piece("unasked"),
+        ),
         stream=(Piece("part", {"chunk": chunks[index]}) if open_ended else Piece("chunk", values),),
         closing=(Piece("reading"),),
         label=place,
@@ -240,7 +275,9 @@ def chunk_observation(
     )
 
 
-def question_observation(task: Task, asked: range, reads_left: int = 0, *, over: bool = True) -> Observation:
+def question_observation(
+    task: Task, asked: range, reads_left: int = 0, *, over: bool = True
+) -> Observation:
     """The questions `asked`, to be answered within so many more steps; `over`: the text is known to have ended."""
     left = {"reads_left": reads_left}
     notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)

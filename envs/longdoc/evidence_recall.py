@@ -21,7 +21,10 @@ def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
 
     Only tasks about a conversation (``sample_id``) have it: elsewhere, supporting-fact recall says more.
     """
-    marked = [question.metadata.get("documents") if "sample_id" in task.metadata else () for question in task.questions]
+    marked = [
+        question.metadata.get("documents") if "sample_id" in task.metadata else ()
+        for question in task.questions
+    ]
     chunks = {
         step.observation.origin or "": str(piece.values["chunk"])
         for step in episode.steps
@@ -38,11 +41,23 @@ def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
         for index in step.observation.asked:
             found[index].update(*(origins.get(item.entry_id, ()) for item in step.view.retrieved))
         for operation in step.operations:
-            written = operation.kind in ("create", "update") and operation.outcome is Outcome.APPLIED
-            if written and operation.entry_id is not None and operation.source and operation.source.piece:
+            written = (
+                operation.kind in ("create", "update") and operation.outcome is Outcome.APPLIED
+            )
+            if (
+                written
+                and operation.entry_id is not None
+                and operation.source
+                and operation.source.piece
+            ):
                 origins.setdefault(operation.entry_id, set()).add(operation.source.piece)
     return [
-        {"evidence_recall": sum(any(names[at] in hit for at in places[place]) for place in wanted) / len(wanted)}
+        {
+            "evidence_recall": sum(
+                any(names[at] in hit for at in places[place]) for place in wanted
+            )
+            / len(wanted)
+        }
         if wanted
         else {}
         for wanted, hit in zip(marked, found, strict=True)

@@ -33,9 +33,53 @@ _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
 _NEEDED = 2
 _STOP_WORDS = frozenset(
     {
-        *("and", "or", "but", "of", "in", "on", "at", "to", "by", "for", "from", "with", "as", "not", "also"),
-        *("is", "are", "was", "were", "be", "been", "has", "have", "had", "it", "its", "he", "she", "his", "her"),
-        *("they", "their", "that", "this", "which", "who", "whom", "whose", "when", "where", "what"),
+        *(
+            "and",
+            "or",
+            "but",
+            "of",
+            "in",
+            "on",
+            "at",
+            "to",
+            "by",
+            "for",
+            "from",
+            "with",
+            "as",
+            "not",
+            "also",
+        ),
+        *(
+            "is",
+            "are",
+            "was",
+            "were",
+            "be",
+            "been",
+            "has",
+            "have",
+            "had",
+            "it",
+            "its",
+            "he",
+            "she",
+            "his",
+            "her",
+        ),
+        *(
+            "they",
+            "their",
+            "that",
+            "this",
+            "which",
+            "who",
+            "whom",
+            "whose",
+            "when",
+            "where",
+            "what",
+        ),
     }
 )
 
@@ -52,7 +96,9 @@ class Fact:
         padded = _padded(text)
         if f" {self.answer} " not in padded:
             return False
-        return len(self.words.intersection(padded.split())) >= min(_NEEDED, ceil(len(self.words) / 2))
+        return len(self.words.intersection(padded.split())) >= min(
+            _NEEDED, ceil(len(self.words) / 2)
+        )
 
 
 def gold_documents(task: Task, question: Question) -> list[Document]:
@@ -70,13 +116,21 @@ def gold_documents(task: Task, question: Question) -> list[Document]:
 
 def facts_of(task: Task, question: Question) -> list[Fact]:
     """The facts that answer `question`."""
-    answers = [answer for answer in dict.fromkeys(map(normalize, question.answers)) if answer not in _NOWHERE]
+    answers = [
+        answer
+        for answer in dict.fromkeys(map(normalize, question.answers))
+        if answer not in _NOWHERE
+    ]
     facts = []
     for document in gold_documents(task, question):
         for sentence in _sentences(document.text):
             padded = _padded(sentence)
             words = frozenset(f"{normalize(document.title)} {padded}".split()) - _STOP_WORDS
-            facts += [Fact(answer, words - set(answer.split())) for answer in answers if f" {answer} " in padded]
+            facts += [
+                Fact(answer, words - set(answer.split()))
+                for answer in answers
+                if f" {answer} " in padded
+            ]
     return facts
 
 
@@ -84,7 +138,11 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
     """For each question its three numbers, or nothing where it has no fact or the episode no steps."""
     operations = [operation for step in episode.steps for operation in step.operations]
     applied = [operation for operation in operations if operation.outcome is Outcome.APPLIED]
-    written = [operation.after for operation in applied if operation.kind in ("create", "update", "scratchpad")]
+    written = [
+        operation.after
+        for operation in applied
+        if operation.kind in ("create", "update", "scratchpad")
+    ]
     contents = replay(operations)
     kept = [*(entry.text for entry in contents.entries.values()), contents.scratchpad]
     recalls: list[dict[str, float]] = []

@@ -13,9 +13,13 @@ from atommem.envs.questions_shown import check_modes
 class LongDocConfig(QAConfig):
     """How a document is cut, and how an episode is asked and scored."""
 
-    chunking: str = setting("tokens", "tokens: cut the joined text; documents: one chunk a document.")
+    chunking: str = setting(
+        "tokens", "tokens: cut the joined text; documents: one chunk a document."
+    )
     whole_sentences: bool = setting(False, "End chunks where sentences end.")
-    at_once: int = setting(1, "Questions asked at one step, at most (the templates memagent are worded for several).")
+    at_once: int = setting(
+        1, "Questions asked at one step, at most (the templates memagent are worded for several)."
+    )
     questions_shown: list[str] = setting(
         ["reading"],
         "When questions are shown: reading (at every step), answering (only when they are asked, after the "

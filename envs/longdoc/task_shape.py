@@ -21,7 +21,9 @@ SAMPLED_TASKS = 16
 def supposed_shape(config: LongDocConfig, supposed: TaskShape) -> TaskShape:
     """Tasks of as many documents and questions as supposed."""
     tokens = supposed.documents * DOCUMENT_TOKENS
-    chunks = supposed.documents if config.chunking == "documents" else -(-tokens // config.chunk_tokens)
+    chunks = (
+        supposed.documents if config.chunking == "documents" else -(-tokens // config.chunk_tokens)
+    )
     return replace(
         supposed,
         stream_steps=chunks,
@@ -47,9 +49,13 @@ def measured_shape(path: str, config: LongDocConfig, tokenizer: Tokenizer) -> Ta
             chunks_of.append(-(-tokens_of[-1] // config.chunk_tokens))
         else:
             pieces = chunk_task(task, tokenizer, config.chunking, config.chunk_tokens, False)
-            tokens_of.append(sum(len(tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces))
+            tokens_of.append(
+                sum(len(tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces)
+            )
             chunks_of.append(len(pieces))
-        questions += [len(tokenizer.encode(item.text, add_special_tokens=False)) for item in task.questions]
+        questions += [
+            len(tokenizer.encode(item.text, add_special_tokens=False)) for item in task.questions
+        ]
     asked = sum(-(-len(task.questions) // config.at_once) for task in tasks)  # at so many steps
     return TaskShape(
         source=f"the first {len(tasks)} tasks of {path}",

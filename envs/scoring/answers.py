@@ -27,7 +27,9 @@ def check_reward(reward: str, source: str = "") -> None:
         ConfigError: It can, or there is no such metric.
     """
     if reward == "sub_em":
-        raise ConfigError(f"reward is 'sub_em': sub_em {_LISTING}. Give one of {', '.join(REWARDS)}.")
+        raise ConfigError(
+            f"reward is 'sub_em': sub_em {_LISTING}. Give one of {', '.join(REWARDS)}."
+        )
     if reward == "f1" and source == LOCOMO_SOURCE:
         raise ConfigError(
             f"reward is 'f1' and a task's source {source!r}: LoCoMo's F1 of multi-hop questions holds each part of the "
@@ -52,7 +54,9 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
     if question.metadata.get("abstention"):
         return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
     answerable = question.metadata.get("answerable")
-    sufficiency = {} if answerable is None else {"sufficiency": float(abstains(answer) is not answerable)}
+    sufficiency = (
+        {} if answerable is None else {"sufficiency": float(abstains(answer) is not answerable)}
+    )
     if answerable is False:
         return sufficiency
     if source in WEB_SOURCES:
@@ -61,11 +65,21 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
     if source == LOCOMO_SOURCE:
         em, token_f1 = locomo_exact_match(question, answer), locomo_f1(question, answer)
     else:
-        em, token_f1 = exact_match(answer, question.answers), f1(answer, question.answers, f1_rule(source))
-    return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers), **sufficiency}
+        em, token_f1 = (
+            exact_match(answer, question.answers),
+            f1(answer, question.answers, f1_rule(source)),
+        )
+    return {
+        "em": em,
+        "f1": token_f1,
+        "sub_em": sub_exact_match(answer, question.answers),
+        **sufficiency,
+    }
 
 
-async def score_answers(task: Task, answers: Sequence[str | None], reward: str, judge: LLMJudge | None = None) -> Score:
+async def score_answers(
+    task: Task, answers: Sequence[str | None], reward: str, judge: LLMJudge | None = None
+) -> Score:
     """Score a task: every metric is the mean over the questions that have it, answer i against the golds of question i.
 
     Questions without gold answers are in no metric; a task of such questions alone has no reward.
@@ -88,7 +102,9 @@ async def score_answers(task: Task, answers: Sequence[str | None], reward: str, 
     scores = [score_question(question, answer, task.source) for question, answer in pairs]
     notes: tuple[str, ...] = ()
     if judge is not None:
-        verdicts = await asyncio.gather(*(_verdict(judge, question, answer) for question, answer in pairs))
+        verdicts = await asyncio.gather(
+            *(_verdict(judge, question, answer) for question, answer in pairs)
+        )
         notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
         for score, verdict in zip(scores, verdicts, strict=True):
             if "em" not in score:

@@ -10,13 +10,25 @@ from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, estimate
 
 QUESTIONS = "questions"
 """Name of the breakdown by how many questions a task asks."""
-ORDER = ("category", "type", "subset", "level", "hops", "answerable", QUESTIONS, "first evidence", "last evidence")
+ORDER = (
+    "category",
+    "type",
+    "subset",
+    "level",
+    "hops",
+    "answerable",
+    QUESTIONS,
+    "first evidence",
+    "last evidence",
+)
 """The order in which breakdowns are shown; others come after them, by name."""
 
 _Read = Callable[[EpisodeRecord, QuestionRecord], str]
 
 
-def breakdowns(records: Sequence[EpisodeRecord], metrics: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def breakdowns(
+    records: Sequence[EpisodeRecord], metrics: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     """Tidy rows: one for each attribute, each of its values, and each score.
 
     Args:
@@ -32,17 +44,24 @@ def breakdowns(records: Sequence[EpisodeRecord], metrics: Sequence[str] | None =
     rows = []
     for by in _attributes(records):
         read = _reader(by)
-        values = {read(record, question) for record in records for question in record.questions} - {""}
+        values = {read(record, question) for record in records for question in record.questions} - {
+            ""
+        }
         if len(values) < 2:
             continue
         for value in sorted(values, key=_natural):
             found = estimates(_chosen(records, read, value), names)
-            rows += [{"by": by, "value": value, "metric": name, **estimate} for name, estimate in found.items()]
+            rows += [
+                {"by": by, "value": value, "metric": name, **estimate}
+                for name, estimate in found.items()
+            ]
     return rows
 
 
 def _attributes(records: Sequence[EpisodeRecord]) -> list[str]:
-    found = {name for record in records for question in record.questions for name in question.attributes}
+    found = {
+        name for record in records for question in record.questions for name in question.attributes
+    }
     return [*ORDER, *sorted(found - {*ORDER})]
 
 

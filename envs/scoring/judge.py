@@ -45,9 +45,20 @@ class LLMJudge:
         three_way: Whether it may say that an answer is no attempt.
     """
 
-    def __init__(self, client: ServerClient, config: JudgeConfig, *, temperature: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, client: ServerClient, config: JudgeConfig, *, temperature: float = 0.0, seed: int = 0
+    ) -> None:
         self.usage = dict.fromkeys(
-            ("asked", "unreadable", "exact", "known", "requests", "prompt_tokens", "completion_tokens"), 0
+            (
+                "asked",
+                "unreadable",
+                "exact",
+                "known",
+                "requests",
+                "prompt_tokens",
+                "completion_tokens",
+            ),
+            0,
         )
         self._config = config
         self._model = config.judge_model or ""
@@ -69,10 +80,14 @@ class LLMJudge:
         """
         if self._config.judge_exact and _folded(answer) in map(_folded, question.answers):
             self.usage["exact"] += 1
-            return Verdict(1.0, "a gold answer, word for word", attempted=True if self.three_way else None)
+            return Verdict(
+                1.0, "a gold answer, word for word", attempted=True if self.three_way else None
+            )
         golds = "\n".join(quoted(gold) for gold in question.answers)
         shown = quoted(answer, self._config.judge_answer_characters)
-        prompt = fill(self._prompt, {"question": quoted(question.text), "golds": golds, "answer": shown})
+        prompt = fill(
+            self._prompt, {"question": quoted(question.text), "golds": golds, "answer": shown}
+        )
         key = hashlib.blake2b(prompt.encode(), digest_size=16).digest()
         if key in self._cache:
             self.usage["known"] += 1
@@ -89,7 +104,9 @@ class LLMJudge:
         """Close the connections of the running event loop."""
         await self._client.close()
 
-    def _judged(self, place: tuple[asyncio.AbstractEventLoop, bytes], task: asyncio.Task[Verdict]) -> None:
+    def _judged(
+        self, place: tuple[asyncio.AbstractEventLoop, bytes], task: asyncio.Task[Verdict]
+    ) -> None:
         del self._judging[place]
         if not task.cancelled():
             task.exception()  # seen, even if nobody waits any more
@@ -117,7 +134,9 @@ class LLMJudge:
                     seed=self._seed + attempt,
                 )
             except RefusedError as error:
-                if error.of_input and not error.of_account(prompt):  # a content filter, a limit: of this answer
+                if error.of_input and not error.of_account(
+                    prompt
+                ):  # a content filter, a limit: of this answer
                     return Verdict(0.0, f"refused: {error}", readable=False)
                 raise JudgeError(
                     f"The judge {self._model!r} at {self._client.base_url} refuses to judge ({error}): check "
@@ -129,7 +148,9 @@ class LLMJudge:
             if reply.finish_reason == "error" and "'error':" in reply.text:
                 # Its provider failed, whatever the status said: that is no verdict on any answer.
                 if attempt + 1 == _ATTEMPTS:
-                    raise OutageError(f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}.")
+                    raise OutageError(
+                        f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}."
+                    )
                 await asyncio.sleep(0.5 * 2**attempt)
                 continue
             verdict = read_verdict(reply, self.three_way)
@@ -138,7 +159,9 @@ class LLMJudge:
             said = f"{reply.finish_reason}: {reply.text or reply.reasoning}"
             if reply.finish_reason == "length":
                 max_tokens *= 2  # it was still thinking
-        return Verdict(0.0, f"no verdict in {_ATTEMPTS} attempts; the last: {said[:1000]}", readable=False)
+        return Verdict(
+            0.0, f"no verdict in {_ATTEMPTS} attempts; the last: {said[:1000]}", readable=False
+        )
 
     def _count(self, verdict: Verdict) -> None:
         """Note whether it could be read.
@@ -167,7 +190,9 @@ def make_judge(config: JudgeConfig, temperature: float = 0.0, seed: int = 0) -> 
     """
     if config.judge_url is None:
         return None
-    client = ServerClient(config.judge_url, service="judge", timeout=600.0, retries=5, max_in_flight=64)
+    client = ServerClient(
+        config.judge_url, service="judge", timeout=600.0, retries=5, max_in_flight=64
+    )
     return LLMJudge(client, config, temperature=temperature, seed=seed)
 
 

@@ -40,7 +40,9 @@ class JudgeConfig:
         ConfigError: The settings contradict one another, or one is out of range.
     """
 
-    judge_url: str | None = setting(None, "OpenAI-compatible server of a model that judges every answer.")
+    judge_url: str | None = setting(
+        None, "OpenAI-compatible server of a model that judges every answer."
+    )
     judge_model: str | None = setting(None, "Name of the judge's model on its server.")
     judge_prompt: str | None = setting(
         None,
@@ -53,10 +55,12 @@ class JudgeConfig:
     )
     judge_answer_characters: int = setting(2000, "Characters of an answer that the judge is shown.")
     judge_exact: bool = setting(
-        True, "An answer that is a gold answer but for case and white space is right without asking."
+        True,
+        "An answer that is a gold answer but for case and white space is right without asking.",
     )
     judge_max_unreadable: float = setting(
-        0.5, "Part of the recent verdicts that may be unreadable (and count as wrong) before a run stops."
+        0.5,
+        "Part of the recent verdicts that may be unreadable (and count as wrong) before a run stops.",
     )
     judge_window: int = setting(200, "How many verdicts are recent.")
 

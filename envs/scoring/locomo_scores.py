@@ -62,4 +62,7 @@ def _f1(prediction: str, gold: str) -> float:
 
 
 def _stems(text: str) -> list[str]:
-    return [stem(word) for word in _DROPPED_WORDS.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()]
+    return [
+        stem(word)
+        for word in _DROPPED_WORDS.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+    ]

@@ -94,7 +94,11 @@ def _f1(prediction: str, normalized: str, answer: str, rule: F1Rule) -> float:
     gold = normalize(answer)
     if not gold:
         return float(_equal(prediction, normalized, answer))
-    if rule == "hotpotqa" and normalized != gold and (normalized in _WHOLE_ANSWERS or gold in _WHOLE_ANSWERS):
+    if (
+        rule == "hotpotqa"
+        and normalized != gold
+        and (normalized in _WHOLE_ANSWERS or gold in _WHOLE_ANSWERS)
+    ):
         return 0.0
     predicted_tokens, gold_tokens = normalized.split(), gold.split()
     common = sum((Counter(predicted_tokens) & Counter(gold_tokens)).values())

@@ -39,7 +39,14 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """All but the tasks, as JSON values."""
-        nothing = {"difference": None, "low": None, "high": None, "questions": 0, "units": 0, "p_value": 1.0}
+        nothing = {
+            "difference": None,
+            "low": None,
+            "high": None,
+            "questions": 0,
+            "units": 0,
+            "p_value": 1.0,
+        }
         return {
             "metric": self.metric,
             "tasks": len(self.changes),
@@ -51,7 +58,9 @@ class Comparison:
         }
 
 
-def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], metric: str = "em") -> Comparison:
+def compare(
+    before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], metric: str = "em"
+) -> Comparison:
     """Pair the questions of two evaluations, and test whether one is better.
 
     A question's score is the mean over its episodes; every question counts the same, as in the means that tables show.
@@ -72,7 +81,10 @@ def compare(before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], met
     changes = {task: round(fmean(found), 9) + 0.0 for task, found in by_task.items()}
     wins = sum(change > 0 for change in changes.values())
     losses = sum(change < 0 for change in changes.values())
-    groups, questions = [group for group, _ in labels.values()], [question for _, question in labels.values()]
+    groups, questions = (
+        [group for group, _ in labels.values()],
+        [question for _, question in labels.values()],
+    )
     return Comparison(
         metric=metric,
         wins=wins,
@@ -91,5 +103,7 @@ def question_scores(
     found: dict[tuple[str, int], tuple[str, Hashable, list[float]]] = {}
     for record in records:
         for place, question, score in record.placed(metric):
-            found.setdefault((record.task_id, place), (unit_of(record), question, []))[2].append(score)
+            found.setdefault((record.task_id, place), (unit_of(record), question, []))[2].append(
+                score
+            )
     return found

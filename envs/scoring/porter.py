@@ -82,7 +82,11 @@ def stem(word: str) -> str:
         word = word[:-1] + "i"
     word = _step_2(word)
     word = _replaced(word, _STEP_3, lambda rest: _measure(rest) > 0)
-    word = _replaced(word, _STEP_4, lambda rest: _measure(rest) > 1 and (not word.endswith("ion") or rest[-1] in "st"))
+    word = _replaced(
+        word,
+        _STEP_4,
+        lambda rest: _measure(rest) > 1 and (not word.endswith("ion") or rest[-1] in "st"),
+    )
     return _final(word)
 
 
@@ -130,7 +134,9 @@ def _past_and_gerund(word: str) -> str:
         return word[:-1] if len(word) == 4 else word[:-2]
     if word.endswith("eed"):
         return word[:-1] if _measure(word[:-3]) > 0 else word
-    suffix = next((end for end in ("ed", "ing") if word.endswith(end) and _has_vowel(word[: -len(end)])), None)
+    suffix = next(
+        (end for end in ("ed", "ing") if word.endswith(end) and _has_vowel(word[: -len(end)])), None
+    )
     if suffix is None:
         return word
     rest = word[: -len(suffix)]

@@ -138,7 +138,9 @@ class EpisodeRecord:
 
 def _read_question(values: dict[str, Any]) -> QuestionRecord:
     # Records of versions before had two of the scores apart: folders of evaluations are kept for long.
-    metrics = {name: values.pop(name) for name in ("em", "f1") if name in values} | values.pop("metrics")
+    metrics = {name: values.pop(name) for name in ("em", "f1") if name in values} | values.pop(
+        "metrics"
+    )
     return QuestionRecord(**{**values, "golds": tuple(values["golds"]), "metrics": metrics})
 
 
@@ -166,7 +168,15 @@ def record_of(
                 f"{len(parts[1])} question_metrics, and {len(further)} were diagnosed: one of each for every question."
             )
         questions = tuple(
-            QuestionRecord(item.id, item.text, answer, item.golds, item.category, {**metrics, **more}, item.attributes)
+            QuestionRecord(
+                item.id,
+                item.text,
+                answer,
+                item.golds,
+                item.category,
+                {**metrics, **more},
+                item.attributes,
+            )
             for item, answer, metrics, more in zip(task.questions, *parts, further, strict=True)
         )
     return EpisodeRecord(
@@ -200,13 +210,17 @@ def metric_names(records: Sequence[EpisodeRecord]) -> list[str]:
 
     Those of questions, or of episodes where questions have none; and ``reward`` where there is no exact match.
     """
-    names = {name for record in records for question in record.questions for name in question.metrics}
+    names = {
+        name for record in records for question in record.questions for name in question.metrics
+    }
     names = names or {name for record in records for name in record.metrics}
     if any(not record.failed for record in records):
         names |= {main_metric(records)}
     # An environment may count things too; an interval is that of a proportion.
     return [
-        name for name in sorted(names) if all(0 <= score <= 1 for record in records for score in record.scores(name))
+        name
+        for name in sorted(names)
+        if all(0 <= score <= 1 for record in records for score in record.scores(name))
     ]
 
 
@@ -253,7 +267,9 @@ class EvalResult:
         sources = sorted({record.source for record in self.records})
         if len(sources) > 1:
             summary["by_source"] = {
-                source or "unknown": summarize(record for record in self.records if record.source == source)
+                source or "unknown": summarize(
+                    record for record in self.records if record.source == source
+                )
                 for source in sources
             }
         return summary
@@ -278,7 +294,12 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
     names = metric_names(items)
     for name in {*names} - {"reward"}:
         rates.pop(name, None)  # means over episodes; the scores below are means over questions
-    scored = ((item.id, item.metrics) for record in items if not record.overflowed for item in record.questions)
+    scored = (
+        (item.id, item.metrics)
+        for record in items
+        if not record.overflowed
+        for item in record.questions
+    )
     return {
         "episodes": len(items),
         "failed": sum(record.failed for record in items),
@@ -290,7 +311,9 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
     }
 
 
-def estimates(records: Sequence[EpisodeRecord], metrics: Iterable[str]) -> dict[str, dict[str, float]]:
+def estimates(
+    records: Sequence[EpisodeRecord], metrics: Iterable[str]
+) -> dict[str, dict[str, float]]:
     """Each score's mean over all questions with its interval, as a dict; scores that nothing has are not there."""
     found = {}
     for metric in metrics:

@@ -42,7 +42,9 @@ class Units:
         names: ``group``, ``question``, or both.
     """
 
-    def __init__(self, groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None) -> None:
+    def __init__(
+        self, groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
+    ) -> None:
         group = _codes(groups)
         question = _codes(questions) if questions is not None else np.arange(len(group))
         pairs = _codes(list(zip(group.tolist(), question.tolist(), strict=True)))
@@ -222,7 +224,9 @@ class Difference:
 
 
 def paired_difference(
-    differences: Sequence[float], groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
+    differences: Sequence[float],
+    groups: Sequence[Hashable],
+    questions: Sequence[Hashable] | None = None,
 ) -> Difference:
     """The mean of paired differences, its 95% interval, and its test.
 

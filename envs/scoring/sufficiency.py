@@ -36,5 +36,7 @@ def group_scores(questions: Iterable[tuple[str, Mapping[str, float]]]) -> dict[s
             for refused, answered in whole.values()
         ]
         if scores:
-            found[f"group_answer_sufficiency_{metric}"] = asdict(clustered_estimate(scores, list(whole)))
+            found[f"group_answer_sufficiency_{metric}"] = asdict(
+                clustered_estimate(scores, list(whole))
+            )
     return found

@@ -9,7 +9,8 @@ from atommem.servers.chat import ChatReply
 
 RIGHT, WRONG, NOT_ATTEMPTED = "correct", "incorrect", "not_attempted"
 _VERDICT = re.compile(
-    r"[^\w>]*(?:(?:verdict|grade|judge?ment)\W+)?(?:[abc]\W+)?(correct|incorrect|not[ _]attempted)\W*", re.IGNORECASE
+    r"[^\w>]*(?:(?:verdict|grade|judge?ment)\W+)?(?:[abc]\W+)?(correct|incorrect|not[ _]attempted)\W*",
+    re.IGNORECASE,
 )
 _YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(yes|no)\W*", re.IGNORECASE)
 _LETTER = re.compile(r"[^\w>]*(?:grade\W+)?([abc])\W*", re.IGNORECASE)

@@ -25,7 +25,9 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def spaced(text: str) -> str:
     """`text` in one form of its characters, without punctuation, with a space around each character that is a word."""
     same = unicodedata.normalize("NFKC", text)
-    kept = "".join(character for character in same if not unicodedata.category(character).startswith("P"))
+    kept = "".join(
+        character for character in same if not unicodedata.category(character).startswith("P")
+    )
     # A text of nothing but punctuation stays: SQuAD's rule compares it as it is.
     return _CHARACTER.sub(r" \1 ", kept).strip() or same
 
@@ -59,11 +61,15 @@ def _gaia_equal(answer: str, gold: str) -> bool:
     if re.search("[,;]", gold):
         said, right = re.split("[,;]", answer), re.split("[,;]", gold)
         return len(said) == len(right) and all(map(_gaia_equal_part, said, right))
-    return _squeezed(answer).translate(_NO_PUNCTUATION) == _squeezed(gold).translate(_NO_PUNCTUATION)
+    return _squeezed(answer).translate(_NO_PUNCTUATION) == _squeezed(gold).translate(
+        _NO_PUNCTUATION
+    )
 
 
 def _gaia_equal_part(answer: str, gold: str) -> bool:
-    return _number(answer) == float(gold) if _is_number(gold) else _squeezed(answer) == _squeezed(gold)
+    return (
+        _number(answer) == float(gold) if _is_number(gold) else _squeezed(answer) == _squeezed(gold)
+    )
 
 
 def _is_number(text: str) -> bool:

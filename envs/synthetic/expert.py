@@ -80,7 +80,11 @@ class Expert:
         a policy that was trained on them nothing to explore.
         """
         self._draw = random.getrandbits(64) if draw is None else draw
-        return self._read(observation, view) if observation.question is None else self._answer(observation, view)
+        return (
+            self._read(observation, view)
+            if observation.question is None
+            else self._answer(observation, view)
+        )
 
     def _read(self, observation: Observation, view: MemoryView) -> str:
         turn = _Turn(self, observation, view)
@@ -97,14 +101,20 @@ class Expert:
                 turn.change(statement, wait=True)
         turn.look_for([s.subject for s in turn.waiting] or turn.new_ends(searches))
         links = [link for search in searches for link in search.links]
-        kept_links = [link for link in links if link in turn.noted or not self.forgets("scratchpad", link)]
+        kept_links = [
+            link for link in links if link in turn.noted or not self.forgets("scratchpad", link)
+        ]
         turn.note([*kept_links, *turn.waiting])
         return turn.text()
 
     def _answer(self, observation: Observation, view: MemoryView) -> str:
         turn = _Turn(self, observation, view)
         (search,) = turn.searches([])
-        if search.answer is None and max(observation.values("reads_left"), default=0) > 0 and view.query != search.name:
+        if (
+            search.answer is None
+            and max(observation.values("reads_left"), default=0) > 0
+            and view.query != search.name
+        ):
             turn.look_for([search.name])
             if turn.elements:
                 turn.note([*turn.noted, *search.links])
@@ -130,7 +140,9 @@ def may_matter(statement: Statement, searches: Sequence[_Search]) -> bool:
     if statement.kind == "withdrawal":
         return True
     level = RELATIONS.index(statement.relation)
-    return any(s.level < level or (s.level == level and s.name == statement.subject) for s in searches)
+    return any(
+        s.level < level or (s.level == level and s.name == statement.subject) for s in searches
+    )
 
 
 class _Turn:
@@ -140,10 +152,14 @@ class _Turn:
         self._expert = expert
         self._prose = expert._prose
         self.is_blind = any(piece.name == "unasked" for piece in observation.task)
-        self._questions = [text for name in ("questions", "text") for text in observation.values(name)]
+        self._questions = [
+            text for name in ("questions", "text") for text in observation.values(name)
+        ]
         self._view = view
         self.noted = self._prose.statements(view.scratchpad)
-        self._entries = [(item.handle, self._prose.statements(item.text)) for item in view.retrieved]
+        self._entries = [
+            (item.handle, self._prose.statements(item.text)) for item in view.retrieved
+        ]
         self._gone: set[int] = set()
         self.waiting: list[Statement] = []
         self.elements: list[tuple[int, str]] = []
@@ -179,7 +195,9 @@ class _Turn:
             handle
             for handle, said in self._entries
             if handle not in self._gone
-            and any(s.subject == notice.subject and notice.relation in ("", s.relation) for s in said)
+            and any(
+                s.subject == notice.subject and notice.relation in ("", s.relation) for s in said
+            )
         ]
         fact = Statement("fact", notice.subject, notice.relation, notice.value)
         if not handles and wait and not self._shows_all_of(notice.subject):
@@ -206,7 +224,9 @@ class _Turn:
     def searches(self, told: Sequence[Statement]) -> list[_Search]:
         """Follow every question's chain through what is noted, shown and told."""
         shown = [statement for _, said in self._entries for statement in said]
-        known = {(s.relation, s.subject): s for s in [*shown, *self.noted, *told] if s.kind == "fact"}
+        known = {
+            (s.relation, s.subject): s for s in [*shown, *self.noted, *told] if s.kind == "fact"
+        }
         found = []
         for question in self._questions:
             name, hops = self._prose.asked(question)
@@ -225,7 +245,9 @@ class _Turn:
         if any(s.kind != "fact" for s in self.noted):
             ends = [search for search in searches if search.links]
         else:
-            ends = [search for search in searches if search.links and search.links[-1] not in self.noted]
+            ends = [
+                search for search in searches if search.links and search.links[-1] not in self.noted
+            ]
         # Only homes are stored even once they are known to matter: for other links, an empty store holds nothing.
         empty = self._view.size == 0 and not self.elements
         return [search.name for search in ends if not empty or search.level == _HOME][:_MOST_NAMES]
@@ -233,7 +255,9 @@ class _Turn:
     def look_for(self, names: Sequence[str]) -> None:
         """Set the query to `names`, unless it is that already."""
         wanted = dict.fromkeys(names)
-        query = " ".join(name for name in wanted if not self._expert.forgets("read", Statement("fact", name)))
+        query = " ".join(
+            name for name in wanted if not self._expert.forgets("read", Statement("fact", name))
+        )
         if query and query != self._view.query:
             self.write("read", query)
 

@@ -13,12 +13,16 @@ from atommem.tokens import Tokenizer
 class ExpertPolicy:
     """Does what the expert does on an observation: a policy that looks at it, and not at its prompt."""
 
-    def __init__(self, expert: Expert, tokenizer: Tokenizer, eos_token_id: int | None = None) -> None:
+    def __init__(
+        self, expert: Expert, tokenizer: Tokenizer, eos_token_id: int | None = None
+    ) -> None:
         self._expert = expert
         self._tokenizer = tokenizer
         self._end = [] if eos_token_id is None else [eos_token_id]
 
-    async def complete_observation(self, observation: Observation, view: MemoryView, sampling: Sampling) -> Completion:
+    async def complete_observation(
+        self, observation: Observation, view: MemoryView, sampling: Sampling
+    ) -> Completion:
         """The expert's completion, closed by the end-of-sequence token as a model's would be."""
         text = self._expert.act(observation, view, sampling.seed)
         token_ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end

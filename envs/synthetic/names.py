@@ -14,7 +14,18 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("laurel", "ribbon", "goblet", "garland", "medal", "plume", "circlet", "palm"),
     ),
     "work": (
-        ("Copper", "Glass", "Linen", "Walnut", "Granite", "Ivory", "Paper", "Amber", "Slate", "Cedar"),
+        (
+            "Copper",
+            "Glass",
+            "Linen",
+            "Walnut",
+            "Granite",
+            "Ivory",
+            "Paper",
+            "Amber",
+            "Slate",
+            "Cedar",
+        ),
         ("harp", "clock", "kite", "lantern", "mosaic", "cradle", "sundial", "puppet"),
     ),
     "person": (

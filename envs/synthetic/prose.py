@@ -67,7 +67,11 @@ class Prose:
     @cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], StatementKind, str]]:
         wordings: list[tuple[str, StatementKind, str]] = [
-            *((wording, "fact", relation) for relation, told in self.facts.items() for wording in told),
+            *(
+                (wording, "fact", relation)
+                for relation, told in self.facts.items()
+                for wording in told
+            ),
             (self.correction, "correction", "home"),
             (self.withdrawal, "withdrawal", ""),
         ]
@@ -111,7 +115,9 @@ class Prose:
             match = pattern.fullmatch(question.strip())
             if match:
                 return match["s"], hops
-        raise ConfigError(f"{question!r} is no question of the {self.name} prose: give the prose of the task.")
+        raise ConfigError(
+            f"{question!r} is no question of the {self.name} prose: give the prose of the task."
+        )
 
     def answer(self, statement: Statement | None) -> str:
         """The body of an answer: the fact it comes from, then its value in the box; or the box of an unknown."""
@@ -129,7 +135,9 @@ class Prose:
 
 
 def _pattern(wording: str) -> re.Pattern[str]:
-    escaped = re.escape(wording).replace(r"\{s\}", f"(?P<s>{_NAME})").replace(r"\{v\}", f"(?P<v>{_NAME})")
+    escaped = (
+        re.escape(wording).replace(r"\{s\}", f"(?P<s>{_NAME})").replace(r"\{v\}", f"(?P<v>{_NAME})")
+    )
     return re.compile(rf"(?<!\S){escaped}(?!\S)")
 
 

@@ -33,10 +33,16 @@ class WorldConfig:
     hops: tuple[int, int] = setting((2, 2), "Links from what is asked to the answer, 1 to 4.")
     questions: tuple[int, int] = setting((1, 1), "Questions per task, each with its chain.")
     distractors: int = setting(4, "Chains that no question asks about.")
-    early: float = setting(0.5, "Chance that a fact comes before the one that shows that it matters.")
-    opening: float = setting(0.0, "Chance that the first link of a chain stands at the very beginning.")
+    early: float = setting(
+        0.5, "Chance that a fact comes before the one that shows that it matters."
+    )
+    opening: float = setting(
+        0.0, "Chance that the first link of a chain stands at the very beginning."
+    )
     corrections: float = setting(0.3, "Chance that a home is corrected later.")
-    errata: bool = setting(False, "Corrections stand together at the end instead of anywhere after their fact.")
+    errata: bool = setting(
+        False, "Corrections stand together at the end instead of anywhere after their fact."
+    )
     capacity: int | None = setting(
         None, "Never more facts than this may matter at a time; others are withdrawn before."
     )
@@ -46,7 +52,10 @@ class WorldConfig:
 
     def __post_init__(self) -> None:
         check_choice("prose", self.prose, PROSES)
-        for name, (low, high), most in (("hops", self.hops, MOST_HOPS), ("questions", self.questions, MOST_NAMES)):
+        for name, (low, high), most in (
+            ("hops", self.hops, MOST_HOPS),
+            ("questions", self.questions, MOST_NAMES),
+        ):
             if not 1 <= low <= high <= most:
                 raise ConfigError(f"{name} is {low}-{high}: give a range within 1-{most}.")
         check_probabilities(self, "early", "opening", "corrections")
@@ -97,12 +106,20 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, rng)
-    documents = [(_text(prose, statements, config, rng), statements) for statements in _documents(config, chains, rng)]
+    documents = [
+        (_text(prose, statements, config, rng), statements)
+        for statements in _documents(config, chains, rng)
+    ]
     asked = [chain for chain in chains if chain.asked]
-    needed = {fact for chain in asked for fact in [*chain.facts, chain.correction] if fact is not None}
+    needed = {
+        fact for chain in asked for fact in [*chain.facts, chain.correction] if fact is not None
+    }
     return Task(
         id=task_name(seed, index),
-        questions=tuple(_question(prose, chain, f"{seed}-{index}-{number}") for number, chain in enumerate(asked)),
+        questions=tuple(
+            _question(prose, chain, f"{seed}-{index}-{number}")
+            for number, chain in enumerate(asked)
+        ),
         documents=tuple(
             Document(
                 title=f"Notice {number}" if config.prose == "plain" else "",
@@ -126,7 +143,9 @@ def _question(prose: Prose, chain: _Chain, identifier: str) -> Question:
     )
 
 
-def _text(prose: Prose, statements: list[Statement], config: WorldConfig, rng: random.Random) -> str:
+def _text(
+    prose: Prose, statements: list[Statement], config: WorldConfig, rng: random.Random
+) -> str:
     sentences = [prose.sentence(statement, rng) for statement in statements]
     for _ in range(config.filler):
         sentences.insert(rng.randint(0, len(sentences)), rng.choice(prose.filler))
@@ -137,7 +156,10 @@ def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:
     asked = rng.randint(*config.questions)
     count = asked + config.distractors
     # Towns stand twice: a person may move, and no two homes of a task are the same.
-    drawn = {kind: rng.sample(names_of(kind, config.names), 2 * count if kind == "town" else count) for kind in KINDS}
+    drawn = {
+        kind: rng.sample(names_of(kind, config.names), 2 * count if kind == "town" else count)
+        for kind in KINDS
+    }
     chains = []
     for number in range(count):
         hops = rng.randint(*config.hops)
@@ -149,7 +171,9 @@ def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:
         opens = rng.random() < config.opening
         chain = _Chain(facts, _times(hops, opens, config.early, rng), number < asked, opens)
         if rng.random() < config.corrections:
-            chain.correction = Statement("correction", facts[-1].subject, "home", drawn["town"][count + number])
+            chain.correction = Statement(
+                "correction", facts[-1].subject, "home", drawn["town"][count + number]
+            )
             told = chain.times[-1]
             chain.corrected_at = 1.0 if config.errata else rng.uniform(told, 1.0)
         chains.append(chain)
@@ -164,7 +188,9 @@ def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[flo
         # A first link that opens the stream stays first.
         first = 1 if opens else 0
         before = rng.random() < early and place >= first
-        order.insert(rng.randint(first, place) if before else rng.randint(place + 1, len(order)), link)
+        order.insert(
+            rng.randint(first, place) if before else rng.randint(place + 1, len(order)), link
+        )
     times = sorted(rng.random() for _ in order)
     told = [0.0] * hops
     for time, link in zip(times, order, strict=True):
@@ -174,12 +200,18 @@ def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[flo
     return told
 
 
-def _documents(config: WorldConfig, chains: list[_Chain], rng: random.Random) -> list[list[Statement]]:
+def _documents(
+    config: WorldConfig, chains: list[_Chain], rng: random.Random
+) -> list[list[Statement]]:
     """The statements of every document, in stream order, with withdrawals where the capacity asks for them."""
     timed = [
-        (time, rng.random(), fact) for chain in chains for time, fact in zip(chain.times, chain.facts, strict=True)
+        (time, rng.random(), fact)
+        for chain in chains
+        for time, fact in zip(chain.times, chain.facts, strict=True)
     ]
-    timed += [(chain.corrected_at, rng.random(), chain.correction) for chain in chains if chain.correction]
+    timed += [
+        (chain.corrected_at, rng.random(), chain.correction) for chain in chains if chain.correction
+    ]
     stream = [statement for *_, statement in sorted(timed, key=lambda item: item[:2])]
     lasting = {fact.subject for chain in chains if chain.asked for fact in chain.facts}
     first_link = min(RELATIONS.index(chain.facts[0].relation) for chain in chains if chain.asked)
@@ -198,7 +230,11 @@ def _documents(config: WorldConfig, chains: list[_Chain], rng: random.Random) ->
                 current = _withdraw(config, documents, live, lasting, struck, rng)
             live.append(statement.subject)
         told_here = any(other.subject == statement.subject for other in current)
-        begins_errata = config.errata and statement.kind == "correction" and any(o.kind == "fact" for o in current)
+        begins_errata = (
+            config.errata
+            and statement.kind == "correction"
+            and any(o.kind == "fact" for o in current)
+        )
         if current and (len(current) >= config.facts_per_document or told_here or begins_errata):
             current = []
             documents.append(current)

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from atommem.actions import ANSWER, ANSWER_ACTION, CALL, Action, ActionSpec, Body, Call, calls, first
+from atommem.actions import (
+    ANSWER,
+    ANSWER_ACTION,
+    CALL,
+    Action,
+    ActionSpec,
+    Body,
+    Call,
+    calls,
+    first,
+)
 from atommem.description import TaskShape
 from atommem.environment import Score, StepResult, Turn
 from atommem.envs.chunking import chunk_text
@@ -58,7 +68,9 @@ class WebEnvironments(QAEnvironments):
     def __init__(self, config: WebConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._sources = make_sources(config.tools, config)
-        self.tools: dict[str, Tool] = {tool.name: tool for source in self._sources for tool in source.tools}
+        self.tools: dict[str, Tool] = {
+            tool.name: tool for source in self._sources for tool in source.tools
+        }
 
     @property
     def actions(self) -> Sequence[ActionSpec]:
@@ -87,13 +99,22 @@ class WebEnvironments(QAEnvironments):
         written = [(step, self.calls(step.actions, step.problems)) for step in episode.steps]
         count = sum(len(calls) for _, calls in written)
         made = sum(
-            isinstance(calls[0], Action) and step.observation.phase == "acting" and first(step.actions, ANSWER) is None
+            isinstance(calls[0], Action)
+            and step.observation.phase == "acting"
+            and first(step.actions, ANSWER) is None
             for step, calls in written
             if calls
         )
         shown = shown_pages(episode)
-        counts = {"calls": float(count), "calls_refused": float(count - made), **injection_followed(task, episode)}
-        return [counts | _evidence(question.metadata.get("evidence"), shown) for question in task.questions]
+        counts = {
+            "calls": float(count),
+            "calls_refused": float(count - made),
+            **injection_followed(task, episode),
+        }
+        return [
+            counts | _evidence(question.metadata.get("evidence"), shown)
+            for question in task.questions
+        ]
 
     def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:
         """The calls of one completion, in order."""
@@ -113,7 +134,12 @@ class WebEnvironments(QAEnvironments):
             return shape
         tasks = load_tasks(path)
         questions = sum(len(task.questions) for task in tasks) / len(tasks)
-        return replace(shape, source=f"{path}, with as many steps as calls", tasks=len(tasks), questions=questions)
+        return replace(
+            shape,
+            source=f"{path}, with as many steps as calls",
+            tasks=len(tasks),
+            questions=questions,
+        )
 
     def blank(self, phase: str) -> Observation:
         """No result, and no more calls where it is time to answer."""
@@ -150,7 +176,9 @@ def _evidence(documents: Sequence[Sequence[str]] | None, shown: set[str]) -> dic
     """How much of the evidence was shown: each document by any of its names."""
     if not documents:
         return {}
-    return {"evidence_shown": sum(not shown.isdisjoint(names) for names in documents) / len(documents)}
+    return {
+        "evidence_shown": sum(not shown.isdisjoint(names) for names in documents) / len(documents)
+    }
 
 
 @dataclass
@@ -178,14 +206,19 @@ class _Shown:
             shown = Piece("page", {**values, **place, "title": self.result.title})
         if not self.result.links:
             return (shown,)
-        links = (Piece("link", {"number": n, "name": link.title}) for n, link in enumerate(self.result.links, start=1))
+        links = (
+            Piece("link", {"number": n, "name": link.title})
+            for n, link in enumerate(self.result.links, start=1)
+        )
         return shown, Piece("links", {"links": tuple(links)})
 
     @property
     def origin(self) -> str | None:
         found = [] if self.result.title else [link.target for link in self.result.links]
         where = self.result.origin or BETWEEN.join((self.call, *found))
-        return f"{where}, part {self.number + 1}/{len(self.parts)}" if len(self.parts) > 1 else where
+        return (
+            f"{where}, part {self.number + 1}/{len(self.parts)}" if len(self.parts) > 1 else where
+        )
 
     @property
     def span(self) -> tuple[int, int]:
@@ -221,7 +254,9 @@ class WebEnvironment:
         self._shared.check(task)
         self._task = task
         count = len(task.questions)
-        self._questions = AskedInTurn(batches(count), self._shared.config.max_reads if count > 1 else 0)
+        self._questions = AskedInTurn(
+            batches(count), self._shared.config.max_reads if count > 1 else 0
+        )
         start = task.metadata.get("start")
         if start is not None and "visit" in self._shared.tools:
             tool = self._shared.tools["visit"]
@@ -271,7 +306,9 @@ class WebEnvironment:
             tool = self._shared.tools.get(name)
             if tool is None or not said.strip():
                 names = ", ".join(self._shared.tools)
-                await self._show(text, ToolResult(f"Write a tool ({names}) and what it is given.", is_error=True))
+                await self._show(
+                    text, ToolResult(f"Write a tool ({names}) and what it is given.", is_error=True)
+                )
                 return
             arguments = {tool.argument: said.strip()}
             text = " ".join(call.text.split())
@@ -296,7 +333,9 @@ class WebEnvironment:
         parts = [text]
         # A token has at least a byte; what may be longer than a part is cut off the loop.
         if len(text.encode()) > shared.config.chunk_tokens:
-            parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, shared.config.chunk_tokens, True)
+            parts = await asyncio.to_thread(
+                chunk_text, text, shared.tokenizer, shared.config.chunk_tokens, True
+            )
         title, origin = clean(result.title[:_LONGEST_NAME]), clean(result.origin)
         result = replace(result, title=title, links=_fitting(result.links), origin=origin)
         self._shown = _Shown(call[:_LONGEST_NAME], result, parts or [""])

@@ -36,7 +36,9 @@ class FunctionSource(ToolSource):
             raise ConfigError(f"{function.__name__} is no tool: {error}") from error
 
         # Not the loop's, which cut pages: they are few, and strangers' code may wait in these.
-        self._threads = ThreadPoolExecutor(config.tool_requests, thread_name_prefix="atommem-function")
+        self._threads = ThreadPoolExecutor(
+            config.tool_requests, thread_name_prefix="atommem-function"
+        )
         is_async = inspect.iscoroutinefunction(function)
 
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
@@ -50,7 +52,9 @@ class FunctionSource(ToolSource):
                 raise
             except Exception as error:
                 if limit.expired():
-                    raise OutageError(f"{self.backend} is silent for {config.tool_seconds:g} seconds.") from error
+                    raise OutageError(
+                        f"{self.backend} is silent for {config.tool_seconds:g} seconds."
+                    ) from error
                 return ToolResult(f"{type(error).__name__}: {error}"[:LONGEST_TEXT], is_error=True)
             return text if isinstance(text, ToolResult) else ToolResult(str(text)[:LONGEST_TEXT])
 

@@ -44,7 +44,9 @@ class McpSource(ToolSource):
         if find_spec("mcp") is None:
             raise ConfigError("tools name mcp, which is not installed: pip install 'atommem[web]'.")
         if not config.mcp_servers:
-            raise ConfigError("tools name mcp, and mcp_servers is empty: give the URLs or command lines of servers.")
+            raise ConfigError(
+                "tools name mcp, and mcp_servers is empty: give the URLs or command lines of servers."
+            )
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
         self._servers: list[_Server] = []
         self._loop = asyncio.new_event_loop()
@@ -82,12 +84,16 @@ class McpSource(ToolSource):
 
         listing = told(self.config, "tools/list", str(self.backend), self._start)
         if listing is None:
-            raise ConfigError(f"{self.config.cassette} holds no tools of {self.backend}: record with them first.")
+            raise ConfigError(
+                f"{self.config.cassette} holds no tools of {self.backend}: record with them first."
+            )
         return listing
 
     def _start(self) -> str:
         """Connect to the servers, and list their tools."""
-        self._servers = [_Server(address, self.config.tool_seconds) for address in self.config.mcp_servers]
+        self._servers = [
+            _Server(address, self.config.tool_seconds) for address in self.config.mcp_servers
+        ]
         threading.Thread(target=self._run, name="atommem-mcp", daemon=True).start()
         try:
             listed = [
@@ -98,21 +104,27 @@ class McpSource(ToolSource):
             return json.dumps(listed)
         except (OutageError, RecursionError) as error:
             self._stop()
-            why = error if isinstance(error, OutageError) else "a tool's schema is nested too deeply."
+            why = (
+                error if isinstance(error, OutageError) else "a tool's schema is nested too deeply."
+            )
             raise ConfigError(f"{why} Start the server, or correct mcp_servers.") from error
 
     def _tool(self, at: int, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             if not self._servers:
                 raise OutageError(f"{self.backend} is only recorded.")
-            return await asyncio.wrap_future(self._spawn(self._servers[at].call(name, dict(arguments))))
+            return await asyncio.wrap_future(
+                self._spawn(self._servers[at].call(name, dict(arguments)))
+            )
 
         return Tool(f"mcp_{name}" if name in OUR_KINDS else name, description, schema, run)
 
 
 def _text(part: Any) -> str:
     """A part of a result: its text, or that of the resource in it, or what it is."""
-    text = part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
+    text = (
+        part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
+    )
     return f"({part.type})" if text is None else str(text)
 
 
@@ -122,8 +134,14 @@ def _without_patterns(schema: Any) -> Any:
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    kept = {name: part for name, part in schema.items() if name != "pattern" or not isinstance(part, str)}
-    return {name: _without_patterns(part) for name, part in kept.items() if name != "patternProperties"}
+    kept = {
+        name: part
+        for name, part in schema.items()
+        if name != "pattern" or not isinstance(part, str)
+    }
+    return {
+        name: _without_patterns(part) for name, part in kept.items() if name != "patternProperties"
+    }
 
 
 @dataclass(eq=False, slots=True)
@@ -143,7 +161,9 @@ class _Server:
         self._keys = {name: os.environ.get(name, "") for name in _NAMED_KEY.findall(address)}
         missing = [name for name, value in self._keys.items() if not value]
         if missing:
-            raise ConfigError(f"mcp_servers has {address!r}, and {', '.join(missing)} is not set: export it.")
+            raise ConfigError(
+                f"mcp_servers has {address!r}, and {', '.join(missing)} is not set: export it."
+            )
         self._seconds = seconds
         self._connection: _Connection | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +177,9 @@ class _Server:
                 page = await client.list_tools(cursor=cursor)
                 tools += page.tools
                 if len(tools) > _MOST_TOOLS:
-                    raise OutageError(f"the MCP server {self._address} lists more than {_MOST_TOOLS} tools.")
+                    raise OutageError(
+                        f"the MCP server {self._address} lists more than {_MOST_TOOLS} tools."
+                    )
                 cursor = page.next_cursor
                 if cursor is None:
                     return tools
@@ -179,9 +201,13 @@ class _Server:
         except MCPError as error:
             if error.code in (CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT):
                 said = self._without_keys(str(error))
-                raise OutageError(f"the MCP server {self._address} cannot answer a call of {name}: {said}.") from error
+                raise OutageError(
+                    f"the MCP server {self._address} cannot answer a call of {name}: {said}."
+                ) from error
             return ToolResult(self._without_keys(str(error)), is_error=True)
-        return ToolResult("\n".join(map(_text, result.content))[:LONGEST_TEXT], is_error=bool(result.is_error))
+        return ToolResult(
+            "\n".join(map(_text, result.content))[:LONGEST_TEXT], is_error=bool(result.is_error)
+        )
 
     async def close(self) -> None:
         """End the connection."""
@@ -208,18 +234,24 @@ class _Server:
             except TimeoutError as error:
                 if not connection.client.done():
                     self._drop(connection)
-                raise OutageError(f"the MCP server {self._address} is silent for too long.") from error
+                raise OutageError(
+                    f"the MCP server {self._address} is silent for too long."
+                ) from error
             except Exception as error:  # of any transport
                 if attempt == _ATTEMPTS:
                     said = self._without_keys(repr(error))
-                    raise OutageError(f"the MCP server {self._address} is out of reach: {said}.") from error
+                    raise OutageError(
+                        f"the MCP server {self._address} is out of reach: {said}."
+                    ) from error
             self._drop(connection)
             await asyncio.sleep(_WAIT_SECONDS * attempt)
         raise AssertionError("unreachable: the last attempt raises")
 
     def _connected(self) -> _Connection:
         if self._connection is None or self._connection.ended:
-            self._connection = _Connection(asyncio.get_running_loop().create_future(), asyncio.Event())
+            self._connection = _Connection(
+                asyncio.get_running_loop().create_future(), asyncio.Event()
+            )
             task = asyncio.create_task(self._connect(self._connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -252,11 +284,15 @@ class _Server:
         if self._address.startswith(("http://", "https://")):
             return Client(self._with_keys(self._address))
         parts = shlex.split(self._address)
-        at = next((at for at, part in enumerate(parts) if not _VARIABLE.match(part)), len(parts) - 1)
+        at = next(
+            (at for at, part in enumerate(parts) if not _VARIABLE.match(part)), len(parts) - 1
+        )
         given = dict(self._with_keys(part).split("=", 1) for part in parts[:at])
         command, *arguments = (self._with_keys(part) for part in parts[at:])
         return Client(
-            StdioServerParameters(command=command, args=arguments, env={**get_default_environment(), **given})
+            StdioServerParameters(
+                command=command, args=arguments, env={**get_default_environment(), **given}
+            )
         )
 
     def _with_keys(self, text: str) -> str:

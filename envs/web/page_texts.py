@@ -35,7 +35,11 @@ def snippet(text: str, query: str) -> str:
     wanted = {word.casefold() for word in _NAMED.findall(query)}
     said = list(_NAMED.finditer(text))
     hits = [at for at, word in enumerate(said) if word[0].casefold() in wanted]
-    best = max(hits, key=lambda at: bisect_left(hits, at + _SNIPPET_WORDS * 3 // 4) - bisect_left(hits, at), default=0)
+    best = max(
+        hits,
+        key=lambda at: bisect_left(hits, at + _SNIPPET_WORDS * 3 // 4) - bisect_left(hits, at),
+        default=0,
+    )
     shown = said[max(0, best - _SNIPPET_WORDS // 4) :][:_SNIPPET_WORDS]
     return " ".join(text[shown[0].start() : shown[-1].end()].split()) if shown else ""
 
@@ -60,7 +64,11 @@ def named(text: str, known: Callable[[Iterable[str]], set[str]]) -> list[str]:
     titles = known({span for ends in spans.values() for _, span in ends})
     linked, after = dict[str, None](), 0
     for at, ends in spans.items():
-        longest = next(((end, span) for end, span in ends if span in titles), None) if at >= after else None
+        longest = (
+            next(((end, span) for end, span in ends if span in titles), None)
+            if at >= after
+            else None
+        )
         if longest is not None:
             after, title = longest[0] + 1, longest[1]
             linked[title] = None

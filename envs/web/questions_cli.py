@@ -69,7 +69,9 @@ def main(argv: Sequence[str]) -> int:
         notes += f", {secret} of them without a known answer"
     if with_file := sum(bool(row.metadata.get("file_name")) for row in kept):
         notes += f"; {with_file} need a file that no tool here opens: leave them out with --where file_name="
-    print(f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions{notes}; where from: {beside}")
+    print(
+        f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions{notes}; where from: {beside}"
+    )
     return 0
 
 
@@ -80,12 +82,18 @@ def _kept(rows: list[QARow], where: Sequence[tuple[str, str]], only: Path | None
     kept = []
     for row in rows:
         if row.id in places:
-            raise DataError(f"{row.place}: has the id {row.id!r}, as {places[row.id]}. Give every row once.")
+            raise DataError(
+                f"{row.place}: has the id {row.id!r}, as {places[row.id]}. Give every row once."
+            )
         places[row.id] = row.place
         for name, _ in where:
             if name not in row.metadata:
-                raise ConfigError(f"where names {name!r}; a question of {row.source} has {', '.join(row.metadata)}.")
-        if all(str(row.metadata[name]) == value for name, value in where) and (asked is None or asked.has(row)):
+                raise ConfigError(
+                    f"where names {name!r}; a question of {row.source} has {', '.join(row.metadata)}."
+                )
+        if all(str(row.metadata[name]) == value for name, value in where) and (
+            asked is None or asked.has(row)
+        ):
             kept.append(row)
     if not kept:
         raise DataError(f"none of {len(rows)} questions is left: correct --where or --only.")
@@ -97,27 +105,48 @@ def _tasks(rows: list[QARow], source: str, args: argparse.Namespace) -> Iterator
     if args.questions > 1 or args.n is not None:
         drawn = Random(f"{args.seed}:questions").sample(range(len(rows)), len(rows))
         count = min(args.n or len(rows), len(rows) // args.questions)
-        groups = [drawn[start * args.questions : (start + 1) * args.questions] for start in range(count)]
+        groups = [
+            drawn[start * args.questions : (start + 1) * args.questions] for start in range(count)
+        ]
         groups = sorted(groups) if args.questions == 1 else groups
         if not groups:
-            raise DataError(f"{len(rows)} questions are too few for a task of {args.questions}: ask for fewer.")
+            raise DataError(
+                f"{len(rows)} questions are too few for a task of {args.questions}: ask for fewer."
+            )
     else:
         groups = [[place] for place in range(len(rows))]
     for number, group in enumerate(groups):
         first = rows[group[0]]
-        start = {"start": first.metadata["root_url"]} if args.start_page and "root_url" in first.metadata else {}
-        questions = (Question(row.question, row.answers, row.id, row.metadata) for row in (rows[at] for at in group))
+        start = (
+            {"start": first.metadata["root_url"]}
+            if args.start_page and "root_url" in first.metadata
+            else {}
+        )
+        questions = (
+            Question(row.question, row.answers, row.id, row.metadata)
+            for row in (rows[at] for at in group)
+        )
         name = f"{source}-{args.split}-{first.id if len(group) == 1 else f'{number:05d}'}"
         yield Task(name, tuple(questions), source=source, metadata={"split": args.split, **start})
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="atommem data build --environment web", description=__doc__)
-    parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS), help="whose format the input has")
-    splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
-    parser.add_argument("--split", required=True, choices=sorted(splits), help="which official file to look for")
     parser.add_argument(
-        "--input", type=Path, metavar="FILE_OR_FOLDER", help="(default: $ATOMMEM_DATA, or else the folder data)"
+        "--benchmark",
+        required=True,
+        choices=list(WEB_BENCHMARKS),
+        help="whose format the input has",
+    )
+    splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
+    parser.add_argument(
+        "--split", required=True, choices=sorted(splits), help="which official file to look for"
+    )
+    parser.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE_OR_FOLDER",
+        help="(default: $ATOMMEM_DATA, or else the folder data)",
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
     parser.add_argument("--n", type=int, help="tasks, drawn by the seed (default: all)")
@@ -137,7 +166,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="only questions that stand in this file too, by id or text (a published subset: GAIA's 103 of text alone)",
     )
-    parser.add_argument("--start_page", action="store_true", help="show WebWalkerQA's root page first")
+    parser.add_argument(
+        "--start_page", action="store_true", help="show WebWalkerQA's root page first"
+    )
     return parser
 
 

@@ -40,21 +40,29 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
         elif inspect.isfunction(found):
             sources.append(FunctionSource(config, found))
         else:
-            raise ConfigError(f"tools name {name!r}, which is {found!r}: give a ToolSource or a function.")
+            raise ConfigError(
+                f"tools name {name!r}, which is {found!r}: give a ToolSource or a function."
+            )
     if config.cassette is not None:
         recorded = [source for source in sources if source.backend is not None]
         if not recorded:
-            raise ConfigError(f"cassette is {config.cassette}, and none of the tools {list(names)} is ever recorded.")
+            raise ConfigError(
+                f"cassette is {config.cassette}, and none of the tools {list(names)} is ever recorded."
+            )
         from atommem.envs.web.net.recording import RecordedSource, Recorder
 
         recorder = Recorder(config)
-        sources = [RecordedSource(source, recorder) if source in recorded else source for source in sources]
+        sources = [
+            RecordedSource(source, recorder) if source in recorded else source for source in sources
+        ]
     for tool in (tool for source in sources for tool in source.tools):
         _check_schema(tool)
     called = [tool.name for source in sources for tool in source.tools]
     twice = sorted({name for name in called if called.count(name) > 1})
     if twice:
-        raise ConfigError(f"several tools are called {', '.join(twice)}: leave out one of the sources {list(names)}.")
+        raise ConfigError(
+            f"several tools are called {', '.join(twice)}: leave out one of the sources {list(names)}."
+        )
     return sources
 
 
@@ -72,12 +80,16 @@ def _check_schema(tool: Tool) -> None:
         for reference in _references(tool.schema):
             within.lookup(reference)
     except (SchemaError, Unresolvable, RecursionError) as error:
-        raise ConfigError(f"the tool {tool.name} has a schema that cannot be used: {str(error)[:300]}") from error
+        raise ConfigError(
+            f"the tool {tool.name} has a schema that cannot be used: {str(error)[:300]}"
+        ) from error
 
 
 def _references(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
-        yield from (schema[name] for name in ("$ref", "$dynamicRef") if isinstance(schema.get(name), str))
+        yield from (
+            schema[name] for name in ("$ref", "$dynamicRef") if isinstance(schema.get(name), str)
+        )
         schema = list(schema.values())
     if isinstance(schema, list):
         for part in schema:

@@ -40,11 +40,15 @@ class SqliteFile:
             self._file = sqlite3.connect(
                 uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
             )
-            if self._file.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone():
+            if self._file.execute(
+                "SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')"
+            ).fetchone():
                 raise DataError(f"{path} is no {kind}: it holds a trigger or a view.")
             if tables is not None:
                 # With NORMAL, a power failure may take what was written last; a killed process takes none.
-                self._file.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + tables)
+                self._file.executescript(
+                    "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + tables
+                )
         except sqlite3.OperationalError as error:
             raise ConfigError(f"{self._name} cannot be opened: {error}.") from error
         except sqlite3.DatabaseError as error:

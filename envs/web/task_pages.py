@@ -64,14 +64,21 @@ class _Web:
                 titled.setdefault(folded(document.title), {}).setdefault(document.text, document)
         # Paragraphs of one title are one page.
         self.pages = {
-            title: replace(next(iter(said.values())), text="\n\n".join(said)) for title, said in titled.items()
+            title: replace(next(iter(said.values())), text="\n\n".join(said))
+            for title, said in titled.items()
         }
         self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
-        self._words = {title: Counter(words(f"{page.title} {page.text}")) for title, page in self.pages.items()}
+        self._words = {
+            title: Counter(words(f"{page.title} {page.text}")) for title, page in self.pages.items()
+        }
         seen = Counter(word for words in self._words.values() for word in words)
         self._rarity = {word: log(1 + len(self.pages) / count) for word, count in seen.items()}
-        titles = sorted((re.escape(page.title) for page in self.pages.values()), key=len, reverse=True)
-        self._titles = re.compile(rf"(?<!\w)(?:{'|'.join(titles)})(?!\w)", re.IGNORECASE) if titles else None
+        titles = sorted(
+            (re.escape(page.title) for page in self.pages.values()), key=len, reverse=True
+        )
+        self._titles = (
+            re.compile(rf"(?<!\w)(?:{'|'.join(titles)})(?!\w)", re.IGNORECASE) if titles else None
+        )
 
     def search(self, query: str, count: int) -> list[Document]:
         """The pages that share the rarest words with `query`, the best first; a word in a title counts twice."""
@@ -83,7 +90,9 @@ class _Web:
             score = sum(self._rarity[word] * (1 + (word in in_title)) for word in shared)
             if score:
                 scores[title] = score
-        return [self.pages[title] for title in sorted(scores, key=lambda title: -scores[title])[:count]]
+        return [
+            self.pages[title] for title in sorted(scores, key=lambda title: -scores[title])[:count]
+        ]
 
     def links(self, page: Document) -> list[str]:
         """The titles that `page` leads to, in the order in which it names them."""

@@ -92,7 +92,11 @@ class Tool:
 
 
 def text_tool(
-    name: str, description: str, argument: str, told: str, run: Callable[[str, Any], Awaitable[ToolResult]]
+    name: str,
+    description: str,
+    argument: str,
+    told: str,
+    run: Callable[[str, Any], Awaitable[ToolResult]],
 ) -> Tool:
     """A tool that takes one text, and shows the faults of pages.
 

@@ -24,9 +24,15 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="atommem web", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    frozen = commands.add_parser("freeze", help="make a corpus of the pages that were read (tools: [corpus])")
-    frozen.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus")
-    frozen.add_argument("--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)")
+    frozen = commands.add_parser(
+        "freeze", help="make a corpus of the pages that were read (tools: [corpus])"
+    )
+    frozen.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder of the corpus"
+    )
+    frozen.add_argument(
+        "--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)"
+    )
     add_flags(frozen, EmbedderConfig, leave_out=["embedder", "embedder_url", "embedder_dim"])
     show = commands.add_parser("show", help="print what was recorded, and what it has cost")
     for command, run in ((frozen, _freeze), (show, _show)):
@@ -39,11 +45,15 @@ def _freeze(args: argparse.Namespace) -> int:
     from atommem.envs.web.net.freeze import freeze
 
     check_writable("out", args.out, folder=True)
-    embedder = None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
+    embedder = (
+        None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
+    )
     cassette = Cassette(args.cassette, read_only=True)
     done = freeze(cassette, args.out, embedder)
     cassette.close()
-    print(f"{args.out}: {done['pages']} pages. {done['unread']} that were found were not read, and are not in it.")
+    print(
+        f"{args.out}: {done['pages']} pages. {done['unread']} that were found were not read, and are not in it."
+    )
     return 0
 
 

@@ -15,11 +15,20 @@ class WebConfig(QAConfig):
     """Which tools there are, where they ask, what may be asked of the live web, and how an episode is scored."""
 
     operational = frozenset(
-        {"search_url", "reader_url", "tool_retries", "tool_requests", "parse_workers", "private_hosts"}
+        {
+            "search_url",
+            "reader_url",
+            "tool_retries",
+            "tool_requests",
+            "parse_workers",
+            "private_hosts",
+        }
         | {"cassette", "call_budget", "cost_budget", "call_prices"}
     )
 
-    search_url: str | None = setting(None, "The server of tools searxng or retrieve (serper has its own).")
+    search_url: str | None = setting(
+        None, "The server of tools searxng or retrieve (serper has its own)."
+    )
     reader_url: str | None = setting(
         None, "The server of tools access (unset: search_url) or jina (unset: Jina's own)."
     )
@@ -42,14 +51,20 @@ class WebConfig(QAConfig):
     parse_megabytes: int = setting(1024, "Address space of a process that reads pages.")
     parse_workers: int = setting(2, "Processes that read pages.")
 
-    cassette: str | None = setting(None, "A file that calls of tools are recorded on and answered from (unset: none).")
+    cassette: str | None = setting(
+        None, "A file that calls of tools are recorded on and answered from (unset: none)."
+    )
     cassette_mode: str = setting(
         "live",
         "live (what is not on the cassette is asked and recorded), replay (it is an outage) or frozen "
         "(it does not exist).",
     )
-    call_budget: int | None = setting(None, "Most calls that the cassette may ever record; then the run stops.")
-    cost_budget: float | None = setting(None, "Most money for them (call_prices); then the run stops.")
+    call_budget: int | None = setting(
+        None, "Most calls that the cassette may ever record; then the run stops."
+    )
+    cost_budget: float | None = setting(
+        None, "Most money for them (call_prices); then the run stops."
+    )
     call_prices: list[str] = setting([], "What a call costs: search=0.001, several with spaces.")
 
     tools: list[str] = setting(
@@ -65,7 +80,9 @@ class WebConfig(QAConfig):
         "is a variable of the environment, for keys.",
     )
     corpus: str | None = setting(None, "Folder of the corpus (tools: corpus).")
-    corpus_search: str | None = setting(None, "lexical, dense or hybrid; unset is hybrid for a corpus with vectors.")
+    corpus_search: str | None = setting(
+        None, "lexical, dense or hybrid; unset is hybrid for a corpus with vectors."
+    )
     corpus_embedder: str | None = setting(
         None, "Where the model of the corpus's vectors lies here, if not where it was built."
     )
@@ -77,7 +94,9 @@ class WebConfig(QAConfig):
     )
     max_calls: int = setting(40, "Calls in an episode; then it must answer.")
     search_results: int = setting(5, "Pages that a search shows.")
-    max_reads: int = setting(0, "Where several questions are asked: steps before one must be answered.")
+    max_reads: int = setting(
+        0, "Where several questions are asked: steps before one must be answered."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,14 +108,22 @@ class WebConfig(QAConfig):
         check_choice("cassette_mode", self.cassette_mode, ("live", "replay", "frozen"))
         limited = self.call_budget is not None or self.cost_budget is not None
         if self.cassette is None and (limited or self.cassette_mode != "live"):
-            raise ConfigError("cassette_mode, call_budget and cost_budget are of a cassette, and cassette is unset.")
+            raise ConfigError(
+                "cassette_mode, call_budget and cost_budget are of a cassette, and cassette is unset."
+            )
         if not all(re.fullmatch(r"\w+=\d*\.?\d+", price) for price in self.call_prices):
-            raise ConfigError(f"call_prices is {self.call_prices}: write a tool and its price, as search=0.001.")
+            raise ConfigError(
+                f"call_prices is {self.call_prices}: write a tool and its price, as search=0.001."
+            )
         if self.cost_budget is not None and not self.call_prices:
-            raise ConfigError(f"cost_budget is {self.cost_budget:g} and no price is known: give call_prices.")
+            raise ConfigError(
+                f"cost_budget is {self.cost_budget:g} and no price is known: give call_prices."
+            )
         if not all(re.fullmatch(r".+:\d+", place) for place in self.private_hosts):
             raise ConfigError(f"private_hosts is {self.private_hosts}: write host:port.")
-        if not (self.user_agent.isascii() and self.user_agent.isprintable() and self.user_agent.strip()):
+        if not (
+            self.user_agent.isascii() and self.user_agent.isprintable() and self.user_agent.strip()
+        ):
             raise ConfigError(f"user_agent is {self.user_agent!r}: give printable ASCII.")
         for name in ("tool_seconds", "page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:

@@ -59,7 +59,9 @@ def _memagent(setup: Setup) -> EpisodeRunner:
     environments = documents(setup, "memagent").without_reads()
     # The checkpoint's own wording, where it was trained on this dialect.
     templates = setup.memory.templates if setup.memory.dialect == "memagent" else "memagent"
-    memory = replace(setup.memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[])
+    memory = replace(
+        setup.memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[]
+    )
     return _atommem(replace(setup, environments=environments, memory=memory))
 
 
@@ -69,7 +71,11 @@ _MAKERS: Mapping[str, Callable[[Setup], Method]] = {
     **{method.name: method for method in _BASELINES},
 }
 METHODS = tuple(_MAKERS)
-READERS = ("atommem", "memagent", *(method.name for method in _BASELINES if issubclass(method, Reader)))
+READERS = (
+    "atommem",
+    "memagent",
+    *(method.name for method in _BASELINES if issubclass(method, Reader)),
+)
 """Those that read documents; the others browse."""
 
 

@@ -14,7 +14,14 @@ from typing import Any, ClassVar
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.eval.methods.notes import Found, Notebook, clean_text, clean_texts, read_object, reading
+from atommem.eval.methods.notes import (
+    Found,
+    Notebook,
+    clean_text,
+    clean_texts,
+    read_object,
+    reading,
+)
 from atommem.observation import Piece
 
 NEIGHBOURS = 5
@@ -102,14 +109,19 @@ class AMem(Reader):
             """The nearest notes, each followed by what it is linked to."""
             found: dict[int, float] = {}
             for entry_id, _ in await book.index.find(vector, self.setup.memory.retrieve_k):
-                for near_id in (entry_id, *notes[entry_id].links[: self.setup.memory.retrieve_k + 1]):
+                for near_id in (
+                    entry_id,
+                    *notes[entry_id].links[: self.setup.memory.retrieve_k + 1],
+                ):
                     found.setdefault(near_id, float(book.index.vector(near_id) @ vector))
             return list(found.items())
 
         await book.answer(find)
 
 
-def evolve(reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near: Sequence[int]) -> list[int]:
+def evolve(
+    reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near: Sequence[int]
+) -> list[int]:
     """Change a new note and its neighbours as a reply says (sections 3.2, 3.3).
 
     Args:
@@ -125,12 +137,18 @@ def evolve(reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near
     before = {entry_id: notes[entry_id].text() for entry_id in near}
     if isinstance(actions, list) and "strengthen" in actions:
         numbers = reply.get("suggested_connections")
-        linked = [number + 1 for number in numbers if type(number) is int] if isinstance(numbers, list) else []
+        linked = (
+            [number + 1 for number in numbers if type(number) is int]
+            if isinstance(numbers, list)
+            else []
+        )
         note.links = [entry_id for entry_id in linked if entry_id in notes]
         note.tags = clean_texts(reply.get("tags_to_update"))
     if isinstance(actions, list) and "update_neighbor" in actions:
         contexts, tags = reply.get("new_context_neighborhood"), reply.get("new_tags_neighborhood")
-        for at, (entry_id, given) in enumerate(zip(near, tags if isinstance(tags, list) else [], strict=False)):
+        for at, (entry_id, given) in enumerate(
+            zip(near, tags if isinstance(tags, list) else [], strict=False)
+        ):
             notes[entry_id].tags = clean_texts(given)
             if isinstance(contexts, list) and at < len(contexts):
                 notes[entry_id].context = clean_text(contexts[at])

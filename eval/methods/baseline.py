@@ -40,7 +40,10 @@ from atommem.untrusted import clean
 
 SYSTEM = "You work on a long text, of which you see what is shown to you here. Do what is asked last, and nothing else."
 NOTHING = "(nothing)"
-MEMORY: dict[str, Any] = {"memory": "What you remember of the text:\n{entries}", "entry": "Memory {handle}: {text}"}
+MEMORY: dict[str, Any] = {
+    "memory": "What you remember of the text:\n{entries}",
+    "entry": "Memory {handle}: {text}",
+}
 """How entries are shown; the pieces of a method say what is asked of them."""
 ANSWERING = {
     "document": "The text:\n{document}",
@@ -123,7 +126,10 @@ class Baseline(ABC):
         """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
         method = {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k}
         if self.fills_context:
-            method |= {"context_tokens": self.setup.context_tokens, "yarn_factor": self.setup.yarn_factor}
+            method |= {
+                "context_tokens": self.setup.context_tokens,
+                "yarn_factor": self.setup.yarn_factor,
+            }
         return {
             "method": method,
             "prompts_sha256": self.remembering.digest,
@@ -213,7 +219,10 @@ class Reader(Baseline):
         one without such headings, into chunks.
         """
         if task.context is None:
-            return [document_text(document, number) for number, document in enumerate(task.documents, start=1)]
+            return [
+                document_text(document, number)
+                for number, document in enumerate(task.documents, start=1)
+            ]
         starts = [match.start() for match in _HEADING.finditer(task.context)]
         if not starts:
             return await self.chunks(task)
@@ -232,7 +241,9 @@ class Reader(Baseline):
         """Read and answer; what was answered before a prompt did not fit counts."""
         try:
             await self.play(record, task)
-            episode.stop_reason = StopReason.UNANSWERED if None in record.answers else StopReason.ANSWERED
+            episode.stop_reason = (
+                StopReason.UNANSWERED if None in record.answers else StopReason.ANSWERED
+            )
         except PromptTooLongError:
             episode.stop_reason = StopReason.CONTEXT_OVERFLOW
         score: Score = await self.documents.score(task, record.answers)
@@ -271,11 +282,21 @@ class Recorder:
         Raises:
             OutageError, PromptTooLongError, PolicyError: As of `Policy.complete`.
         """
-        index, policy, size = len(self._episode.steps), self._setup.policy, len(self.contents.entries)
+        index, policy, size = (
+            len(self._episode.steps),
+            self._setup.policy,
+            len(self.contents.entries),
+        )
         started = time.perf_counter()
-        builder, view = self._method.plain if view is None else self._method.remembering, view or MemoryView(size=size)
+        builder, view = (
+            self._method.plain if view is None else self._method.remembering,
+            view or MemoryView(size=size),
+        )
         sampling = request_sampling(
-            self._setup.sampling, f"{self._episode.task_id}/{self._episode.sample}", index, self._episode.task_id
+            self._setup.sampling,
+            f"{self._episode.task_id}/{self._episode.sample}",
+            index,
+            self._episode.task_id,
         )
         prompt_ids: list[int] = []
         if (chat := getattr(policy, "complete_chat", None)) is not None:
@@ -328,7 +349,9 @@ class Recorder:
         count = len(self.task.questions)
         return [range(at, min(at + MOST_AT_ONCE, count)) for at in range(0, count, MOST_AT_ONCE)]
 
-    async def answer(self, asked: range, text: str | None = None, view: MemoryView | None = None) -> Step:
+    async def answer(
+        self, asked: range, text: str | None = None, view: MemoryView | None = None
+    ) -> Step:
         """Ask questions at one step, from `text`, `view` or nothing, and keep the boxed answers."""
         step = await self.ask(self.asking(asked, text), view)
         step.actions = self.parse(step, ANSWERS_ACTION)

@@ -62,8 +62,13 @@ class Browsing(Baseline):
     fills_context = True
 
     def __init__(self, setup: Setup) -> None:
-        if not isinstance(setup.environments, WebEnvironments) or setup.environments.config.calls != "json":
-            raise ConfigError(f"method {self.name} browses: it is one of the environment web, with calls json.")
+        if (
+            not isinstance(setup.environments, WebEnvironments)
+            or setup.environments.config.calls != "json"
+        ):
+            raise ConfigError(
+                f"method {self.name} browses: it is one of the environment web, with calls json."
+            )
         self.setup, self.web = setup, setup.environments
         dialect = get_dialect("paper", "full")
         self._grammar = dialect.grammar(self.web.actions, self.web.phases)
@@ -163,7 +168,9 @@ class Summarising(Browsing):
         shown = replace(now, stream=(*pieces_of(past), *now.stream))
         if not past or len(record.prompt_ids(shown)) <= self.room:
             return shown, None
-        asking = Observation(now.phase, now.task, pieces_of(past), (Piece("summarise"),), label="summary")
+        asking = Observation(
+            now.phase, now.task, pieces_of(past), (Piece("summarise"),), label="summary"
+        )
         while len(record.prompt_ids(asking)) > self.room and any(step.shown for step in past):
             next(step for step in past if step.shown).shown = ()
             asking = replace(asking, stream=pieces_of(past))
@@ -197,4 +204,7 @@ class BrowsingRAG(Browsing):
 def texts_of(pieces: tuple[Piece, ...]) -> list[str]:
     """What pages and results said, under the titles of pages."""
     found = [piece.values for piece in pieces if piece.name in ("page", "result")]
-    return [f"{values['title']}\n{values['text']}" if "title" in values else str(values["text"]) for values in found]
+    return [
+        f"{values['title']}\n{values['text']}" if "title" in values else str(values["text"])
+        for values in found
+    ]

@@ -43,7 +43,10 @@ class FullContext(Reader):
             shown = text
             if len(offsets) > room:
                 shown, kept = cut_middle(text, offsets, room), room / len(offsets)
-                record.metrics = {"truncated": 1.0, "context_kept": min(kept, record.metrics["context_kept"])}
+                record.metrics = {
+                    "truncated": 1.0,
+                    "context_kept": min(kept, record.metrics["context_kept"]),
+                }
             await record.answer(asked, shown)
 
 

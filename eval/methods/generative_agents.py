@@ -70,7 +70,9 @@ class GenerativeAgents(Reader):
 
     async def _keep(self, book: Notebook, ratings: Ratings, text: str, label: str) -> float:
         """Rate a statement and add it; its rating."""
-        step = await book.recorder.ask(reading(label, Piece("statement", {"statement": text}), Piece("rate")))
+        step = await book.recorder.ask(
+            reading(label, Piece("statement", {"statement": text}), Piece("rate"))
+        )
         rating = rating_of(read_object(book.recorder, step))
         (vector,) = await book.embed([text])
         ratings[book.create(step, text, vector)] = rating
@@ -79,7 +81,9 @@ class GenerativeAgents(Reader):
     async def _reflect(self, book: Notebook, ratings: Ratings, fresh: int, label: str) -> None:
         """Section 4.2: questions about the memories used last, and insights from what is found for each."""
         latest: Found = [(entry_id, 0.0) for entry_id in list(ratings)[-fresh:]]
-        step = await book.recorder.ask(reading(f"{label}, reflection", Piece("wonder")), book.view("", latest))
+        step = await book.recorder.ask(
+            reading(f"{label}, reflection", Piece("wonder")), book.view("", latest)
+        )
         questions = clean_texts(read_object(book.recorder, step).get("questions"))[:QUESTIONS]
         if not questions:
             return
@@ -91,7 +95,9 @@ class GenerativeAgents(Reader):
             book.recorder.note_query(step, question)
             items = read_object(book.recorder, step).get("insights")
             insights = (
-                [item.get("insight") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+                [item.get("insight") for item in items if isinstance(item, dict)]
+                if isinstance(items, list)
+                else []
             )
             for insight in clean_texts(insights)[:INSIGHTS]:
                 await self._keep(book, ratings, insight, f"{label}, an insight")
@@ -102,7 +108,9 @@ def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> F
     if not ratings:
         return []
     ids = list(ratings)
-    scores = stream_scores(list(ratings.values()), [float(book.index.vector(entry_id) @ query) for entry_id in ids])
+    scores = stream_scores(
+        list(ratings.values()), [float(book.index.vector(entry_id) @ query) for entry_id in ids]
+    )
     best = np.argsort(-scores, kind="stable")[:k].tolist()
     found = [(ids[place], float(scores[place])) for place in best]
     for entry_id, _ in sorted(found):
@@ -110,7 +118,9 @@ def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> F
     return found
 
 
-def stream_scores(importance: Sequence[float], relevance: Sequence[float]) -> npt.NDArray[np.float64]:
+def stream_scores(
+    importance: Sequence[float], relevance: Sequence[float]
+) -> npt.NDArray[np.float64]:
     """Section 4.1: the weighted sum of recency, relevance and importance, each min-max scaled; shape (n,).
 
     Args:
@@ -119,7 +129,9 @@ def stream_scores(importance: Sequence[float], relevance: Sequence[float]) -> np
     """
     recency = DECAY ** np.arange(len(importance) - 1, -1, -1, dtype=float)
     total = np.zeros(len(importance))
-    for weight, part in zip(WEIGHTS, (recency, np.asarray(relevance), np.asarray(importance)), strict=True):
+    for weight, part in zip(
+        WEIGHTS, (recency, np.asarray(relevance), np.asarray(importance)), strict=True
+    ):
         if span := part.max() - part.min():
             total += weight * (part - part.min()) / span
     return total

@@ -48,7 +48,9 @@ class Mem0(Reader):
         chunks = await self.chunks(task)
         for number, chunk in enumerate(chunks, start=1):
             label = f"chunk {number}/{len(chunks)}"
-            step = await record.ask(reading(label, Piece("part", {"part": chunk}), Piece("extract")))
+            step = await record.ask(
+                reading(label, Piece("part", {"part": chunk}), Piece("extract"))
+            )
             facts = facts_of(read_object(record, step))
             if not facts:
                 continue
@@ -60,14 +62,18 @@ class Mem0(Reader):
             numbers = {entry_id: int(place) for place, entry_id in ids.items()}
             view = book.view("\n".join(facts), list(found.items()), numbers.__getitem__)
             lines = tuple(Piece("fact", {"fact": fact}) for fact in facts)
-            step = await record.ask(reading(label, Piece("facts", {"facts": lines}), Piece("decide")), view)
+            step = await record.ask(
+                reading(label, Piece("facts", {"facts": lines}), Piece("decide")), view
+            )
             for fact in facts:
                 record.note_query(step, fact)
             await apply(book, step, read_object(record, step), ids)
         await book.answer(lambda vector: book.index.find(vector, self.setup.memory.retrieve_k))
 
 
-async def apply(book: Notebook, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]) -> None:
+async def apply(
+    book: Notebook, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]
+) -> None:
     """Change the store as a reply says, in its order; what has the wrong form in it is passed over, as in ``mem0ai``.
 
     Args:

@@ -59,7 +59,9 @@ class Notebook:
         if vector is not None:
             self.index.put(entry_id, vector)
         before, self.texts[entry_id] = self.texts[entry_id], text
-        self.recorder.note(step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text))
+        self.recorder.note(
+            step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text)
+        )
 
     def delete(self, step: Step, entry_id: int) -> None:
         """Take out an entry, as what `step` led to."""
@@ -67,7 +69,9 @@ class Notebook:
         before = self.texts.pop(entry_id)
         self.recorder.note(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
 
-    def view(self, query: str, found: Found, number: Callable[[int], int] | None = None) -> MemoryView:
+    def view(
+        self, query: str, found: Found, number: Callable[[int], int] | None = None
+    ) -> MemoryView:
         """Entries as they are shown, numbered from 1 or by their id."""
         retrieved = tuple(
             Retrieved(number(entry_id) if number else rank, entry_id, self.texts[entry_id], score)
@@ -83,7 +87,9 @@ class Notebook:
             for vector in await self.embedder.embed(texts, "query"):
                 for entry_id, score in await find(vector):
                     found.setdefault(entry_id, score)
-            step = await self.recorder.answer(asked, view=self.view("\n".join(texts), list(found.items())))
+            step = await self.recorder.answer(
+                asked, view=self.view("\n".join(texts), list(found.items()))
+            )
             for text in texts:
                 self.recorder.note_query(step, text)
 

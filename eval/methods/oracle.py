@@ -27,5 +27,8 @@ class Oracle(Reader):
                     f"task {task.id!r} marks no document as gold: the method oracle needs tasks of "
                     "`atommem data build`, of the synthetic world, or of LoCoMo."
                 )
-            text = "\n\n".join(document_text(document, number) for number, document in enumerate(documents, start=1))
+            text = "\n\n".join(
+                document_text(document, number)
+                for number, document in enumerate(documents, start=1)
+            )
             await record.answer(range(index, index + 1), text or None)

@@ -30,13 +30,29 @@ def flips(first: Evaluation, second: Evaluation, comparison: Comparison) -> list
         for record in evaluation.records:
             side[record.task_id] += [] if record.failed else [record]
     rows: list[dict[str, Any]] = []
-    for task, change in sorted(comparison.changes.items(), key=lambda item: (item[1] <= 0, -abs(item[1]), item[0])):
+    for task, change in sorted(
+        comparison.changes.items(), key=lambda item: (item[1] <= 0, -abs(item[1]), item[0])
+    ):
         if change:
             one, two = (side[task] for side in sides)
             golds = [list(question.golds) for question in one[0].questions]
-            answers = [[[question.answer for question in record.questions] for record in side] for side in (one, two)]
-            traces = [[str(first.trace(record)) for record in one], [str(second.trace(record)) for record in two]]
-            rows.append({"task_id": task, "change": change, "golds": golds, "answers": answers, "traces": traces})
+            answers = [
+                [[question.answer for question in record.questions] for record in side]
+                for side in (one, two)
+            ]
+            traces = [
+                [str(first.trace(record)) for record in one],
+                [str(second.trace(record)) for record in two],
+            ]
+            rows.append(
+                {
+                    "task_id": task,
+                    "change": change,
+                    "golds": golds,
+                    "answers": answers,
+                    "traces": traces,
+                }
+            )
     return rows
 
 
@@ -50,8 +66,12 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="atommem compare", description=__doc__)
     parser.add_argument("first", help="Folder of an evaluation.")
     parser.add_argument("second", help="Folder of another one on the same tasks.")
-    parser.add_argument("--metric", help="Score to compare (default: em, or reward where there is no exact match).")
-    parser.add_argument("--show", type=int, default=10, help="Flips to print of each kind; 0 for none, -1 for all.")
+    parser.add_argument(
+        "--metric", help="Score to compare (default: em, or reward where there is no exact match)."
+    )
+    parser.add_argument(
+        "--show", type=int, default=10, help="Flips to print of each kind; 0 for none, -1 for all."
+    )
     parser.add_argument("--json", help="Also write everything to this file.")
     given = parser.parse_args(list(argv))
     check_writable("json", given.json, folder=False)
@@ -78,7 +98,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(
-    first: Evaluation, second: Evaluation, comparison: Comparison, found: Sequence[dict[str, Any]], show: int
+    first: Evaluation,
+    second: Evaluation,
+    comparison: Comparison,
+    found: Sequence[dict[str, Any]],
+    show: int,
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
     name = label(comparison.metric)
@@ -103,14 +127,20 @@ def _print(
         f"B - A: {gap.difference:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] (95%), p = {comparison.p_value:.2g} "
         f"(sign-flip test)\nover {gap.questions} questions of {gap.units} independent units"
     )
-    console.print(f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on {comparison.ties}")
+    console.print(
+        f"B is better on {comparison.wins} tasks, worse on {comparison.losses}, equal on {comparison.ties}"
+    )
     if comparison.left_out:
-        console.print(f"{comparison.left_out} tasks have a score on one side only and are left out.")
+        console.print(
+            f"{comparison.left_out} tasks have a score on one side only and are left out."
+        )
     for heading, better in (("Better in B", True), ("Worse in B", False)):
         rows = [row for row in found if (row["change"] > 0) == better]
         shown = rows if show < 0 else rows[:show]
         if shown:
-            more = f", the first {len(shown)}; --show -1 prints all" if len(shown) < len(rows) else ""
+            more = (
+                f", the first {len(shown)}; --show -1 prints all" if len(shown) < len(rows) else ""
+            )
             console.print(f"\n{heading} ({len(rows)}{more}); replay one with: atommem trace FILE")
         for row in shown:
             console.print(f"  {row['task_id']}  {row['change']:+.2f}", markup=False)

@@ -84,7 +84,12 @@ class Evaluation:
 
 
 def read_evaluation(
-    folder: str | Path, method: str | None = None, dataset: str | None = None, *, seed: int | None = None, **labels: Any
+    folder: str | Path,
+    method: str | None = None,
+    dataset: str | None = None,
+    *,
+    seed: int | None = None,
+    **labels: Any,
 ) -> Evaluation:
     """Read an evaluation's folder, also one that is not finished; nothing in it is changed.
 
@@ -105,7 +110,11 @@ def read_evaluation(
         content = (folder / EPISODES).read_bytes()
     except OSError as error:
         suite = (folder / "cells").is_dir()
-        below = sorted(str(found.parent) for level in ("*", "*/*") for found in folder.glob(f"{level}/{MANIFEST}"))
+        below = sorted(
+            str(found.parent)
+            for level in ("*", "*/*")
+            for found in folder.glob(f"{level}/{MANIFEST}")
+        )
         instead = (
             f"{folder / 'report'} to atommem report, or an evaluation below {folder / 'cells'}"
             if suite
@@ -125,7 +134,9 @@ def read_evaluation(
         raise DataError(f"{folder / MANIFEST} is none of `atommem eval`: {error}.") from error
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
     method, dataset = method or folder.resolve().name, dataset or sources
-    return Evaluation(folder, method, dataset, seed=seed, manifest=manifest, records=records, **labels)
+    return Evaluation(
+        folder, method, dataset, seed=seed, manifest=manifest, records=records, **labels
+    )
 
 
 def _order(record: EpisodeRecord) -> tuple[list[tuple[int, str]], int]:

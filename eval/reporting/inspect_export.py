@@ -52,7 +52,9 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
     summary = summarize(item.records)
     model = str(_policy(item.manifest))
     begun, ended = _written(item.folder / MANIFEST), _written(item.folder / EPISODES)
-    identifier = hashlib.sha256(f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}".encode()).hexdigest()[:22]
+    identifier = hashlib.sha256(
+        f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}".encode()
+    ).hexdigest()[:22]
     finished = item.planned is None or len(item.records) >= item.planned
     documents = f", {item.documents} documents" if item.documents else ""
     counted = len(item.records) - summary["failed"] - summary["overflow"]
@@ -66,7 +68,10 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
         }
         for name, estimate in summary["metrics"].items()
     ]
-    total = {"total_samples": item.planned or len(item.records), "completed_samples": len(item.records)}
+    total = {
+        "total_samples": item.planned or len(item.records),
+        "completed_samples": len(item.records),
+    }
     return {
         "version": VERSION,
         "status": "success" if finished else "started",
@@ -74,14 +79,21 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             **dict.fromkeys(("eval_id", "run_id", "task_id"), identifier),
             "created": begun,
             "task": f"{item.row} on {item.dataset}{documents}",
-            "dataset": {"name": item.dataset, "samples": len({record.task_id for record in item.records})},
+            "dataset": {
+                "name": item.dataset,
+                "samples": len({record.task_id for record in item.records}),
+            },
             "model": model,
             "config": {"epochs": 1 + max((record.sample for record in item.records), default=0)},
             "metadata": {"manifest": item.manifest, "seed": item.seed, "setting": item.setting},
         },
         "plan": {"name": "atommem", "steps": [{"solver": item.method, "params": {}}], "config": {}},
         "results": total | {"scores": scores},
-        "stats": {"started_at": begun, "completed_at": ended, "model_usage": {model: _usage(item.records)}},
+        "stats": {
+            "started_at": begun,
+            "completed_at": ended,
+            "model_usage": {model: _usage(item.records)},
+        },
         "samples": [_sample(item, record, model) for record in item.records],
     }
 
@@ -93,7 +105,11 @@ def _written(path: Path) -> str:
 
 def _policy(manifest: Mapping[str, Any]) -> Any:
     policy = manifest.get("policy", manifest.get("model", "unknown"))
-    return policy.get("model") or policy.get("name") or "policy" if isinstance(policy, Mapping) else policy or "unknown"
+    return (
+        policy.get("model") or policy.get("name") or "policy"
+        if isinstance(policy, Mapping)
+        else policy or "unknown"
+    )
 
 
 def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, Any]:
@@ -112,10 +128,16 @@ def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, An
         "messages": messages,
         "output": {"model": model, "choices": [{"message": answer, "stop_reason": "stop"}]},
         "scores": {name: {"value": value, "answer": said} for name, value in scored.items()},
-        "metadata": {"source": record.source, "stop_reason": record.stop_reason, "questions": details},
+        "metadata": {
+            "source": record.source,
+            "stop_reason": record.stop_reason,
+            "questions": details,
+        },
         "model_usage": {model: _usage([record])},
         "total_time": record.seconds,
-        "uuid": hashlib.sha256(f"{record.task_id}/{record.sample}".encode("utf-8", "replace")).hexdigest()[:22],
+        "uuid": hashlib.sha256(
+            f"{record.task_id}/{record.sample}".encode("utf-8", "replace")
+        ).hexdigest()[:22],
     }
     if record.failed:
         text = record.error or "unknown"
@@ -140,7 +162,12 @@ def _shown(step: Step) -> str:
     if step.prompt is not None:
         return step.prompt
     lines = [f"[{step.observation.label or step.observation.phase}]"]
-    lines += [str(value) for piece in step.observation.pieces for _, value in piece.walk() if isinstance(value, str)]
+    lines += [
+        str(value)
+        for piece in step.observation.pieces
+        for _, value in piece.walk()
+        if isinstance(value, str)
+    ]
     if step.view.scratchpad:
         lines.append(f"Scratchpad: {step.view.scratchpad}")
     if step.view.query:
@@ -152,4 +179,8 @@ def _shown(step: Step) -> str:
 def _usage(records: Sequence[EpisodeRecord]) -> dict[str, int]:
     prompt = sum(record.prompt_tokens for record in records)
     completion = sum(record.completion_tokens for record in records)
-    return {"input_tokens": prompt, "output_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "input_tokens": prompt,
+        "output_tokens": completion,
+        "total_tokens": prompt + completion,
+    }

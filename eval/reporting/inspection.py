@@ -122,7 +122,10 @@ class Inspection:
         """
         longest = range(len(self.steps))
         after = accumulate(self.ended[step] for step in longest)
-        means = [(self.sizes[step] + kept) / self.episodes for step, kept in zip(longest, after, strict=True)]
+        means = [
+            (self.sizes[step] + kept) / self.episodes
+            for step, kept in zip(longest, after, strict=True)
+        ]
         return {
             "retrieval_precision": self.relevant / self.retrieved if self.retrieved else None,
             "store_size_by_step": means,
@@ -141,14 +144,23 @@ class Inspection:
         if self.only_retrieves:  # nothing has to enter a memory that is the documents themselves
             counts[Fate.NOT_RETRIEVED] += counts[Fate.NEVER_ENTERED]
             counts[Fate.NEVER_ENTERED] = 0
-        return {"by": self.by, "questions": self.fates.total(), "counted": sum(counts.values()), **counts}
+        return {
+            "by": self.by,
+            "questions": self.fates.total(),
+            "counted": sum(counts.values()),
+            **counts,
+        }
 
     def fate(self, question: QuestionRecord, trail: AnswerTrail | None) -> Fate | None:
         """The fate of a question; by words it takes the episode's trace."""
         if self.by == "facts":
             facts = [question.metrics.get(name) for name in FACTS]
         else:
-            facts = [trail.entered, trail.kept, trail.shown] if trail is not None and trail.located else [None]
+            facts = (
+                [trail.entered, trail.kept, trail.shown]
+                if trail is not None and trail.located
+                else [None]
+            )
         if question.right is None or facts[0] is None:
             return None
         entered, kept, shown = facts
@@ -168,7 +180,9 @@ class Inspection:
         for step in episode.steps:
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
-            self.operations += sum(item.outcome is Outcome.APPLIED and item.actor == POLICY for item in step.operations)
+            self.operations += sum(
+                item.outcome is Outcome.APPLIED and item.actor == POLICY for item in step.operations
+            )
             self.writes += sum(map(_writes, step.operations))
             asked = record.questions[step.observation.asked.start : step.observation.asked.stop]
             if golds := [gold for question in asked for gold in _golds(question)]:
@@ -183,7 +197,11 @@ def only_retrieves(episode: Episode) -> bool:
 
 
 def _writes(operation: Operation) -> bool:
-    return operation.outcome is Outcome.APPLIED and operation.kind in ("create", "update", "scratchpad")
+    return operation.outcome is Outcome.APPLIED and operation.kind in (
+        "create",
+        "update",
+        "scratchpad",
+    )
 
 
 def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail, ...]:
@@ -194,7 +212,9 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
     trails = [AnswerTrail(bool(golds), False, False, False, (), None) for golds in wanted]
     # A question is decided at its last step, or at the episode's if it had none.
     last = dict.fromkeys(range(len(wanted)), len(episode.steps) - 1)
-    last |= {index: place for place, step in enumerate(episode.steps) for index in step.observation.asked}
+    last |= {
+        index: place for place, step in enumerate(episode.steps) for index in step.observation.asked
+    }
     # Where memory stands just before each step, and which step wrote what (None: the scratchpad).
     memory = Contents()
     written: dict[int | None, int] = {}
@@ -206,9 +226,14 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
                 trails[index] = AnswerTrail(
                     located=bool(golds),
                     entered=entered[index],
-                    kept=holds([*(entry.text for entry in memory.entries.values()), memory.scratchpad], golds),
+                    kept=holds(
+                        [*(entry.text for entry in memory.entries.values()), memory.scratchpad],
+                        golds,
+                    ),
                     shown=holds([*(item.text for item in view.retrieved), view.scratchpad], golds),
-                    sources=tuple(_sources(record.questions[index].answer, step, written)) if answered else (),
+                    sources=tuple(_sources(record.questions[index].answer, step, written))
+                    if answered
+                    else (),
                     step=step.index if answered else None,
                 )
         for operation in step.operations:
@@ -216,12 +241,15 @@ def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail,
             if _writes(operation):
                 written[operation.entry_id] = step.index
                 entered = [
-                    had or holds([operation.after or ""], golds) for had, golds in zip(entered, wanted, strict=True)
+                    had or holds([operation.after or ""], golds)
+                    for had, golds in zip(entered, wanted, strict=True)
                 ]
     return tuple(trails)
 
 
-def _sources(answer: str | None, step: Step, written: Mapping[int | None, int]) -> Iterator[AnswerSource]:
+def _sources(
+    answer: str | None, step: Step, written: Mapping[int | None, int]
+) -> Iterator[AnswerSource]:
     """What in front of the policy held the answer that it gave."""
     given = normalize(answer or "")
     if given in _NOWHERE:
@@ -238,7 +266,9 @@ def _sources(answer: str | None, step: Step, written: Mapping[int | None, int]) 
 
 def holds(texts: Iterable[str], normalized: Sequence[str]) -> bool:
     """Whether one of some normalised answers occurs in one of the texts as whole words."""
-    return bool(normalized) and any(f" {answer} " in _padded(text) for text in texts for answer in normalized)
+    return bool(normalized) and any(
+        f" {answer} " in _padded(text) for text in texts for answer in normalized
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,13 @@ from atommem.envs.scoring.records import EpisodeRecord, main_metric
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.charts import Chart
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.inspection import AnswerTrail, Fate, Inspection, answer_trails, only_retrieves
+from atommem.eval.reporting.inspection import (
+    AnswerTrail,
+    Fate,
+    Inspection,
+    answer_trails,
+    only_retrieves,
+)
 from atommem.eval.reporting.results import Cell, column_name
 from atommem.eval.reporting.scores import label
 from atommem.eval.reporting.tables import incomplete_note, make_tables
@@ -66,21 +72,40 @@ class PageData:
         self.cells, self.total = cells, 0
         self.episodes: list[dict[str, Any]] = []
         evaluations = [evaluation for cell in cells for evaluation in cell.evaluations]
-        chosen = dict(zip(map(id, evaluations), choose_episodes(evaluations, max_episodes), strict=True))
+        chosen = dict(
+            zip(map(id, evaluations), choose_episodes(evaluations, max_episodes), strict=True)
+        )
         # One way to tell for a whole column: its rows are looked at side by side.
-        by_words = {cell.column for cell in cells if not all(_knows_facts(item.records) for item in cell.evaluations)}
+        by_words = {
+            cell.column
+            for cell in cells
+            if not all(_knows_facts(item.records) for item in cell.evaluations)
+        }
         episodes = sum(len(evaluation.records) for evaluation in evaluations)
-        with tqdm(total=episodes, desc="reading traces", unit="episode", disable=not progress) as bar:
+        with tqdm(
+            total=episodes, desc="reading traces", unit="episode", disable=not progress
+        ) as bar:
             for cell in cells:
                 cell.inspection = Inspection("words" if cell.column in by_words else "facts")
                 # Traces are read one at a time, and none is kept.
                 for evaluation in cell.evaluations:
                     for record in evaluation.records:
-                        self._look(cell, cell.inspection, evaluation, record, record.key in chosen[id(evaluation)])
+                        self._look(
+                            cell,
+                            cell.inspection,
+                            evaluation,
+                            record,
+                            record.key in chosen[id(evaluation)],
+                        )
                         bar.update()
 
     def _look(
-        self, cell: Cell, inspection: Inspection, evaluation: Evaluation, record: EpisodeRecord, embedded: bool
+        self,
+        cell: Cell,
+        inspection: Inspection,
+        evaluation: Evaluation,
+        record: EpisodeRecord,
+        embedded: bool,
     ) -> None:
         """Count one episode, and embed it."""
         self.total += 1
@@ -95,15 +120,30 @@ class PageData:
             inspection.add(episode, record)
         fates: list[Fate | None] = [None] * len(record.questions)
         if not record.overflowed:  # in no score, and so in no count of what became of it
-            fates = [inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)]
+            fates = [
+                inspection.fate(*asked) for asked in zip(record.questions, trails, strict=True)
+            ]
             inspection.fates.update(fates)
         if embedded and episode is not None and self._left > 0:
             if only_retrieves(episode):
-                fates = [Fate.NOT_RETRIEVED if fate == Fate.NEVER_ENTERED else fate for fate in fates]
-            self._embed(cell, evaluation, record, episode, list(zip(record.questions, trails, fates, strict=True)))
+                fates = [
+                    Fate.NOT_RETRIEVED if fate == Fate.NEVER_ENTERED else fate for fate in fates
+                ]
+            self._embed(
+                cell,
+                evaluation,
+                record,
+                episode,
+                list(zip(record.questions, trails, fates, strict=True)),
+            )
 
     def _embed(
-        self, cell: Cell, evaluation: Evaluation, record: EpisodeRecord, episode: Episode, asked: Sequence[Any]
+        self,
+        cell: Cell,
+        evaluation: Evaluation,
+        record: EpisodeRecord,
+        episode: Episode,
+        asked: Sequence[Any],
     ) -> None:
         seed = f", seed {evaluation.seed}" if len(cell.evaluations) > 1 else ""
         shown = {
@@ -128,7 +168,9 @@ class PageData:
             marked=self._marked,
             changed=self._changed,
         )
-        said = " ".join(f"{item.question} {item.answer} {' '.join(item.golds)}" for item in record.questions)
+        said = " ".join(
+            f"{item.question} {item.answer} {' '.join(item.golds)}" for item in record.questions
+        )
         self._left -= len(html)
         self.episodes.append({**shown, "html": html, "said": f"{record.task_id} {said}".lower()})
 
@@ -152,7 +194,9 @@ class PageData:
         parts, at = [], 0
         for start, end, name, kind in sorted(spans):
             if at <= start < -end:
-                mark = Markup('<mark class="{}" title="{}">{}</mark>').format(kind, name, step.text[start:-end])
+                mark = Markup('<mark class="{}" title="{}">{}</mark>').format(
+                    kind, name, step.text[start:-end]
+                )
                 parts += [escape(step.text[at:start]), mark]
                 at = -end
         return Markup("<pre>{}</pre>").format(Markup("").join([*parts, escape(step.text[at:])]))
@@ -162,7 +206,9 @@ class PageData:
         one, two = (_shortened(text or "").split(" ") if text else [] for text in (before, after))
         parts = []
         for kind, i, j, m, n in SequenceMatcher(None, one, two).get_opcodes():
-            for tag, words in (("del", one[i:j]), ("ins", two[m:n])) if kind != "equal" else (("span", one[i:j]),):
+            for tag, words in (
+                (("del", one[i:j]), ("ins", two[m:n])) if kind != "equal" else (("span", one[i:j]),)
+            ):
                 if words:
                     parts.append(Markup(f"<{tag}>{{}}</{tag}>").format(" ".join(words)))
         return Markup("<pre>{}</pre>").format(Markup(" ").join(parts))
@@ -209,16 +255,29 @@ def choose_episodes(evaluations: Sequence[Evaluation], limit: int) -> list[set[t
     turns: dict[tuple[str, str], tuple[int, int]] = {}
     count: Counter[tuple[str, int]] = Counter()
     for (data, task), had in seen.items():
-        kind = ("failed" in had, {"right", "wrong"} <= had, "malformed" in had, "wrong" in had, True).index(True)
+        kind = (
+            "failed" in had,
+            {"right", "wrong"} <= had,
+            "malformed" in had,
+            "wrong" in had,
+            True,
+        ).index(True)
         turns[data, task] = (count[data, kind], kind)
         count[data, kind] += 1
     every = [
-        (turns[evaluation.tasks_digest, record.task_id], evaluation.tasks_digest, number, record.key)
+        (
+            turns[evaluation.tasks_digest, record.task_id],
+            evaluation.tasks_digest,
+            number,
+            record.key,
+        )
         for number, evaluation in enumerate(evaluations)
         for record in evaluation.records
     ]
     taken = sorted(every, key=itemgetter(0, 1))[:limit]
-    return [{key for _, _, number, key in taken if number == place} for place in range(len(evaluations))]
+    return [
+        {key for _, _, number, key in taken if number == place} for place in range(len(evaluations))
+    ]
 
 
 def status_of(record: EpisodeRecord) -> str:
@@ -241,13 +300,24 @@ def pairs(cells: Sequence[Cell], page: PageData) -> Iterator[dict[str, Any]]:
         for key, change in sorted(found.changes.items(), key=lambda item: -abs(item[1])):
             task = key.partition("/")[2]
             if change:
-                kinds[change > 0].append((task, change, [places.get((column, cell.row, task)) for cell in (one, two)]))
+                kinds[change > 0].append(
+                    (task, change, [places.get((column, cell.row, task)) for cell in (one, two)])
+                )
         for flips in kinds.values():
-            flips.sort(key=lambda flip: flip[2] == [None, None])  # those that can be opened come first
+            flips.sort(
+                key=lambda flip: flip[2] == [None, None]
+            )  # those that can be opened come first
             del flips[MOST_FLIPS:]
         names = {"first": one.row, "second": two.row}
-        html = render("pair.html", found=found, gap=found.difference, kinds=kinds, label=label, **names)
-        yield {"place": place, "column": column, "name": f"{two.row} against {one.row}", "html": html}
+        html = render(
+            "pair.html", found=found, gap=found.difference, kinds=kinds, label=label, **names
+        )
+        yield {
+            "place": place,
+            "column": column,
+            "name": f"{two.row} against {one.row}",
+            "html": html,
+        }
 
 
 def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Chart]) -> str:
@@ -258,7 +328,9 @@ def render_page(page: PageData, results: Mapping[str, Any], charts: Sequence[Cha
     ``unsafe-eval``; data never become expressions.
     """
     scripts = [_vega(), page_asset("front.js"), asset("page.js")]
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    hashes = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    ]
     compared = list(pairs(page.cells, page))
     data = {
         "charts": [chart.spec for chart in charts],

@@ -36,7 +36,9 @@ Keys = Sequence[tuple[str, str]]
 Answers = Mapping[tuple[str, str], QuestionRecord]
 
 
-def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path | None = None) -> list[Path]:
+def write_predictions(
+    evaluations: Sequence[Evaluation], out: Path, gold: Path | None = None
+) -> list[Path]:
     """Write a file for each evaluation and benchmark that has an official format, into `out`.
 
     Args:
@@ -49,20 +51,31 @@ def write_predictions(evaluations: Sequence[Evaluation], out: Path, gold: Path |
         DataError: `gold` cannot be read, or has no ids.
     """
     rows = read_rows(gold) if gold is not None else ()
-    keys = [(row.text("id", "_id", "question_id"), str(row.values.get("answerable", ""))) for row in rows]
+    keys = [
+        (row.text("id", "_id", "question_id"), str(row.values.get("answerable", "")))
+        for row in rows
+    ]
     written: list[Path] = []
     for item in evaluations:
         for source in sorted({record.source for record in item.records} & FORMATS.keys()):
             answers = _answers([record for record in item.records if record.source == source])
             data = source if item.dataset == source else f"{item.dataset}-{source}"
-            name = f"{item.row}-{data}" + (f"-{item.documents}" if item.documents else "") + f"-seed{item.seed}"
+            name = (
+                f"{item.row}-{data}"
+                + (f"-{item.documents}" if item.documents else "")
+                + f"-seed{item.seed}"
+            )
             ending, values = FORMATS[source]
             path = out / f"{file_stem(name)}.{ending}"
-            lines = (json.dumps(value, ensure_ascii=False) + "\n" for value in values(answers, keys))
+            lines = (
+                json.dumps(value, ensure_ascii=False) + "\n" for value in values(answers, keys)
+            )
             write_text(path, clean("".join(lines)))
             written.append(path)
     if not written:
-        found = sorted({record.source or "unknown" for item in evaluations for record in item.records})
+        found = sorted(
+            {record.source or "unknown" for item in evaluations for record in item.records}
+        )
         raise ConfigError(
             f"export is 'predictions', and the tasks are of {', '.join(found) or 'nothing'}: official formats are "
             f"known of {', '.join(FORMATS)}."
@@ -75,7 +88,9 @@ def _answers(records: Sequence[EpisodeRecord]) -> dict[tuple[str, str], Question
     for record in sorted(records, key=lambda record: record.sample):
         for question in record.questions:
             if not question.id:
-                raise DataError(f"task {record.task_id!r} has a question without an id, which predictions go by.")
+                raise DataError(
+                    f"task {record.task_id!r} has a question without an id, which predictions go by."
+                )
             found.setdefault((question.id, question.attributes.get("answerable", "")), question)
     return found
 
@@ -100,7 +115,11 @@ def _locomo(answers: Answers, keys: Keys) -> Iterator[Any]:
         sample, _, index = identifier.rpartition("-")
         # A right option of an adversarial question may be answered by its letter alone.
         right = item.category == "adversarial" and item.metrics.get("em") == 1.0
-        answer = {"question": item.question, "answer": item.golds[0], "category": numbers[item.category]}
+        answer = {
+            "question": item.question,
+            "answer": item.golds[0],
+            "category": numbers[item.category],
+        }
         answer[KEY] = ABSTENTION if right and not abstains(item.answer) else item.answer or ""
         conversations.setdefault(sample, {})[int(index)] = answer
     yield [

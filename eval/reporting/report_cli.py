@@ -93,9 +93,15 @@ def read_training(path: str | Path) -> list[dict[str, Any]]:
     if path.is_dir():
         path = path / "metrics.jsonl"
     try:
-        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        entries = [
+            json.loads(line)
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if line.strip()
+        ]
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the metrics of a training run from {path}: {one_line(error)}") from error
+        raise DataError(
+            f"cannot read the metrics of a training run from {path}: {one_line(error)}"
+        ) from error
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
@@ -122,7 +128,9 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
                 own = fields_of(Evaluation, labels)
                 found.append(read_evaluation(listed.parent / own.pop("folder"), **own))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{listed} does not list evaluations as `atommem report` writes them: {error!r}") from error
+            raise DataError(
+                f"{listed} does not list evaluations as `atommem report` writes them: {error!r}"
+            ) from error
     return found
 
 
@@ -136,23 +144,44 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     folders = "Output folder of `atommem eval`, with the name of its row; or a folder with an earlier results.json."
     add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
-    add("--out", type=Path, required=True, help="Folder for report.html, tables, plots and results.json.")
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        help="Folder for report.html, tables, plots and results.json.",
+    )
     add("--title", default="Evaluation", help="Of tables and page (default: %(default)s).")
     add("--reference", help="Row that every other one is tested against.")
     add("--paper", help="Published table whose numbers are shown beside: table1, table2, ...")
-    add("--deltas", action="store_true", help="Show beside scores how far they are from --reference.")
+    add(
+        "--deltas",
+        action="store_true",
+        help="Show beside scores how far they are from --reference.",
+    )
     add("--training", help="metrics.jsonl of a training run, or its folder.")
     most = "Most episodes to embed in the page (default: %(default)s)."
     add("--max_episodes", type=int, default=300, help=most)
-    add("--plots", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="Formats of plots/.")
+    add(
+        "--plots",
+        nargs="+",
+        choices=("png", "svg", "pdf"),
+        default=["png", "svg"],
+        help="Formats of plots/.",
+    )
     seconds = "Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte."
     add("--efficiency", action="store_true", help=seconds)
     exports = "Also write logs for inspect_ai (inspect/), or answers in the benchmarks' own formats (predictions/)."
     add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
-    add("--gold", type=Path, help="The benchmark's file, whose order MuSiQue's predictions must have.")
+    add(
+        "--gold",
+        type=Path,
+        help="The benchmark's file, whose order MuSiQue's predictions must have.",
+    )
     given = vars(parser.parse_args(list(argv)))
     check_writable("out", given["out"], folder=True)
-    evaluations, out, export, gold = (given.pop(name) for name in ("evaluations", "out", "export", "gold"))
+    evaluations, out, export, gold = (
+        given.pop(name) for name in ("evaluations", "out", "export", "gold")
+    )
     if given["max_episodes"] < 0:
         raise ConfigError(f"max_episodes is {given['max_episodes']}: give 0 or more.")
     if given["deltas"] and given["reference"] is None:

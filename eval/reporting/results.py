@@ -55,7 +55,9 @@ class Cell:
     @property
     def bound(self) -> bool:
         """Whether its method is one of `BOUNDS`, by whatever name its row goes."""
-        names = (item.manifest.get("method", {}).get("name", item.method) for item in self.evaluations)
+        names = (
+            item.manifest.get("method", {}).get("name", item.method) for item in self.evaluations
+        )
         return any(name in BOUNDS for name in names)
 
     @property
@@ -72,7 +74,9 @@ def make_cells(evaluations: Sequence[Evaluation]) -> list[Cell]:
         ConfigError: Two evaluations have row, column and seed in common, or there is none.
     """
     if not evaluations:
-        raise ConfigError("there is no evaluation to report: give at least one folder of `atommem eval`.")
+        raise ConfigError(
+            "there is no evaluation to report: give at least one folder of `atommem eval`."
+        )
     cells: dict[tuple[str, Column], Cell] = {}
     seen: dict[tuple[str, Column, int], Path] = {}
     for item in evaluations:
@@ -83,7 +87,9 @@ def make_cells(evaluations: Sequence[Evaluation]) -> list[Cell]:
                 f"{item.seed}: give one of them another name, NAME=FOLDER."
             )
         seen[key] = item.folder
-        cells.setdefault((item.row, item.column), Cell(item.row, item.column)).evaluations.append(item)
+        cells.setdefault((item.row, item.column), Cell(item.row, item.column)).evaluations.append(
+            item
+        )
     for cell in cells.values():
         cell.evaluations.sort(key=lambda item: item.seed)
     return list(cells.values())
@@ -166,10 +172,18 @@ def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
         "episode_metrics": episode_metrics(records),
         "breakdowns": breakdowns(records),
     }
-    seeds = [summarize(item.records) for item in cell.evaluations] if len(cell.evaluations) > 1 else [summary]
+    seeds = (
+        [summarize(item.records) for item in cell.evaluations]
+        if len(cell.evaluations) > 1
+        else [summary]
+    )
     for metric in metrics_of([result]):
-        scores = [score for score in (item["metrics"].get(metric) for item in seeds) if score is not None]
-        result["metrics"][metric] |= {"between_seeds": asdict(seed_spread([item["mean"] for item in scores]))}
+        scores = [
+            score for score in (item["metrics"].get(metric) for item in seeds) if score is not None
+        ]
+        result["metrics"][metric] |= {
+            "between_seeds": asdict(seed_spread([item["mean"] for item in scores]))
+        }
     if cell.inspection is not None:
         result["lost"] = cell.inspection.lost() if cell.keeps_memory else None
         result |= cell.inspection.to_json()
@@ -218,11 +232,22 @@ def _comparisons(
             members = {
                 cell.row: (cell.records, float(score["mean"]))
                 for cell, result in zip(cells, results, strict=True)
-                if cell.column == column and competes(result) and (score := result["metrics"].get(metric)) is not None
+                if cell.column == column
+                and competes(result)
+                and (score := result["metrics"].get(metric)) is not None
             }
-            for second, first in _pairs({row: mean for row, (_, mean) in members.items()}, reference):
-                names = {"dataset": column[0], "documents": column[1], "first": first, "second": second}
-                family.append(names | compare(members[first][0], members[second][0], metric).to_json())
+            for second, first in _pairs(
+                {row: mean for row, (_, mean) in members.items()}, reference
+            ):
+                names = {
+                    "dataset": column[0],
+                    "documents": column[1],
+                    "first": first,
+                    "second": second,
+                }
+                family.append(
+                    names | compare(members[first][0], members[second][0], metric).to_json()
+                )
         for item, p_value in zip(family, holm([item["p_value"] for item in family]), strict=True):
             item |= {"p_holm": p_value, "significant": p_value <= ALPHA}
         found += family
@@ -234,7 +259,11 @@ def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str,
     ranked = sorted(means, key=lambda row: -means[row])
     pairs = [(ranked[0], ranked[1])] if len(ranked) > 1 else []
     if reference is not None and reference in means:
-        pairs += [(row, reference) for row in means if row != reference and {row, reference} != {*ranked[:2]}]
+        pairs += [
+            (row, reference)
+            for row in means
+            if row != reference and {row, reference} != {*ranked[:2]}
+        ]
     return pairs
 
 

@@ -69,12 +69,19 @@ def metrics_of(cells: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, dict[str, Any]]:
     """Numbers of whole episodes in [0, 1] that are no scores of questions (``truncated``), each as an estimate."""
-    of_questions = {name for record in records for question in record.questions for name in question.metrics}
-    names = sorted({name for record in records for name in record.metrics} - (of_questions or {*metric_names(records)}))
+    of_questions = {
+        name for record in records for question in record.questions for name in question.metrics
+    }
+    names = sorted(
+        {name for record in records for name in record.metrics}
+        - (of_questions or {*metric_names(records)})
+    )
     found = {}
     for name in names:
         having = [record for record in records if name in record.metrics]
         if all(0 <= record.metrics[name] <= 1 for record in having):
             groups = [record.group or record.task_id for record in having]
-            found[name] = asdict(clustered_estimate([record.metrics[name] for record in having], groups))
+            found[name] = asdict(
+                clustered_estimate([record.metrics[name] for record in having], groups)
+            )
     return found

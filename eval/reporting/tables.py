@@ -13,7 +13,17 @@ from atommem.eval.reporting.inspection import FATES
 from atommem.eval.reporting.results import Column, best_rows, column_name, column_of
 from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of
 
-SECTIONS = ("scores", "published", "facts", "breakdowns", "lost", "costs", "rates", "provenance", "comparisons")
+SECTIONS = (
+    "scores",
+    "published",
+    "facts",
+    "breakdowns",
+    "lost",
+    "costs",
+    "rates",
+    "provenance",
+    "comparisons",
+)
 COSTS = (
     ("seconds", "seconds", 1),
     ("prompt tokens", "tokens/prompt", 0),
@@ -60,7 +70,9 @@ BREAKDOWNS_NOTE = (
     "Percent [95% interval]; n: questions scored. Evidence: in which fifths of the text a question's first and last "
     "gold document lie. Not tested, hence nothing is bold."
 )
-PROVENANCE_NOTE = "From each run.json; several values are those of several seeds. n: questions scored."
+PROVENANCE_NOTE = (
+    "From each run.json; several values are those of several seeds. n: questions scored."
+)
 INCOMPLETE_NOTE = (
     "{count} of {all} evaluations are not finished: their numbers cover the episodes that ended so far, which are the "
     "shorter ones rather than a fair draw."
@@ -99,11 +111,24 @@ class Table:
         lines: By row, a value under each of the headings.
     """
 
-    def __init__(self, section: str, key: str, title: str, note: str, rows: Rows, column: str = "") -> None:
-        self.section, self.key, self.title, self.note, self.column = section, key, title, note, column
+    def __init__(
+        self, section: str, key: str, title: str, note: str, rows: Rows, column: str = ""
+    ) -> None:
+        self.section, self.key, self.title, self.note, self.column = (
+            section,
+            key,
+            title,
+            note,
+            column,
+        )
         found = dict.fromkeys(heading for values in rows.values() for heading in values)
-        self.headings = [("", heading) if isinstance(heading, str) else heading for heading in found]
-        self.lines = [(row, [values.get(heading, Value()) for heading in found]) for row, values in rows.items()]
+        self.headings = [
+            ("", heading) if isinstance(heading, str) else heading for heading in found
+        ]
+        self.lines = [
+            (row, [values.get(heading, Value()) for heading in found])
+            for row, values in rows.items()
+        ]
 
 
 def make_tables(results: Item) -> list[Table]:
@@ -111,9 +136,17 @@ def make_tables(results: Item) -> list[Table]:
     tables = [*_score_tables(results), *_published_table(results), *_comparison_tables(results)]
     for column in columns_of(results):
         cells, name = cells_of(results, column), column_name(column)
-        tables += [*_breakdown_tables(cells, name), _lost_table(cells, name), *_means_tables(cells, name)]
+        tables += [
+            *_breakdown_tables(cells, name),
+            _lost_table(cells, name),
+            *_means_tables(cells, name),
+        ]
     tables.sort(key=lambda table: SECTIONS.index(table.section))
-    return [table for table in tables if {name for _, name in table.headings} - {"n", "episodes", "seeds"}]
+    return [
+        table
+        for table in tables
+        if {name for _, name in table.headings} - {"n", "episodes", "seeds"}
+    ]
 
 
 def columns_of(results: Item) -> list[Column]:
@@ -134,7 +167,9 @@ def cells_of(results: Item, column: Column) -> list[Item]:
 def incomplete_note(results: Item) -> str:
     """What to say of evaluations that are not finished; empty where all are."""
     parts = results["evaluations"]
-    count = sum(item["planned"] is not None and item["episodes"] < item["planned"] for item in parts)
+    count = sum(
+        item["planned"] is not None and item["episodes"] < item["planned"] for item in parts
+    )
     return INCOMPLETE_NOTE.format(count=count, all=len(parts)) if count else ""
 
 
@@ -156,8 +191,18 @@ def _score_tables(results: Item) -> Iterator[Table]:
         if len(columns) == 1:
             rows: Rows = {}
             for cell in cells:
-                n = max((cell["metrics"][metric]["n"] for metric in metrics if cell["metrics"].get(metric)), default=0)
-                scores = {label(metric): score_of(results, cell, metric, warned=False) for metric in metrics}
+                n = max(
+                    (
+                        cell["metrics"][metric]["n"]
+                        for metric in metrics
+                        if cell["metrics"].get(metric)
+                    ),
+                    default=0,
+                )
+                scores = {
+                    label(metric): score_of(results, cell, metric, warned=False)
+                    for metric in metrics
+                }
                 rows[cell["row"]] = {**scores, "n": _number(n), "episodes": _episodes(cell)}
             yield Table(section, "", f"{title}: {column_name(columns[0])}", note, rows)
         for metric in metrics if len(columns) > 1 else ():
@@ -172,7 +217,9 @@ def _score_rows(results: Item, metric: str) -> Rows:
         cells = cells_of(results, (dataset, documents))
         counted = _range(cell["metrics"].get(metric) for cell in cells)
         heading = (
-            (dataset, f"{documents:,} documents ({counted})") if documents is not None else f"{dataset} ({counted})"
+            (dataset, f"{documents:,} documents ({counted})")
+            if documents is not None
+            else f"{dataset} ({counted})"
         )
         for cell in cells:
             rows[cell["row"]][heading] = score_of(results, cell, metric)
@@ -181,7 +228,9 @@ def _score_rows(results: Item, metric: str) -> Rows:
         scores = [score for cell in own if (score := cell["metrics"].get(metric))]
         if len(scores) == len(columns):
             # Every column counts the same; the interval is the mean of theirs, as if they varied together.
-            line["average"] = _estimate({key: fmean(score[key] for score in scores) for key in ("mean", "low", "high")})
+            line["average"] = _estimate(
+                {key: fmean(score[key] for score in scores) for key in ("mean", "low", "high")}
+            )
     return rows
 
 
@@ -196,7 +245,9 @@ def _published_table(results: Item) -> Iterator[Table]:
                 ends = f"[{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
                 rows[row["name"]] |= {
                     (column, "paper"): _number(value["paper"], 1),
-                    (column, "ours"): Value(f"{value['ours']:,.1f}", note=f"n {value['n']:,}" if "n" in value else ""),
+                    (column, "ours"): Value(
+                        f"{value['ours']:,.1f}", note=f"n {value['n']:,}" if "n" in value else ""
+                    ),
                     (column, "difference"): Value(f"{value['difference']:+,.1f}", ends),
                 }
     note = PUBLISHED_NOTE.format(source=found["source"])
@@ -207,7 +258,9 @@ def _breakdown_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
     """A score by a property of the question."""
     apart = [(cell, item) for cell in cells if not cell["overflow"] for item in cell["breakdowns"]]
     for way, metric in dict.fromkeys((item["by"], item["metric"]) for _, item in apart):
-        own = [(cell, item) for cell, item in apart if (item["by"], item["metric"]) == (way, metric)]
+        own = [
+            (cell, item) for cell, item in apart if (item["by"], item["metric"]) == (way, metric)
+        ]
         # Every score of answers by category, which benchmarks report so; only the main one by all else.
         if metric not in METRICS or (way != "category" and metric != own[0][0]["metric"]):
             continue
@@ -227,12 +280,18 @@ def _lost_table(cells: Sequence[Item], name: str) -> Table:
     kept = [cell for cell in cells if cell.get("lost") and cell["lost"]["counted"]]
     for cell in kept:
         lost = cell["lost"]
-        shares = {said: _number(100 * lost[fate] / lost["counted"], 1) for fate, said in FATES.items()}
+        shares = {
+            said: _number(100 * lost[fate] / lost["counted"], 1) for fate, said in FATES.items()
+        }
         rows[cell["row"]] = {"n": _number(lost["counted"]), **shares}
     notes = ["Percent of the questions counted (n), at the first place where the answer was lost."]
     notes += [_BY[cell["lost"]["by"]] for cell in kept[:1]]
-    if left_out := max((cell["lost"]["questions"] - cell["lost"]["counted"] for cell in kept), default=0):
-        notes.append(f"Up to {left_out:,} questions of a row have no such answer (yes, no) and are not counted.")
+    if left_out := max(
+        (cell["lost"]["questions"] - cell["lost"]["counted"] for cell in kept), default=0
+    ):
+        notes.append(
+            f"Up to {left_out:,} questions of a row have no such answer (yes, no) and are not counted."
+        )
     if without := [cell["row"] for cell in cells if cell.get("lost", 0) is None]:
         notes.append(f"Without a memory, and not in the table: {', '.join(without)}.")
     return Table("lost", name, f"Where answers are lost: {name}", " ".join(notes), rows, name)
@@ -241,18 +300,31 @@ def _lost_table(cells: Sequence[Item], name: str) -> Table:
 def _means_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
     """What a task costs, what is done in a step, and what the numbers were made with."""
     costs, rates, made = Rows(), Rows(), Rows()
-    actions = [(action, f"actions/{action}") for action in action_names(*(cell["means"] for cell in cells))]
+    actions = [
+        (action, f"actions/{action}") for action in action_names(*(cell["means"] for cell in cells))
+    ]
     # A column in which nobody did anything says nothing, and is left out with its zeros.
-    done = [(said, key) for said, key in (*actions, *RATES) if any(cell["means"].get(key) for cell in cells)]
+    done = [
+        (said, key)
+        for said, key in (*actions, *RATES)
+        if any(cell["means"].get(key) for cell in cells)
+    ]
     for cell in cells:
         means, row = cell["means"], cell["row"]
         # What an episode cost that a prompt ended which did not fit, is not what the task costs.
         cut = overflow_note(cell) if cell["overflow"] else ""
         episodes = {"episodes": Value(f"{cell['episodes']:,}", warning=cut)}
-        spent = {said: _number(means[key], digits) for said, key, digits in COSTS if means.get(key) is not None}
+        spent = {
+            said: _number(means[key], digits)
+            for said, key, digits in COSTS
+            if means.get(key) is not None
+        }
         if cell.get("retrieval_precision") is not None:
             spent["retrieval precision"] = _number(cell["retrieval_precision"], 3)
-        shares = {label(name): _estimate(score) for name, score in reversed(cell["episode_metrics"].items())}
+        shares = {
+            label(name): _estimate(score)
+            for name, score in reversed(cell["episode_metrics"].items())
+        }
         costs[row] = episodes | spent | shares
         rates[row] = episodes | {said: _number(means.get(key) or 0.0, 3) for said, key in done}
         score, seeds = main_score(cell), Value(", ".join(map(str, cell["seeds"])))
@@ -260,7 +332,14 @@ def _means_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
         said = {heading: Value(text) for heading, text in cell.get("provenance", {}).items()}
         made[row] = said | counted | {"seeds": seeds}
     note = " ".join(
-        ["Means per task.", *(text for heading, text in _COST_NOTES.items() if heading in {*chain(*costs.values())})]
+        [
+            "Means per task.",
+            *(
+                text
+                for heading, text in _COST_NOTES.items()
+                if heading in {*chain(*costs.values())}
+            ),
+        ]
     )
     yield Table("costs", name, f"Costs: {name}", note, costs, name)
     yield Table("rates", name, f"Actions per step: {name}", "", rates, name)
@@ -269,7 +348,13 @@ def _means_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
 
 def _comparison_tables(results: Item) -> Iterator[Table]:
     several = len(columns_of(results)) > 1
-    counts = {"n": "questions", "units": "units", "better": "wins", "worse": "losses", "equal": "ties"}
+    counts = {
+        "n": "questions",
+        "units": "units",
+        "better": "wins",
+        "worse": "losses",
+        "equal": "ties",
+    }
     for metric in METRICS:
         items = [item for item in results["comparisons"] if item["metric"] == metric]
         rows: Rows = {}
@@ -277,7 +362,9 @@ def _comparison_tables(results: Item) -> Iterator[Table]:
             low, mean, high = (100 * (item[key] or 0) for key in ("low", "difference", "high"))
             place = f" on {column_name(column_of(item))}" if several else ""
             rows[f"{item['second']} - {item['first']}{place}"] = {
-                "points": Value(f"{mean:+.1f}", f"[{low:+.1f}, {high:+.1f}]") if item["units"] else Value(),
+                "points": Value(f"{mean:+.1f}", f"[{low:+.1f}, {high:+.1f}]")
+                if item["units"]
+                else Value(),
                 **{heading: _number(item[key]) for heading, key in counts.items()},
                 "p": Value(f"{item['p_value']:.2g}"),
                 "p (Holm)": Value(f"{item['p_holm']:.2g}", bold=item["significant"]),
@@ -291,11 +378,17 @@ def score_of(results: Item, cell: Item, metric: str, *, warned: bool = True) -> 
     score, warning = cell["metrics"].get(metric), _episodes(cell).warning if warned else ""
     if cell["overflow"]:
         fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
-        return Value("overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning))))
+        return Value(
+            "overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning)))
+        )
     if score is None:
         return Value("-" if cell["metrics"] else "no score", warning=warning)
     spread = score["between_seeds"]
-    seeds = f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds" if spread["sd"] is not None else ""
+    seeds = (
+        f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds"
+        if spread["sd"] is not None
+        else ""
+    )
     note = ", ".join(filter(None, (_delta(results, cell, metric), seeds)))
     bold = best_rows(results, metric).get(column_of(cell)) == cell["row"]
     return replace(_estimate(score), note=note, warning=warning, bold=bold)
@@ -305,7 +398,11 @@ def _delta(results: Item, cell: Item, metric: str) -> str:
     """How far a cell's score is from the reference's, on the questions that both have."""
     for item in results["comparisons"] if results.get("deltas") else ():
         pair = (item["first"], item["second"])
-        same = item["metric"] == metric and column_of(item) == column_of(cell) and item["difference"] is not None
+        same = (
+            item["metric"] == metric
+            and column_of(item) == column_of(cell)
+            and item["difference"] is not None
+        )
         if same and set(pair) == {cell["row"], results["reference"]}:
             return f"({100 * item['difference'] * (1 if pair[1] == cell['row'] else -1):+.1f})"
     return ""

@@ -40,12 +40,21 @@ def asset(name: str) -> str:
 
 def markdown_tables(results: Mapping[str, Any]) -> str:
     """All tables of a report as Markdown (``tables.md``)."""
-    return render("tables.md", results=results, tables=make_tables(results), incomplete=incomplete_note(results))
+    return render(
+        "tables.md",
+        results=results,
+        tables=make_tables(results),
+        incomplete=incomplete_note(results),
+    )
 
 
 def latex_tables(results: Mapping[str, Any]) -> str:
     """All tables but provenance and comparisons (``tables.tex``), to be taken into a document with ``\\input``."""
-    tables = [table for table in make_tables(results) if table.section not in ("comparisons", "provenance")]
+    tables = [
+        table
+        for table in make_tables(results)
+        if table.section not in ("comparisons", "provenance")
+    ]
     return render("tables.tex", results=results, tables=tables, incomplete=incomplete_note(results))
 
 
@@ -66,7 +75,9 @@ def _environment() -> Environment:
         "slug": lambda text: re.sub(r"[^a-z0-9]+", "-", str(text).lower()).strip("-"),
         "groups": _groups,
         # Inside of a script element nothing may begin a tag that ends it, nor a comment.
-        "embedded": lambda data: Markup(re.sub("<(?=[/!sS])", r"\\u003c", json.dumps(data, ensure_ascii=False))),
+        "embedded": lambda data: Markup(
+            re.sub("<(?=[/!sS])", r"\\u003c", json.dumps(data, ensure_ascii=False))
+        ),
     }
     return environment
 

@@ -42,18 +42,25 @@ def asking(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]:
     Raises:
         AtomMemError: It cannot be opened, or (when asked) reached.
     """
-    policy: Any = open_policy(PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer))
+    policy: Any = open_policy(
+        PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
+    )
 
     async def reply(text: str, max_tokens: int) -> str:
         messages = [{"role": "user", "content": text}]
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         if hasattr(policy, "complete_chat"):
             return str((await policy.complete_chat(messages, sampling)).text)
-        prompt_ids = policy.tokenizer.encode(render_chat(policy.tokenizer, messages, {}), add_special_tokens=False)
+        prompt_ids = policy.tokenizer.encode(
+            render_chat(policy.tokenizer, messages, {}), add_special_tokens=False
+        )
         return str((await policy.complete(prompt_ids, sampling)).text)
 
     def ask(text: str, max_tokens: int) -> str:
-        name = "reply " + hashlib.sha256(f"{max_tokens} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+        name = (
+            "reply "
+            + hashlib.sha256(f"{max_tokens} {text}".encode("utf-8", "surrogatepass")).hexdigest()
+        )
         return str(journal.once(name, lambda: runner.run(reply(text, max_tokens))))
 
     with asyncio.Runner() as runner:

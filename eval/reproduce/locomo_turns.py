@@ -45,9 +45,17 @@ def _conversation(row: Row) -> Conversation:
     if not isinstance(spoken, dict):
         raise row.error("conversation", "must be an object with session_1, session_2, ...")
     named = {turn for item in asked for turn in item.get("evidence", ())}
-    numbers = sorted(int(match[1]) for name in spoken if (match := re.fullmatch(r"session_(\d+)", name)))
-    turns = [turn for number in numbers for turn in row.check_list(f"session_{number}", spoken[f"session_{number}"])]
+    numbers = sorted(
+        int(match[1]) for name in spoken if (match := re.fullmatch(r"session_(\d+)", name))
+    )
+    turns = [
+        turn
+        for number in numbers
+        for turn in row.check_list(f"session_{number}", spoken[f"session_{number}"])
+    ]
     if not turns:
         raise row.error("conversation", "has no turn")
     texts = tuple(str(turn.get("text") or "") for turn in turns)
-    return Conversation(row.text("sample_id"), texts, tuple(turn.get("dia_id") in named for turn in turns))
+    return Conversation(
+        row.text("sample_id"), texts, tuple(turn.get("dia_id") in named for turn in turns)
+    )

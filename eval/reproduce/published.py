@@ -18,7 +18,9 @@ FILE = "paper_tables"
 @cache
 def published() -> Mapping[str, Any]:
     """The contents of the file."""
-    found: Mapping[str, Any] = yaml.safe_load(find_file("suite", FILE, "eval").read_text(encoding="utf-8"))
+    found: Mapping[str, Any] = yaml.safe_load(
+        find_file("suite", FILE, "eval").read_text(encoding="utf-8")
+    )
     return found
 
 
@@ -50,29 +52,46 @@ def beside(table: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, An
     columns: Sequence[str] = costs or table["columns"]
     rows = []
     for row in table["rows"]:
-        own = [cell for (name, _), cell in cells.items() if name == row["row"] and not cell["overflow"]]
+        own = [
+            cell for (name, _), cell in cells.items() if name == row["row"] and not cell["overflow"]
+        ]
         values: list[dict[str, float] | None] = []
         for column, paper in zip(columns, row["values"], strict=True):
             if costs:
-                means = [cell["means"][column] for cell in own if cell["means"].get(column) is not None]
+                means = [
+                    cell["means"][column] for cell in own if cell["means"].get(column) is not None
+                ]
                 values.append(_pair(paper, fmean(means)) if means else None)
             else:
                 values.append(_score(paper, cells.get((row["row"], column)), table.get("metric")))
         if table.get("average"):
             known = [value for value in values if value is not None]
-            averages = {key: fmean(value[key] for value in known) for key in known[0] if key != "n"} if known else None
+            averages = (
+                {key: fmean(value[key] for value in known) for key in known[0] if key != "n"}
+                if known
+                else None
+            )
             values.append(averages)
         if any(values):
             rows.append({"name": row["name"], "row": row["row"], "values": values})
     headings = [*columns, *(["average of these"] if table.get("average") else [])]
-    return {"title": table["title"], "source": published()["source"], "columns": headings, "rows": rows}
+    return {
+        "title": table["title"],
+        "source": published()["source"],
+        "columns": headings,
+        "rows": rows,
+    }
 
 
 def _key(cell: Mapping[str, Any]) -> str:
-    return cell["dataset"] if cell["documents"] is None else f"{cell['dataset']}-{cell['documents']}"
+    return (
+        cell["dataset"] if cell["documents"] is None else f"{cell['dataset']}-{cell['documents']}"
+    )
 
 
-def _score(paper: float, cell: Mapping[str, Any] | None, metric: str | None) -> dict[str, float] | None:
+def _score(
+    paper: float, cell: Mapping[str, Any] | None, metric: str | None
+) -> dict[str, float] | None:
     if cell is None or cell["overflow"] or (metric or cell["metric"]) not in cell["metrics"]:
         return None
     score = cell["metrics"][metric or cell["metric"]]

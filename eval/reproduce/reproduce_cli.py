@@ -77,9 +77,15 @@ def _parser(argv: list[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, summary in EXPERIMENTS.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        command.add_argument("--check", action="store_true", help="Exit with 1 unless every statement holds.")
-        command.add_argument("--json", action="store_true", help="Print everything as one JSON object, on one line.")
-        command.add_argument("--out", type=Path, metavar="FOLDER", help="Write NAME.json and NAME.md there, too.")
+        command.add_argument(
+            "--check", action="store_true", help="Exit with 1 unless every statement holds."
+        )
+        command.add_argument(
+            "--json", action="store_true", help="Print everything as one JSON object, on one line."
+        )
+        command.add_argument(
+            "--out", type=Path, metavar="FOLDER", help="Write NAME.json and NAME.md there, too."
+        )
         command.add_argument(
             "--cache",
             type=Path,

@@ -97,9 +97,20 @@ class Sheet:
 
     def verdict(self) -> dict[str, Any]:
         """The one line of ``--check``: does it hold, and which statements do not."""
-        failed = {check.name: f"{check.found}, wanted {check.wanted}" for check in self.checks if not check.holds}
-        holds = self.holds if self.checks else None  # with a policy of one's own there is nothing to hold it to
-        return {"reproduce": self.name, "holds": holds, "checks": len(self.checks), "failed": failed}
+        failed = {
+            check.name: f"{check.found}, wanted {check.wanted}"
+            for check in self.checks
+            if not check.holds
+        }
+        holds = (
+            self.holds if self.checks else None
+        )  # with a policy of one's own there is nothing to hold it to
+        return {
+            "reproduce": self.name,
+            "holds": holds,
+            "checks": len(self.checks),
+            "failed": failed,
+        }
 
     def print(self, console: Console) -> None:
         """Tables, checks and notes for the terminal."""
@@ -112,7 +123,9 @@ class Sheet:
             console.print(table, markup=False)
         for check in self.checks:
             word = "holds" if check.holds else "DOES NOT HOLD"
-            console.print(f"{word}: {check.name}: {check.found} (wanted: {check.wanted})", markup=False)
+            console.print(
+                f"{word}: {check.name}: {check.found} (wanted: {check.wanted})", markup=False
+            )
         for note in self.notes:
             console.print(f"- {note}", markup=False)
 

@@ -23,7 +23,9 @@ HUB_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 def published_tables(name: str) -> Mapping[str, Any]:
     """What ``configs/reproduce/NAME.yaml`` keeps of a publication."""
-    found: Mapping[str, Any] = yaml.safe_load(find_file("name", name, "reproduce").read_text(encoding="utf-8"))
+    found: Mapping[str, Any] = yaml.safe_load(
+        find_file("name", name, "reproduce").read_text(encoding="utf-8")
+    )
     return found
 
 
@@ -49,7 +51,9 @@ def user_file(folder: Path | None, places: Sequence[str], where: str) -> Path:
 
 def add_data_flag(parser: argparse.ArgumentParser, files: str) -> None:
     """``--data``."""
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help=f"Folder of yours with {files}.")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help=f"Folder of yours with {files}."
+    )
 
 
 def add_embedder_flag(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +73,9 @@ def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
     """
     made = Path(os.environ.get("ATOMMEM_MODELS", ".cache")) / "minilm"
     model = model or (str(made) if made.is_dir() else HUB_MODEL)
-    digest = hashlib.sha256("\0".join([Path(model).name, *texts]).encode("utf-8", "replace")).hexdigest()[:16]
+    digest = hashlib.sha256(
+        "\0".join([Path(model).name, *texts]).encode("utf-8", "replace")
+    ).hexdigest()[:16]
     path = cache / f"vectors-{digest}.npy"
     if path.is_file():
         kept: Vectors = np.load(path)

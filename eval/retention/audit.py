@@ -71,7 +71,10 @@ async def audit(
         OutageError: The embedder or the judge is out of reach.
     """
     texts = [entry.text for entry in store.entries]
-    parts = [await embedder.embed(texts[at : at + _AT_ONCE], "entry") for at in range(0, len(texts), _AT_ONCE)]
+    parts = [
+        await embedder.embed(texts[at : at + _AT_ONCE], "entry")
+        for at in range(0, len(texts), _AT_ONCE)
+    ]
     rows = np.concatenate(parts) if parts else np.zeros((0, embedder.dim), np.float32)
     ids = [entry.id for entry in store.entries]
     groups, close = _compared(rows, same, most_pairs if judge else 0)
@@ -82,7 +85,9 @@ async def audit(
     )
     if judge is not None:
         said = await asyncio.gather(*(judge(texts[a], texts[b]) for a, b in close))
-        found.contradictions = [(ids[a], ids[b]) for (a, b), yes in zip(close, said, strict=True) if yes]
+        found.contradictions = [
+            (ids[a], ids[b]) for (a, b), yes in zip(close, said, strict=True) if yes
+        ]
         found.asked = (len(close), sum(answer is None for answer in said))
     for rule in rules if budget is not None else ():
         found.dropped[rule] = dropped(store.entries, rows, rule, budget or 0)
@@ -107,7 +112,9 @@ def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> 
 
     def candidate(entry: Entry, vector: Vectors) -> Candidate:
         source = entry.source or Source(entry.created)
-        return Candidate(entry.text, vector, source, entry.score, outcome=entry.outcome, details=entry.details)
+        return Candidate(
+            entry.text, vector, source, entry.score, outcome=entry.outcome, details=entry.details
+        )
 
     for entry, vector in zip(entries, rows, strict=True):
         rated = float(rate(candidate(entry, vector), seen())) if rate else entry.score
@@ -120,7 +127,9 @@ def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> 
         eviction = retention.evict(candidate(held[newest], index.vector(newest)), seen())
         chosen = newest if eviction.entry_id is None else eviction.entry_id
         if chosen not in held:
-            raise ConfigError(f"retention:{rule} gives up entry {chosen}, which is not there: mend the rule.")
+            raise ConfigError(
+                f"retention:{rule} gives up entry {chosen}, which is not there: mend the rule."
+            )
         gone.append(chosen)
         del held[chosen]
         index.remove(chosen)
@@ -128,7 +137,9 @@ def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> 
     return gone
 
 
-def _compared(rows: Vectors, same: float, most: int) -> tuple[list[list[int]], list[tuple[int, int]]]:
+def _compared(
+    rows: Vectors, same: float, most: int
+) -> tuple[list[list[int]], list[tuple[int, int]]]:
     """Groups of places that hang together by cosines over `same`, oldest first, and the `most` closest other pairs.
 
     A block at a time: a store that is full of one text has as many pairs as there is no room for.

@@ -57,12 +57,20 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="A session's file, a trace, an experience bank, the folder of mem0's local store, or JSON Lines.",
     )
-    parser.add_argument("--budget", type=int, help="Entries that may stay: reports what each rule would drop.")
-    parser.add_argument("--rules", nargs="+", default=RULES, help="By name, with options: linear(weights=FILE).")
-    parser.add_argument("--same", type=float, default=0.95, help="Cosine from which two entries are doubles.")
+    parser.add_argument(
+        "--budget", type=int, help="Entries that may stay: reports what each rule would drop."
+    )
+    parser.add_argument(
+        "--rules", nargs="+", default=RULES, help="By name, with options: linear(weights=FILE)."
+    )
+    parser.add_argument(
+        "--same", type=float, default=0.95, help="Cosine from which two entries are doubles."
+    )
     parser.add_argument("--judge_url", help="Of a chat server that is asked about contradictions.")
     parser.add_argument("--judge_model", help="Its name there.")
-    parser.add_argument("--pairs", type=int, default=200, help="Most pairs that the judge is asked about.")
+    parser.add_argument(
+        "--pairs", type=int, default=200, help="Most pairs that the judge is asked about."
+    )
     add_embedder_flags(parser)
     parser.add_argument("--out", type=Path, help="All of it as JSON, with every id.")
     return parser
@@ -96,7 +104,10 @@ def _make_judge(url: str, model: str) -> Contradicts:
     chat = ChatClient(ServerClient(url, service="judge", timeout=600.0, retries=5, max_in_flight=8))
 
     async def judge(one: str, other: str) -> bool | None:
-        quoted = {name: "\n> ".join(guard_text(text).splitlines()) for name, text in (("one", one), ("other", other))}
+        quoted = {
+            name: "\n> ".join(guard_text(text).splitlines())
+            for name, text in (("one", one), ("other", other))
+        }
         messages = [{"role": "user", "content": _PROMPT.format(**quoted)}]
         reply = await chat.ask(model, messages, max_tokens=100, temperature=0.0)
         first = next(iter(reply.text.strip().splitlines()), "").strip(" .*#:").casefold()
@@ -128,11 +139,14 @@ def _described(store: Store, found: Audit, args: argparse.Namespace) -> list[str
         lines.append(
             f"contradictions: {len(found.contradictions)} of {asked} pairs asked about ({unread} without verdict)"
         )
-        lines += [f"  {short(older)}  |  {short(newer)}" for older, newer in found.contradictions[:_SHOWN]]
+        lines += [
+            f"  {short(older)}  |  {short(newer)}" for older, newer in found.contradictions[:_SHOWN]
+        ]
     if args.budget is not None:
         lines.append(f"at a budget of {args.budget:,} entries:")
         lines += [
-            f"  {rule} drops {len(ids):,}, first {', '.join(map(str, ids[:8]))}" for rule, ids in found.dropped.items()
+            f"  {rule} drops {len(ids):,}, first {', '.join(map(str, ids[:8]))}"
+            for rule, ids in found.dropped.items()
         ]
         by_all = sorted(set[int].intersection(*map(set, found.dropped.values())))
         lines.append(f"  every rule drops {len(by_all):,}")

@@ -34,10 +34,14 @@ class Column:
     """
 
     def __init__(self, arms: Mapping[str, Records], chosen: int) -> None:
-        self.arms = {row: [each for each in of if _number(each) >= chosen] for row, of in arms.items()}
+        self.arms = {
+            row: [each for each in of if _number(each) >= chosen] for row, of in arms.items()
+        }
         first = {row: [each for each in of if _number(each) < chosen] for row, of in arms.items()}
         if not all(self.arms.values()) or not all(first.values()):
-            raise ConfigError(f"there must be more than {chosen} tasks: the first {chosen} choose the rule.")
+            raise ConfigError(
+                f"there must be more than {chosen} tasks: the first {chosen} choose the rule."
+            )
         self.own = _best(first, OWN)
         self.rule = _best(first, WRITES)
 
@@ -59,14 +63,20 @@ class Column:
             "difference": 0.0 if found is None else found.difference,
             "interval": None if found is None else (found.low, found.high),
             "p_holm": corrected[self.rule],
-            "not_beaten": [row for row in rules if self.em(row) + LEAST > self.em(self.own) or corrected[row] >= 0.01],
+            "not_beaten": [
+                row
+                for row in rules
+                if self.em(row) + LEAST > self.em(self.own) or corrected[row] >= 0.01
+            ],
         }
 
     def gap_closed(self) -> dict[str, Any]:
         """Claim 2: (own - best rule) / (oracle - best rule), with a bootstrap interval over tasks."""
         rows = (self.own, self.rule, ORACLE)
         by_task = [_by_task(self.arms[row]) for row in rows]
-        tasks = [task for task in by_task[0] if all(task in of for of in by_task)]  # that failed nowhere
+        tasks = [
+            task for task in by_task[0] if all(task in of for of in by_task)
+        ]  # that failed nowhere
         scores = np.array([[fmean(of[task]) for task in tasks] for of in by_task])
         drawn = np.random.default_rng(0).integers(len(tasks), size=(_DRAWS, len(tasks)))
         own, rule, oracle = scores[:, drawn].mean(axis=2)
@@ -111,7 +121,9 @@ def mean_em(records: Records) -> float:
 
 def near_specialist(general: Records, special: Records, chosen: int) -> dict[str, Any]:
     """Claim 3: one policy for all capacities against the one trained at this capacity, on the same tasks."""
-    general, special = ([each for each in of if _number(each) >= chosen] for of in (general, special))
+    general, special = (
+        [each for each in of if _number(each) >= chosen] for of in (general, special)
+    )
     found = compare(special, general).difference
     assert found is not None
     return {
@@ -130,7 +142,9 @@ def _number(record: EpisodeRecord) -> int:
 def _best(first: Mapping[str, Records], kind: str) -> str:
     rows = [row for row in first if row.startswith(kind) and row != ORACLE]
     if not rows:
-        raise ConfigError(f"there is no row {kind}...: run the suite `retention` with all of its rows.")
+        raise ConfigError(
+            f"there is no row {kind}...: run the suite `retention` with all of its rows."
+        )
     return max(rows, key=lambda row: mean_em(first[row]))
 
 

@@ -73,7 +73,11 @@ class Comparison:
         save(fit(asyncio.run(embedded(labelled(others), embedder))), self.out / "linear.json")
 
     def run(
-        self, policy: Path, out: Path, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
+        self,
+        policy: Path,
+        out: Path,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
         """Run rows on columns (unset: all) with one policy."""
         suite = self.suite.select(columns, rows).with_policies({})
@@ -89,7 +93,9 @@ class Comparison:
     async def _scripted(self) -> None:
         """The faultless script as writer and reader: what it writes is the same under every keeper."""
         tokenizer = LocalPolicy.from_pretrained(self.policies[0]).tokenizer
-        for cell in self._cells(self.suite.with_policies({}), self.policies[0], self.out / SCRIPTED):
+        for cell in self._cells(
+            self.suite.with_policies({}), self.policies[0], self.out / SCRIPTED
+        ):
             config, memory, embedder, environment = cell.configs
             dialect = get_dialect(memory.dialect, memory.templates)
             expert = Expert(get_prose("compact"), dialect)
@@ -113,7 +119,14 @@ class Comparison:
         for row in self.suite.rows:
             name, _, entries = column.rpartition(" ")
             for seed, folder in enumerate(folders):
-                cell = self.out / folder / "cells" / row.key / slug(column) / f"seed_{self.suite.seeds[0]}"
+                cell = (
+                    self.out
+                    / folder
+                    / "cells"
+                    / row.key
+                    / slug(column)
+                    / f"seed_{self.suite.seeds[0]}"
+                )
                 if (cell / SUMMARY).is_file():
                     each = read_evaluation(
                         cell,
@@ -134,7 +147,9 @@ class Comparison:
         for column in self.suite.columns:
             for writer, folders in (("policy", seeds), (SCRIPTED, [SCRIPTED])):
                 arms = self.evaluations(column.name, folders)
-                if len(arms) < len(self.suite.rows) or any(len(of) < len(folders) for of in arms.values()):
+                if len(arms) < len(self.suite.rows) or any(
+                    len(of) < len(folders) for of in arms.values()
+                ):
                     continue
                 of = {row: records(items) for row, items in arms.items()}
                 found.setdefault(column.name, {})[writer] = self._tested(column.name, of)
@@ -146,20 +161,31 @@ class Comparison:
                 of_first = self.evaluations(column.name, seeds[:1])
                 (row,) = special
                 pair = records(of_first[row]), records(special[row])
-                found[column.name]["specialist"] = near_specialist(*pair, self.chosen) | {"row": row}
+                found[column.name]["specialist"] = near_specialist(*pair, self.chosen) | {
+                    "row": row
+                }
         for (world, writer), of in together.items():
             found.setdefault(world, {})[writer] = self._tested(world, of)
         return found
 
     def _tested(self, name: str, arms: dict[str, list[EpisodeRecord]]) -> dict[str, Any]:
         column = Column(arms, self.chosen)
-        part = column.spread() if name.startswith("spare") else column.against_rules() | column.gap_closed()
+        part = (
+            column.spread()
+            if name.startswith("spare")
+            else column.against_rules() | column.gap_closed()
+        )
         rows = {row.removeprefix("atommem, "): round(column.em(row), 4) for row in arms}
         by_seed = [
             round(mean_em([each for each in arms[column.own] if each.sample == seed]), 4)
             for seed in sorted({each.sample for each in arms[column.own]})
         ]
-        return part | {"rows": rows, "n": len(column.arms[column.own]), "own_by_seed": by_seed, "costs": column.costs()}
+        return part | {
+            "rows": rows,
+            "n": len(column.arms[column.own]),
+            "own_by_seed": by_seed,
+            "costs": column.costs(),
+        }
 
     def page(self, rows: Sequence[str], training: Path | None) -> Path:
         """The report's page: curves over capacity, where answers are lost, action rates over training."""
@@ -177,4 +203,8 @@ class Comparison:
 
 def records(items: Sequence[Evaluation]) -> list[EpisodeRecord]:
     """Of several training seeds, one after another, each a sample of its own; tasks of two columns keep apart."""
-    return [replace(record, sample=seed) for seed, item in enumerate(items) for record in item.paired_records()]
+    return [
+        replace(record, sample=seed)
+        for seed, item in enumerate(items)
+        for record in item.paired_records()
+    ]

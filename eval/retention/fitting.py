@@ -30,7 +30,11 @@ def features_of(given: Embedded) -> Numbers:
 
 
 def fit(
-    streams: Sequence[Embedded], *, embedding: bool = False, ridge: float = 1.0, standardise: bool = False
+    streams: Sequence[Embedded],
+    *,
+    embedding: bool = False,
+    ridge: float = 1.0,
+    standardise: bool = False,
 ) -> dict[str, Any]:
     """Weights as `atommem.rules.linear.Linear` reads them.
 
@@ -48,11 +52,15 @@ def fit(
     if needed.min() == needed.max():
         raise ConfigError("retention fit: every text is needed, or none: give texts of both kinds.")
     if embedding:
-        inputs = np.concatenate([inputs, np.concatenate([given.texts for given in streams])], axis=1)
+        inputs = np.concatenate(
+            [inputs, np.concatenate([given.texts for given in streams])], axis=1
+        )
     mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
     if not standardise:
         mean[len(FEATURES) :], spread[len(FEATURES) :] = 0.0, 1.0
-    found = logistic(np.concatenate([np.ones((len(inputs), 1)), (inputs - mean) / spread], axis=1), needed, ridge)
+    found = logistic(
+        np.concatenate([np.ones((len(inputs), 1)), (inputs - mean) / spread], axis=1), needed, ridge
+    )
     weights = found[1:] / spread
     named = dict(zip(FEATURES, map(float, weights[: len(FEATURES)]), strict=True))
     return {

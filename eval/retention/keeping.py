@@ -51,7 +51,11 @@ async def embedded(streams: Sequence[Stream], embedder: Embedder) -> list[Embedd
     for stream in streams:
         texts = await embedder.embed(stream.texts, "entry")
         asked = stream.questions if any(stream.questions) else ()
-        questions = await embedder.embed(asked, "query") if asked else np.zeros((0, texts.shape[1]), np.float32)
+        questions = (
+            await embedder.embed(asked, "query")
+            if asked
+            else np.zeros((0, texts.shape[1]), np.float32)
+        )
         found.append(Embedded(stream, texts, questions))
     return found
 
@@ -59,9 +63,13 @@ async def embedded(streams: Sequence[Stream], embedder: Embedder) -> list[Embedd
 async def kept(given: Embedded, retention: str, capacity: int | None, seed: int = 0) -> list[int]:
     """The places of the texts that a store of `capacity` still has when all were created, one a step."""
     config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
-    memory = WorkingMemory(KeptVectors(given.stream.texts, given.texts), RoughTokenizer(), config, seed=seed)
+    memory = WorkingMemory(
+        KeptVectors(given.stream.texts, given.texts), RoughTokenizer(), config, seed=seed
+    )
     for place, text in enumerate(given.stream.texts):
-        await memory.apply([Action("create", text)], place, Source(place, f"{given.stream.name} {place}"))
+        await memory.apply(
+            [Action("create", text)], place, Source(place, f"{given.stream.name} {place}")
+        )
     return [entry.created for entry in memory.entries()]
 
 

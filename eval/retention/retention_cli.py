@@ -34,21 +34,37 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="atommem retention", description="Rules that keep and forget. docs/retention.md")
+    parser = CommandParser(
+        prog="atommem retention", description="Rules that keep and forget. docs/retention.md"
+    )
     commands = parser.add_subparsers(required=True, metavar="fit|table|check|list")
     for name, run, about in (
         ("fit", _fit, "Fit the linear scorer on texts of which is known which were needed."),
-        ("table", _table, "What every keeper has left at every capacity, scorers fitted on the other streams."),
+        (
+            "table",
+            _table,
+            "What every keeper has left at every capacity, scorers fitted on the other streams.",
+        ),
     ):
         command = commands.add_parser(name, help=about, description=about)
-        command.add_argument("data", type=Path, help="LoCoMo's file, or rows with stream, text and needed.")
+        command.add_argument(
+            "data", type=Path, help="LoCoMo's file, or rows with stream, text and needed."
+        )
         add_embedder_flags(command)
-        command.add_argument("--out", type=Path, help="Where the result goes (JSON).", required=name == "fit")
+        command.add_argument(
+            "--out", type=Path, help="Where the result goes (JSON).", required=name == "fit"
+        )
         command.set_defaults(run=run)
         if name == "fit":
-            command.add_argument("--exclude", nargs="*", default=(), help="Streams to leave out: those to try it on.")
-            command.add_argument("--with_embedding", action="store_true", help="Weigh the numbers of vectors too.")
-            command.add_argument("--ridge", type=float, default=1.0, help="Strength of the L2 penalty.")
+            command.add_argument(
+                "--exclude", nargs="*", default=(), help="Streams to leave out: those to try it on."
+            )
+            command.add_argument(
+                "--with_embedding", action="store_true", help="Weigh the numbers of vectors too."
+            )
+            command.add_argument(
+                "--ridge", type=float, default=1.0, help="Strength of the L2 penalty."
+            )
         else:
             command.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES)
             command.add_argument("--rules", nargs="+", default=RULES, help="By name, with options.")
@@ -58,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
                 default=Path("runs/retention"),
                 help="Folder that keeps figures for a run that goes on after an interruption.",
             )
-            command.add_argument("--equal", choices=("entries", "words"), default="entries", help="What is limited.")
+            command.add_argument(
+                "--equal", choices=("entries", "words"), default="entries", help="What is limited."
+            )
     check = commands.add_parser("check", help="Does a rule keep what every rule promises?")
     check.add_argument("retention", help="NAME, NAME(option=value), or package.module:Class.")
     check.add_argument("--admission", default="accept")
@@ -75,18 +93,24 @@ def _fit(args: argparse.Namespace) -> int:
     given = asyncio.run(_embedded(args))
     names = {each.stream.name for each in given}
     if unknown := set(args.exclude) - names:
-        raise ConfigError(f"--exclude {' '.join(sorted(unknown))}: streams are {', '.join(sorted(names))}.")
+        raise ConfigError(
+            f"--exclude {' '.join(sorted(unknown))}: streams are {', '.join(sorted(names))}."
+        )
     chosen = [each for each in given if each.stream.name not in args.exclude]
     weights = fit(chosen, embedding=args.with_embedding, ridge=args.ridge)
     save(weights, args.out)
-    print(json.dumps({name: value for name, value in weights.items() if name != "vector"}, indent=1))
+    print(
+        json.dumps({name: value for name, value in weights.items() if name != "vector"}, indent=1)
+    )
     print(f'use it: --retention "linear(weights={args.out})"')
     return 0
 
 
 def _table(args: argparse.Namespace) -> int:
     async def filled(journal: Journal) -> dict[str, dict[str, Cell]]:
-        return await fill(await _embedded(args), args.capacities, args.rules, equal=args.equal, journal=journal)
+        return await fill(
+            await _embedded(args), args.capacities, args.rules, equal=args.equal, journal=journal
+        )
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr)
@@ -96,7 +120,10 @@ def _table(args: argparse.Namespace) -> int:
     print("all evidence kept / any kept / evidence recall, means over questions\n")
     print(markdown(table))
     if args.out is not None:
-        values = {name: {column: asdict(one) for column, one in row.items()} for name, row in table.items()}
+        values = {
+            name: {column: asdict(one) for column, one in row.items()}
+            for name, row in table.items()
+        }
         write_json(args.out, values)
     return 0
 

@@ -53,7 +53,9 @@ def read_store(path: str | Path) -> Store:
         with path.open("rb") as file:
             line = file.readline()
     except OSError as error:
-        raise DataError(f"{path} cannot be read as a store ({error.strerror}): see atommem audit --help.") from error
+        raise DataError(
+            f"{path} cannot be read as a store ({error.strerror}): see atommem audit --help."
+        ) from error
     try:
         first = json.loads(line)
     except ValueError:
@@ -65,7 +67,11 @@ def read_store(path: str | Path) -> Store:
             entries = replay(state.operations, state.memory).entries.values()
             return Store("session of AtomMem", tuple(entries), True)
         if kind == "episode":
-            log = [operation for step in read_trace(path).episode.steps for operation in step.operations]
+            log = [
+                operation
+                for step in read_trace(path).episode.steps
+                for operation in step.operations
+            ]
             return Store("episode of AtomMem", tuple(replay(log).entries.values()), True)
         if kind == "experience bank" and first.get("format") == FORMAT:
             _, log = read_bank(path.read_bytes(), path)
@@ -81,9 +87,13 @@ def _entries(rows: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
     for number, row in enumerate(rows, start=1):
         text = next((row[name] for name in _TEXT if isinstance(row.get(name), str)), None)
         if text is None:
-            raise DataError(f"row {number} has no text: it needs one of {', '.join(_TEXT)}, and has {', '.join(row)}.")
+            raise DataError(
+                f"row {number} has no text: it needs one of {', '.join(_TEXT)}, and has {', '.join(row)}."
+            )
         shown = row.get("shown", 0)
-        found.append(Entry(number, text, number, number, shown=shown if isinstance(shown, int) else 0))
+        found.append(
+            Entry(number, text, number, number, shown=shown if isinstance(shown, int) else 0)
+        )
     return tuple(found)
 
 
@@ -95,24 +105,37 @@ def _mem0(path: Path) -> Store:
         try:
             connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
             try:
-                points += [_payload(blob) for (blob,) in connection.execute("SELECT point FROM points")]
+                points += [
+                    _payload(blob) for (blob,) in connection.execute("SELECT point FROM points")
+                ]
             finally:
                 connection.close()
         except Exception as error:  # a damaged pickle raises anything
             raise DataError(f"{file} is no local store of mem0 ({error}).") from error
     memories = [payload for payload in points if isinstance(payload.get("data"), str)]
     if not memories:
-        raise DataError(f"{path} has no memories of mem0: give the folder in which its storage.sqlite lies.")
-    return Store("mem0", _entries(sorted(memories, key=lambda row: str(row.get("created_at") or ""))), False)
+        raise DataError(
+            f"{path} has no memories of mem0: give the folder in which its storage.sqlite lies."
+        )
+    return Store(
+        "mem0", _entries(sorted(memories, key=lambda row: str(row.get("created_at") or ""))), False
+    )
 
 
 class _Plain(pickle.Unpickler):
     """Reads what Qdrant's local mode pickles, and makes nothing of it but plain objects: a pickle may run anything."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(("qdrant_client.", "pydantic", "uuid")) or (module, name) == ("copyreg", "_reconstructor"):
+        if module.startswith(("qdrant_client.", "pydantic", "uuid")) or (module, name) == (
+            "copyreg",
+            "_reconstructor",
+        ):
             return _Holder
-        if (module, name) in (("builtins", "object"), ("builtins", "set"), ("builtins", "frozenset")):
+        if (module, name) in (
+            ("builtins", "object"),
+            ("builtins", "set"),
+            ("builtins", "frozenset"),
+        ):
             return {"object": object, "set": set, "frozenset": frozenset}[name]
         if module.startswith("numpy") or (module, name) == ("_codecs", "encode"):
             return _Holder

@@ -124,7 +124,10 @@ async def fill(
                 key = f"{name}, {capacity}"
                 if (known := journal.get(key)) is None:
                     runs = [
-                        [score(given, await keep(given, rule, capacity, seed)) for given, rule in rules_of(name)]
+                        [
+                            score(given, await keep(given, rule, capacity, seed))
+                            for given, rule in rules_of(name)
+                        ]
                         for seed in range(SEEDS if name == "random" else 1)
                     ]
                     known = journal.add(key, asdict(cell(runs)))
@@ -134,11 +137,18 @@ async def fill(
         table[name] = {}
         for capacity in capacities:
             run = [
-                score(given, order[: capacity if equal == "entries" else _fits(given, order, capacity)].tolist())
+                score(
+                    given,
+                    order[
+                        : capacity if equal == "entries" else _fits(given, order, capacity)
+                    ].tolist(),
+                )
                 for given, order in zip(streams, ranked, strict=True)
             ]
             table[name][str(capacity)] = cell([run])
-    table[UNLIMITED] = {"all": cell([[score(given, range(len(given.stream.texts))) for given in streams]])}
+    table[UNLIMITED] = {
+        "all": cell([[score(given, range(len(given.stream.texts))) for given in streams]])
+    }
     return table
 
 
@@ -169,9 +179,12 @@ def draws(streams: Sequence[Embedded], capacity: int, count: int) -> list[Cell]:
     The keeper `random` is another thing: it drops one of capacity + 1 at every create, so that what is old is rare.
     """
     rng = np.random.default_rng(0)
-    every = ([rng.permutation(len(given.texts))[:capacity] for given in streams] for _ in range(count))
+    every = (
+        [rng.permutation(len(given.texts))[:capacity] for given in streams] for _ in range(count)
+    )
     return [
-        cell([[score(given, some.tolist()) for given, some in zip(streams, drawn, strict=True)]]) for drawn in every
+        cell([[score(given, some.tolist()) for given, some in zip(streams, drawn, strict=True)]])
+        for drawn in every
     ]
 
 
@@ -196,7 +209,9 @@ def markdown(table: dict[str, dict[str, Cell]]) -> str:
     lines = [f"| kept | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for name, row in table.items():
         shown = [
-            f"{one.all_kept:.3f}/{one.any_kept:.3f}/{one.recall:.3f}" if (one := row.get(column)) else ""
+            f"{one.all_kept:.3f}/{one.any_kept:.3f}/{one.recall:.3f}"
+            if (one := row.get(column))
+            else ""
             for column in columns
         ]
         if "all" in row:

@@ -50,7 +50,11 @@ def read_streams(path: str | Path) -> list[Stream]:
     rows = list(read_rows(path))
     if rows and is_locomo(rows[0].values):
         return [
-            _of_task(task.metadata["sample_id"], [_said(document.text) for document in task.documents], task.questions)
+            _of_task(
+                task.metadata["sample_id"],
+                [_said(document.text) for document in task.documents],
+                task.questions,
+            )
             for row in rows
             for task in parse_locomo(row, _ALL, _AS_WRITTEN)
         ]
@@ -59,9 +63,13 @@ def read_streams(path: str | Path) -> list[Stream]:
         needed = row.values.get("needed")
         if not isinstance(needed, (bool, int)) or needed < 0:
             raise row.error("needed", f"is {needed!r}: how many questions need the text, 0 or more")
-        texts.setdefault(str(row.values.get("stream", "")), []).append((row.text("text"), int(needed)))
+        texts.setdefault(str(row.values.get("stream", "")), []).append(
+            (row.text("text"), int(needed))
+        )
     if not texts:
-        raise DataError(f"{path} has no rows: give LoCoMo's file, or rows with stream, text and needed.")
+        raise DataError(
+            f"{path} has no rows: give LoCoMo's file, or rows with stream, text and needed."
+        )
     return [
         Stream(
             name,
@@ -87,4 +95,6 @@ def _of_task(name: str, texts: Sequence[str], questions: Sequence[Question]) -> 
         for question in questions
         if question.metadata["category"] != "adversarial" and question.metadata.get("documents")
     ]
-    return Stream(name, tuple(texts), tuple(text for text, _ in asked), tuple(places for _, places in asked))
+    return Stream(
+        name, tuple(texts), tuple(text for text, _ in asked), tuple(places for _, places in asked)
+    )

@@ -12,7 +12,9 @@ from atommem.eval.retention.turns import Stream
 def _told(task: Task) -> tuple[list[Statement], set[Statement]]:
     """All statements of a task, and those that its questions need."""
     prose = get_prose(task.metadata["prose"])
-    told = [statement for document in task.documents for statement in prose.statements(document.text)]
+    told = [
+        statement for document in task.documents for statement in prose.statements(document.text)
+    ]
     facts = {(fact.relation, fact.subject): fact for fact in told if fact.kind == "fact"}
     needed = set()
     for question in task.questions:
@@ -21,7 +23,9 @@ def _told(task: Task) -> tuple[list[Statement], set[Statement]]:
             link = facts[relation, name]
             needed.add(link)
             name, subject = link.value, link.subject
-        needed |= {moved for moved in told if moved.kind == "correction" and moved.subject == subject}
+        needed |= {
+            moved for moved in told if moved.kind == "correction" and moved.subject == subject
+        }
     return told, needed
 
 
@@ -33,7 +37,10 @@ def needs_of(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
     found = {}
     for task in tasks:
         prose = get_prose(task.metadata["prose"])
-        facts = [Statement("fact", needed.subject, needed.relation, needed.value) for needed in _told(task)[1]]
+        facts = [
+            Statement("fact", needed.subject, needed.relation, needed.value)
+            for needed in _told(task)[1]
+        ]
         found[task.id] = {prose.sentence(fact): 1 for fact in facts}
     return found
 

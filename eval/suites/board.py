@@ -15,7 +15,13 @@ from atommem.eval.suites.cells import Cell
 
 _LINE_EVERY = 30.0
 """Seconds between two lines of progress where there is no terminal."""
-_STYLES = {"waiting": "dim", "running": "bold", "done": "green", "stopped": "yellow", "impossible": "red"}
+_STYLES = {
+    "waiting": "dim",
+    "running": "bold",
+    "done": "green",
+    "stopped": "yellow",
+    "impossible": "red",
+}
 
 
 class Board:
@@ -33,7 +39,9 @@ class Board:
         self._line_at = self._started + _LINE_EVERY
         self._live: Live | None = None
         if console.is_terminal:
-            self._live = Live(console=console, get_renderable=self.render, refresh_per_second=2, transient=True)
+            self._live = Live(
+                console=console, get_renderable=self.render, refresh_per_second=2, transient=True
+            )
 
     def __enter__(self) -> Board:
         self._started = time.monotonic()
@@ -65,7 +73,9 @@ class Board:
         table = Table(box=None, pad_edge=False)
         score = main_label({"metric": cell.metric} for cell in self._cells)
         for heading in ("row", "column", "seed", "done", "failed", score, "left"):
-            table.add_column(heading, justify="left" if heading in ("row", "column") else "right", no_wrap=True)
+            table.add_column(
+                heading, justify="left" if heading in ("row", "column") else "right", no_wrap=True
+            )
         shown = self._window(max(3, self._console.height - 4))
         for cell in shown:
             table.add_row(
@@ -83,7 +93,10 @@ class Board:
     def summary(self) -> str:
         """All cells in one line."""
         ended = sum(cell.state in ("done", "stopped", "impossible") for cell in self._cells)
-        done, total = sum(cell.done for cell in self._cells), sum(cell.total for cell in self._cells)
+        done, total = (
+            sum(cell.done for cell in self._cells),
+            sum(cell.total for cell in self._cells),
+        )
         failed = sum(cell.failed for cell in self._cells)
         parts = [self._left(cell) for cell in self._cells if cell.state in ("waiting", "running")]
         known = [part for part in parts if part is not None]
@@ -100,7 +113,9 @@ class Board:
         """As many cells as fit, from a little before the first that has not ended."""
         if len(self._cells) <= height:
             return self._cells
-        first = next((i for i, cell in enumerate(self._cells) if cell.state in ("waiting", "running")), 0)
+        first = next(
+            (i for i, cell in enumerate(self._cells) if cell.state in ("waiting", "running")), 0
+        )
         start = min(max(0, first - 2), len(self._cells) - height)
         return self._cells[start : start + height]
 
@@ -108,7 +123,9 @@ class Board:
         score = "" if cell.score is None else f", {label(cell.metric)} {cell.score:.3f}"
         failed = f", {cell.failed} failed" if cell.failed else ""
         state = _state(cell, self._left(cell))
-        self._console.print(f"{cell.name}: {cell.done}/{cell.total}{failed}{score}, {state}", markup=False)
+        self._console.print(
+            f"{cell.name}: {cell.done}/{cell.total}{failed}{score}, {state}", markup=False
+        )
         if cell.state != "running":
             self._console.print(f"  {self.summary()}", markup=False)
 

@@ -102,7 +102,9 @@ class Cell:
         self.state, self.error = state, error
 
 
-def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int] | None = None) -> list[Cell]:
+def make_cells(
+    suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int] | None = None
+) -> list[Cell]:
     """All cells, in the order in which they run: those that share policy and embedder together, column by column.
 
     A row's settings win over its column's, these over flags, flags over the suite's settings, these over the
@@ -135,7 +137,9 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
         return parsed[repr(given)]
 
     cells = []
-    _, _, embedder, _ = configs_of(suite.rows[0] if settings.get("policy") is None else Row("atommem"))
+    _, _, embedder, _ = configs_of(
+        suite.rows[0] if settings.get("policy") is None else Row("atommem")
+    )
     for column in suite.columns:
         for row in suite.rows:
             config, memory, _, environment = configs_of(row)
@@ -144,7 +148,8 @@ def make_cells(suite: Suite, argv: Sequence[str], out: Path, seeds: Sequence[int
                 own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
                 changes = {**column.settings, **row.settings, **own}
                 changed: Any = tuple(
-                    replace(item, **fields_of(type(item), changes)) for item in (config, memory, embedder, environment)
+                    replace(item, **fields_of(type(item), changes))
+                    for item in (config, memory, embedder, environment)
                 )
                 cells.append(Cell(row, column, seed, changed))
     order = list(dict.fromkeys(cell.shares for cell in cells))
@@ -157,7 +162,10 @@ def _with_policy_of(row: Row, suite: Suite, settings: dict[str, Any]) -> dict[st
     What says something of a server (`_OF_SERVERS`) is for the rows that a server answers, where others have a folder.
     """
     own = {name: row.settings[name] for name in ("policy", *_OF_SERVERS) if name in row.settings}
-    on_servers = [_on_server(item) for item in (settings | own, settings, *(each.settings for each in suite.rows))]
+    on_servers = [
+        _on_server(item)
+        for item in (settings | own, settings, *(each.settings for each in suite.rows))
+    ]
     if on_servers[0] is False and any(on_servers):
         settings = {name: value for name, value in settings.items() if name not in _OF_SERVERS}
     return settings | own

@@ -24,7 +24,9 @@ _NOT_OF_A_ROW = (
 )
 
 
-def check_fields(where: str, values: Any, kinds: Mapping[str, Any], required: Sequence[str] = ()) -> None:
+def check_fields(
+    where: str, values: Any, kinds: Mapping[str, Any], required: Sequence[str] = ()
+) -> None:
     """Check that `values` is a mapping with these fields only, each of its kind, the `required` ones among them.
 
     Raises:
@@ -33,7 +35,9 @@ def check_fields(where: str, values: Any, kinds: Mapping[str, Any], required: Se
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is {values!r}: give a mapping.")
     if unknown := [str(name) for name in values if name not in kinds]:
-        raise ConfigError(f"{where}: unknown field {', '.join(unknown)}; known are {', '.join(kinds)}.")
+        raise ConfigError(
+            f"{where}: unknown field {', '.join(unknown)}; known are {', '.join(kinds)}."
+        )
     if missing := [name for name in required if name not in values]:
         raise ConfigError(f"{where}: {', '.join(missing)} is missing.")
     for name, value in values.items():
@@ -46,7 +50,12 @@ def check_fields(where: str, values: Any, kinds: Mapping[str, Any], required: Se
 def setting_kinds(environment: str) -> Mapping[str, Any]:
     """The settings of ``atommem eval`` that a suite in `environment` may hold, with the kinds of their values."""
     kinds: dict[str, Any] = {}
-    for config in (EvalConfig, MemoryConfig, EmbedderConfig, find_environment(environment).config_class):
+    for config in (
+        EvalConfig,
+        MemoryConfig,
+        EmbedderConfig,
+        find_environment(environment).config_class,
+    ):
         hints = typing.get_type_hints(config)
         kinds |= {item.name: hints[item.name] for item in fields(config) if item.name not in _OWN}
     return kinds | {"policy": list[str] | str}  # one may stand without a list around it
@@ -55,7 +64,9 @@ def setting_kinds(environment: str) -> Mapping[str, Any]:
 @cache
 def row_kinds(environment: str) -> Mapping[str, Any]:
     """Those of them that a row or a column may change."""
-    return {name: kind for name, kind in setting_kinds(environment).items() if name not in _NOT_OF_A_ROW}
+    return {
+        name: kind for name, kind in setting_kinds(environment).items() if name not in _NOT_OF_A_ROW
+    }
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -66,7 +77,9 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is list:
         return isinstance(value, list) and all(fits(item, parts[0]) for item in value)
     if origin is dict:
-        return isinstance(value, dict) and all(all(map(fits, item, parts)) for item in value.items())
+        return isinstance(value, dict) and all(
+            all(map(fits, item, parts)) for item in value.items()
+        )
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:

@@ -45,10 +45,16 @@ class Cost:
     def text(self, throughput: float | None) -> str:
         """In words; `throughput` is prompt and completion tokens a second, over all servers."""
         tokens = self.prompt_tokens + self.completion_tokens
-        hours = f"; {tokens / throughput / 3600:,.1f} hours at {throughput:,g} tokens a second" if throughput else ""
+        hours = (
+            f"; {tokens / throughput / 3600:,.1f} hours at {throughput:,g} tokens a second"
+            if throughput
+            else ""
+        )
         if not self.calls and self.unknown:
             return f"estimate: none, as the tasks of {self.unknown} cells are not known yet"
-        left_out = f"; without {self.unknown} cells whose tasks are not known yet" if self.unknown else ""
+        left_out = (
+            f"; without {self.unknown} cells whose tasks are not known yet" if self.unknown else ""
+        )
         return (
             f"estimate of what is to run, at {DOCUMENT_TOKENS} tokens a document and up to {COMPLETION_TOKENS} a "
             f"completion: {self.calls:,.0f} calls, {self.prompt_tokens / 1e6:,.1f} million prompt and "
@@ -84,7 +90,9 @@ def estimate(cells: Iterable[Cell], tasks: Mapping[str, Sequence[Any]] | None = 
             read = min(text, config.context_tokens)
         cost.calls += episodes * (reading + answers)
         cost.prompt_tokens += episodes * ((reading + answers) * _FRAME + read)
-        cost.completion_tokens += episodes * (reading + answers) * min(COMPLETION_TOKENS, config.max_tokens)
+        cost.completion_tokens += (
+            episodes * (reading + answers) * min(COMPLETION_TOKENS, config.max_tokens)
+        )
     return cost
 
 
@@ -99,8 +107,16 @@ def _shape(cell: Cell, tasks: Sequence[Any]) -> tuple[int, float, float, float] 
         count, questions = min(data.build.n, limit or data.build.n), sum(data.build.questions) / 2
         return count, documents, documents * DOCUMENT_TOKENS, questions
     own = [task for task in tasks[:limit] if isinstance(task, Task)]
-    characters = sum(len(task.context or "") + sum(len(document.text) for document in task.documents) for task in own)
+    characters = sum(
+        len(task.context or "") + sum(len(document.text) for document in task.documents)
+        for task in own
+    )
     if not characters:
         return None
     documents = fmean(len(task.documents) for task in own)
-    return len(own), documents, characters / 4 / len(own), fmean(len(task.questions) for task in own)
+    return (
+        len(own),
+        documents,
+        characters / 4 / len(own),
+        fmean(len(task.questions) for task in own),
+    )

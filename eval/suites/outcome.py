@@ -74,20 +74,27 @@ def report(suite: Suite, cells: Sequence[Cell], out: Path, training: Path | None
         progress=True,
     )
     console.print(main_table(results))
-    console.print(f"{out / REPORT / 'report.html'}; tables, plots and results.json lie beside it", markup=False)
+    console.print(
+        f"{out / REPORT / 'report.html'}; tables, plots and results.json lie beside it",
+        markup=False,
+    )
 
 
 def main_table(results: Mapping[str, Any]) -> Table:
     """The main score of all rows and columns, bold as in the report."""
     name = main_label(results["cells"])
-    table = Table(title=f"{results['title']}: {name} in percent [95% interval]", title_justify="left")
+    table = Table(
+        title=f"{results['title']}: {name} in percent [95% interval]", title_justify="left"
+    )
     table.add_column("")
     cells = {(cell["row"], column_of(cell)): cell for cell in results["cells"]}
     for column in columns_of(results):
         table.add_column(column_name(column), justify="right")
     for row in rows_of(results):
         own = (cells.get((row, column)) for column in columns_of(results))
-        table.add_row(Text(row), *(Text("-") if cell is None else _score(results, cell) for cell in own))
+        table.add_row(
+            Text(row), *(Text("-") if cell is None else _score(results, cell) for cell in own)
+        )
     return table
 
 

@@ -151,7 +151,9 @@ class Suite:
             rows.append(row)
         return replace(self, rows=tuple(rows))
 
-    def select(self, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None) -> Suite:
+    def select(
+        self, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None
+    ) -> Suite:
         """Only the columns (by name, or name-documents) and rows (by name, method or label) that are named.
 
         Raises:
@@ -159,9 +161,14 @@ class Suite:
         """
         chosen = self
         if columns is not None:
-            chosen = replace(chosen, columns=_named("column", self.columns, columns, lambda c: (c.name, c.key)))
+            chosen = replace(
+                chosen, columns=_named("column", self.columns, columns, lambda c: (c.name, c.key))
+            )
         if rows is not None:
-            chosen = replace(chosen, rows=_named("row", self.rows, rows, lambda r: (r.name, r.method, r.label, r.key)))
+            chosen = replace(
+                chosen,
+                rows=_named("row", self.rows, rows, lambda r: (r.name, r.method, r.label, r.key)),
+            )
             if self.reference not in {row.name for row in chosen.rows}:
                 chosen = replace(chosen, reference=None)
         return chosen
@@ -173,7 +180,10 @@ def slug(text: str) -> str:
 
 
 def _named(
-    what: str, items: Sequence[_Item], names: Sequence[str], names_of: Callable[[_Item], Sequence[str]]
+    what: str,
+    items: Sequence[_Item],
+    names: Sequence[str],
+    names_of: Callable[[_Item], Sequence[str]],
 ) -> tuple[_Item, ...]:
     """The items that have one of `names`; an unknown name is an error."""
     for name in names:

@@ -43,22 +43,30 @@ def main(argv: Sequence[str]) -> int:
     whole = load_suite(given.suite)
     named = _policies(given.policies, whole)
     suite = whole.select(given.columns, given.rows)
-    cache = TaskCache(given.data_cache, given.benchmarks, lambda text: console.print(text, markup=False))
+    cache = TaskCache(
+        given.data_cache, given.benchmarks, lambda text: console.print(text, markup=False)
+    )
     left_out = [column for column in suite.columns if not cache.available(column)]
     if left_out:
         names = ", ".join(column.key for column in left_out)
         console.print(f"left out without --benchmarks: {names}", markup=False)
-        suite = replace(suite, columns=tuple(column for column in suite.columns if column not in left_out))
+        suite = replace(
+            suite, columns=tuple(column for column in suite.columns if column not in left_out)
+        )
         if not suite.columns:
             raise ConfigError("no column is left: give --benchmarks, or choose other --columns.")
     if given.list:
         suite = suite.with_policies({row.policy: row.policy for row in suite.rows} | named)
-        suite = replace(suite, settings={"policy": "POLICY", **suite.settings})  # where none is named
+        suite = replace(
+            suite, settings={"policy": "POLICY", **suite.settings}
+        )  # where none is named
         listed = make_cells(suite, flags, Path("."), given.seeds)
         _list_cells(listed)
         print(f"embedder: {_embedders(listed)}")
         print(estimate(listed).text(given.throughput))
-        for difference in differences(table_of(suite.paper), suite, listed) if suite.paper is not None else ():
+        for difference in (
+            differences(table_of(suite.paper), suite, listed) if suite.paper is not None else ()
+        ):
             print(f"not as published: {difference}")
         return 0
     suite = suite.with_policies(named)
@@ -87,8 +95,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     # The file may be missing in `--suite --help`.
     suite_help = "The suite's file (YAML), or the name of one of ours (atommem configs)."
-    parser.add_argument("--suite", type=Path, nargs="?", required=True, metavar="FILE", help=suite_help)
-    parser.add_argument("--out", type=Path, help="Folder for cells and report; an interrupted suite continues in it.")
+    parser.add_argument(
+        "--suite", type=Path, nargs="?", required=True, metavar="FILE", help=suite_help
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="Folder for cells and report; an interrupted suite continues in it.",
+    )
     parser.add_argument(
         "--benchmarks",
         type=Path,
@@ -102,8 +116,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="Where task files are kept that are built on first use (default: %(default)s).",
     )
-    parser.add_argument("--columns", nargs="+", metavar="NAME", help="Only these: hotpotqa, hotpotqa-200, ...")
-    parser.add_argument("--rows", nargs="+", metavar="NAME", help="Only these, by name, method or label.")
+    parser.add_argument(
+        "--columns", nargs="+", metavar="NAME", help="Only these: hotpotqa, hotpotqa-200, ..."
+    )
+    parser.add_argument(
+        "--rows", nargs="+", metavar="NAME", help="Only these, by name, method or label."
+    )
     parser.add_argument(
         "--policies",
         nargs="+",
@@ -111,15 +129,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=WHERE",
         help="Policies that rows name (base, memagent, ...): a folder, a hub name or a URL; --policy is `trained`.",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="Sampling seeds, instead of the suite's.")
-    parser.add_argument("--training", type=Path, metavar="RUN", help="Training run whose action rates are plotted.")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, metavar="N", help="Sampling seeds, instead of the suite's."
+    )
+    parser.add_argument(
+        "--training", type=Path, metavar="RUN", help="Training run whose action rates are plotted."
+    )
     parser.add_argument(
         "--throughput",
         type=float,
         metavar="N",
         help="Tokens a second of all servers, prompts and completions: the estimate before the run then has hours.",
     )
-    parser.add_argument("--list", action="store_true", help="Only list the cells, and what they may cost.")
+    parser.add_argument(
+        "--list", action="store_true", help="Only list the cells, and what they may cost."
+    )
     return parser
 
 
@@ -137,7 +161,9 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         if name in _INSTEAD:
             raise ConfigError(f"{name} is for a single evaluation: {_INSTEAD[name]}.")
     if given.suite is None:
-        raise ConfigError("--suite is given without its file: give a path, or a name such as smoke.")
+        raise ConfigError(
+            "--suite is given without its file: give a path, or a name such as smoke."
+        )
     if given.out is None and not given.list:
         raise ConfigError("--out is missing: name the folder for cells and report, or give --list.")
     check_writable("out", given.out, folder=True)
@@ -164,7 +190,9 @@ def _policies(given: Sequence[str], suite: Suite) -> dict[str, str]:
         if name == TRAINED:
             raise ConfigError(f"policies has {item!r}: give --policy, which is `{TRAINED}`.")
         if name not in known:
-            raise ConfigError(f"policies has {item!r}: the suite's rows name {', '.join(sorted(known)) or 'none'}.")
+            raise ConfigError(
+                f"policies has {item!r}: the suite's rows name {', '.join(sorted(known)) or 'none'}."
+            )
         if name in found:
             raise ConfigError(f"policies has {name}={found[name]} and {item}: give one of them.")
         found[name] = where
@@ -174,15 +202,21 @@ def _policies(given: Sequence[str], suite: Suite) -> dict[str, str]:
 def _list_cells(cells: Sequence[Cell]) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("row", "column", "seed", "episodes"):
-        table.add_column(heading, justify="left" if heading in ("row", "column") else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if heading in ("row", "column") else "right", no_wrap=True
+        )
     known = 0
     for cell in cells:
         count = _episodes(cell.column, cell)
         known += count or 0
-        table.add_row(cell.row.name, cell.column.key, str(cell.seed), "all" if count is None else str(count))
+        table.add_row(
+            cell.row.name, cell.column.key, str(cell.seed), "all" if count is None else str(count)
+        )
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
-    more = " and those of all tasks in files" if any(cell.column.n is None for cell in cells) else ""
+    more = (
+        " and those of all tasks in files" if any(cell.column.n is None for cell in cells) else ""
+    )
     console.print(f"{len(cells)} cells, {known:,} episodes{more}")
 
 

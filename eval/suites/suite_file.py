@@ -70,7 +70,9 @@ def parse_suite(values: Any) -> Suite:
     rows = [_row(item, environment) for item in values.get("rows", [])]
     rows += [row for item in values.get("grid", []) for row in _grid(item, environment)]
     if not columns or not rows:
-        raise ConfigError(f"{'rows and grid are' if columns else 'data is'} empty: there is nothing to evaluate.")
+        raise ConfigError(
+            f"{'rows and grid are' if columns else 'data is'} empty: there is nothing to evaluate."
+        )
     seeds = values.get("seeds", [0])
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds is {seeds!r}: give a list of different whole numbers.")
@@ -84,16 +86,25 @@ def parse_suite(values: Any) -> Suite:
 
 def _columns(item: Any, environment: str) -> list[Column]:
     """The columns of one item of ``data``: of a benchmark one for each number of documents."""
-    kinds = [kind for kind in ("benchmark", "synthetic", "file") if isinstance(item, Mapping) and kind in item]
+    kinds = [
+        kind
+        for kind in ("benchmark", "synthetic", "file")
+        if isinstance(item, Mapping) and kind in item
+    ]
     if len(kinds) != 1:
-        raise ConfigError(f"data has the item {item!r}: give it one of benchmark, synthetic and file.")
+        raise ConfigError(
+            f"data has the item {item!r}: give it one of benchmark, synthetic and file."
+        )
     (kind,) = kinds
     where = f"data, {item.get('name') or item[kind]}"
     make = {"benchmark": _of_benchmark, "synthetic": _of_world, "file": _of_file}[kind]
     columns = make(where, item)
     settings = item.get("settings", {})
     check_fields(where, settings, row_kinds(environment))
-    return [replace(column, optional=item.get("optional", False), settings=settings) for column in columns]
+    return [
+        replace(column, optional=item.get("optional", False), settings=settings)
+        for column in columns
+    ]
 
 
 def _of_file(where: str, item: Mapping[str, Any]) -> list[Column]:
@@ -107,12 +118,16 @@ def _of_world(where: str, item: Mapping[str, Any]) -> list[Column]:
         raise ConfigError(f"{where}: n is {item['n']}: give at least 1.")
     check_fields(f"{where}, synthetic", item["synthetic"], _kinds_of(WorldConfig))
     world = _made(WorldConfig, where, item["synthetic"])
-    return [Column(item.get("name", "synthetic"), SyntheticData(world, item["n"], item.get("seed", 42)))]
+    return [
+        Column(item.get("name", "synthetic"), SyntheticData(world, item["n"], item.get("seed", 42)))
+    ]
 
 
 def _of_benchmark(where: str, item: Mapping[str, Any]) -> list[Column]:
     build = {**_kinds_of(BuildConfig), "documents": int | list[int]}
-    del build["unanswerable"]  # such tasks come in pairs, which a column's number of tasks does not tell
+    del build[
+        "unanswerable"
+    ]  # such tasks come in pairs, which a column's number of tasks does not tell
     check_fields(where, item, {**_COLUMN, **_BENCHMARK, **build}, required=("documents", "n"))
     benchmark, split, documents = item["benchmark"], item.get("split", "dev"), item["documents"]
     check_choice(f"{where}: benchmark", benchmark, tuple(BENCHMARKS))
@@ -120,14 +135,19 @@ def _of_benchmark(where: str, item: Mapping[str, Any]) -> list[Column]:
     columns = []
     for count in documents if isinstance(documents, list) else [documents]:
         config = _made(BuildConfig, where, {**item, "documents": count})
-        columns.append(Column(item.get("name", benchmark), BenchmarkData(benchmark, split, config), count))
+        columns.append(
+            Column(item.get("name", benchmark), BenchmarkData(benchmark, split, config), count)
+        )
     return columns
 
 
 def _kinds_of(config: type) -> dict[str, Any]:
     """The fields of a dataclass with their kinds; a range, which is a pair there, may be written in several ways."""
     hints = get_type_hints(config)
-    return {item.name: _RANGE if get_origin(hints[item.name]) is tuple else hints[item.name] for item in fields(config)}
+    return {
+        item.name: _RANGE if get_origin(hints[item.name]) is tuple else hints[item.name]
+        for item in fields(config)
+    }
 
 
 def _made(config: type, where: str, values: Mapping[str, Any]) -> Any:
@@ -160,7 +180,9 @@ def _grid(item: Any, environment: str) -> list[Row]:
     check_fields("grid, settings", settings, row_kinds(environment))
     if not item["axes"]:
         raise ConfigError(f"grid: axes is {item['axes']!r}: give a mapping from names to points.")
-    axes = {str(name): _points(str(name), points, environment) for name, points in item["axes"].items()}
+    axes = {
+        str(name): _points(str(name), points, environment) for name, points in item["axes"].items()
+    }
     rows = []
     for combination in product(*axes.values()):
         parameters = dict(zip(axes, (point for point, _ in combination), strict=True))
@@ -176,7 +198,9 @@ def _points(axis: str, given: Any, environment: str) -> list[tuple[str | float, 
     """The points of an axis: ``{FIELD: [VALUE, ...]}``, or ``{POINT: {FIELD: VALUE, ...}, ...}``."""
     where = f"grid, axis {axis}"
     if not isinstance(given, Mapping) or not given:
-        raise ConfigError(f"{where} is {given!r}: give {{field: [values]}}, or {{point: {{field: value}}}}.")
+        raise ConfigError(
+            f"{where} is {given!r}: give {{field: [values]}}, or {{point: {{field: value}}}}."
+        )
     points: list[tuple[Any, Mapping[str, Any]]] = list(given.items())
     if len(given) == 1 and isinstance(points[0][1], list):
         name, values = points[0]
@@ -190,15 +214,25 @@ def _points(axis: str, given: Any, environment: str) -> list[tuple[str | float, 
 
 def _range(where: str, name: str, value: Any) -> tuple[int, int]:
     """``2`` or ``1-10``, or a list of both ends."""
-    ends = value.split("-") if isinstance(value, str) else value if isinstance(value, list) else [value, value]
+    ends = (
+        value.split("-")
+        if isinstance(value, str)
+        else value
+        if isinstance(value, list)
+        else [value, value]
+    )
     try:
         low, high = (int(end) for end in (ends * 2 if len(ends) == 1 else ends))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {name} is {value!r}: give a number or a range such as 1-10.") from error
+        raise ConfigError(
+            f"{where}: {name} is {value!r}: give a number or a range such as 1-10."
+        ) from error
     return low, high
 
 
 def _check_different(what: str, named_by: str, keys: Sequence[str]) -> None:
     for key in keys:
         if keys.count(key) > 1:
-            raise ConfigError(f"two {what}s are called {key!r}: give one of them another {named_by}.")
+            raise ConfigError(
+                f"two {what}s are called {key!r}: give one of them another {named_by}."
+            )

@@ -48,7 +48,9 @@ async def run_cells(
         """Find out whether `cell` can run, and how far an earlier run came."""
         method, settings = await session.open(cell.configs)
         samples = cell.configs[0].samples_per_task
-        with OutputFolder(cell.folder, make_manifest(tasks_of(cell), method, samples, settings)) as folder:
+        with OutputFolder(
+            cell.folder, make_manifest(tasks_of(cell), method, samples, settings)
+        ) as folder:
             cell.total = len(tasks_of(cell)) * samples
             for record in folder.finished.values():
                 cell.take(record)
@@ -99,7 +101,9 @@ async def run_cells(
             for _, group in groupby(cells, key=lambda cell: cell.shares):
                 async with asyncio.TaskGroup() as group_tasks:
                     for cell in group:
-                        while sum(other.left for other in running) >= bound:  # until they leave places for others
+                        while (
+                            sum(other.left for other in running) >= bound
+                        ):  # until they leave places for others
                             changed.clear()
                             await changed.wait()
                         # It counts as running from here on, so that the next one waits for room beside it.

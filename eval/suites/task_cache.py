@@ -36,7 +36,9 @@ class TaskCache:
         say: Told what is built.
     """
 
-    def __init__(self, folder: Path, benchmarks: Path | None, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, folder: Path, benchmarks: Path | None, say: Callable[[str], None] = lambda text: None
+    ) -> None:
         self.folder = folder
         self.benchmarks = benchmarks
         self._say = say
@@ -44,9 +46,13 @@ class TaskCache:
 
     def available(self, column: Column) -> bool:
         """False for an optional column whose benchmark was not given."""
-        return not (column.optional and self.benchmarks is None and isinstance(column.data, BenchmarkData))
+        return not (
+            column.optional and self.benchmarks is None and isinstance(column.data, BenchmarkData)
+        )
 
-    def load(self, columns: Iterable[Column], environment: str = DEFAULT_ENVIRONMENT) -> dict[str, Sequence[Any]]:
+    def load(
+        self, columns: Iterable[Column], environment: str = DEFAULT_ENVIRONMENT
+    ) -> dict[str, Sequence[Any]]:
         """The tasks of `columns` as `environment` reads them, by the columns' keys; raises as `path`."""
         read_tasks = find_environment(environment).read_tasks
         tasks = {}
@@ -69,7 +75,12 @@ class TaskCache:
         if isinstance(data, FileData):
             return self._plain(data)
         if isinstance(data, SyntheticData):
-            settings = {"source": "synthetic", "world": asdict(data.world), "n": data.n, "seed": data.seed}
+            settings = {
+                "source": "synthetic",
+                "world": asdict(data.world),
+                "n": data.n,
+                "seed": data.seed,
+            }
             return self._built(column, settings, lambda: generate(data.world, data.n, data.seed))
         return self._benchmark(column, data)
 
@@ -79,12 +90,16 @@ class TaskCache:
             if path.is_file():
                 return path
         beside = f", nor in the folder {self.benchmarks}" if self.benchmarks is not None else ""
-        raise ConfigError(f"there is no file {given}{beside}: give --benchmarks the folder that it lies in.")
+        raise ConfigError(
+            f"there is no file {given}{beside}: give --benchmarks the folder that it lies in."
+        )
 
     def _benchmark(self, column: Column, data: BenchmarkData) -> Path:
         benchmark = get_benchmark(data.benchmark)
         if self.benchmarks is None:
-            looked_for = ", ".join(f"{benchmark.name}/{pattern}" for pattern in benchmark.files[data.split])
+            looked_for = ", ".join(
+                f"{benchmark.name}/{pattern}" for pattern in benchmark.files[data.split]
+            )
             raise ConfigError(
                 f"the files of {benchmark.name} are needed: give --benchmarks the folder that holds "
                 f"one of {looked_for}."
@@ -113,7 +128,9 @@ class TaskCache:
 
         return self._built(column, settings, tasks)
 
-    def _built(self, column: Column, settings: Mapping[str, Any], tasks: Callable[[], Iterable[Task]]) -> Path:
+    def _built(
+        self, column: Column, settings: Mapping[str, Any], tasks: Callable[[], Iterable[Task]]
+    ) -> Path:
         # What a file is called and where it lies says nothing about what is in it.
         content = {
             **settings,

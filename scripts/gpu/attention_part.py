@@ -35,7 +35,12 @@ LIMITS = {"float32": 1e-3, "bfloat16": 1.5}
 
 
 def flash(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """FlashAttention or nothing: it raises where it cannot run."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -45,7 +50,9 @@ def flash(
     return out.transpose(1, 2).contiguous(), None
 
 
-def padded(part: Part, model: Any, rows: Sequence[Row], at_once: int, attention: str) -> torch.Tensor:
+def padded(
+    part: Part, model: Any, rows: Sequence[Row], at_once: int, attention: str
+) -> torch.Tensor:
     """Log-probabilities and gradients from padded batches of `at_once` rows."""
     found = []
     model.set_attn_implementation(attention)
@@ -64,12 +71,16 @@ def packed(part: Part, model: Any, rows: Sequence[Row]) -> torch.Tensor:
     return logps.detach()
 
 
-def ways(part: Part, model: Any, rows: Sequence[Row], at_once: Sequence[int]) -> dict[str, Callable[[], torch.Tensor]]:
+def ways(
+    part: Part, model: Any, rows: Sequence[Row], at_once: Sequence[int]
+) -> dict[str, Callable[[], torch.Tensor]]:
     """What is compared, by name."""
     made: dict[str, Callable[[], torch.Tensor]] = {"tree": lambda: packed(part, model, rows)}
     for kind, attention in (("flash", FLASH), ("sdpa", "sdpa")):
         for count in at_once:
-            made[f"{kind}, {count} rows at once"] = partial(padded, part, model, rows, count, attention)
+            made[f"{kind}, {count} rows at once"] = partial(
+                padded, part, model, rows, count, attention
+            )
     return made
 
 
@@ -84,7 +95,9 @@ def ready(architecture: dict[str, Any], dtype: torch.dtype, part: Part) -> Any:
     return model
 
 
-def speed(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row], at_once: Sequence[int]) -> None:
+def speed(
+    part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row], at_once: Sequence[int]
+) -> None:
     """Seconds, tokens a second and memory of each way."""
     model = ready(architecture, torch.bfloat16, part)
     raw = sum(map(len, rows))
@@ -94,11 +107,20 @@ def speed(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Ro
         with part.trying(f"{name}, {way}", ok=False if way == "tree" else None):
             peak = part.peak_gb(work)  # compiles, too
             taken[way] = part.seconds(work, 1 if part.tiny else 3)
-            part.add(f"{name}, {way}", seconds=taken[way], raw_tokens_per_s=raw / taken[way], peak_gb=peak)
+            part.add(
+                f"{name}, {way}",
+                seconds=taken[way],
+                raw_tokens_per_s=raw / taken[way],
+                peak_gb=peak,
+            )
     best = min((seconds for way, seconds in taken.items() if way != "tree"), default=0.0)
     if best and "tree" in taken:
         ratio = raw / pack_rows(rows).computed
-        part.add(f"{name}, tree against the fastest padded way", times=best / taken["tree"], token_ratio=ratio)
+        part.add(
+            f"{name}, tree against the fastest padded way",
+            times=best / taken["tree"],
+            token_ratio=ratio,
+        )
 
 
 def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -108,8 +130,12 @@ def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequenc
         model = ready(architecture, kind, part)
         for way in ("tree", "sdpa"):
             model.zero_grad()
-            logps = packed(part, model, rows) if way == "tree" else padded(part, model, rows, 1, "sdpa")
-            gradient = torch.cat([w.grad.flatten().float() for w in model.parameters() if w.grad is not None])
+            logps = (
+                packed(part, model, rows) if way == "tree" else padded(part, model, rows, 1, "sdpa")
+            )
+            gradient = torch.cat(
+                [w.grad.flatten().float() for w in model.parameters() if w.grad is not None]
+            )
             found[way, str(kind).removeprefix("torch.")] = logps.float(), gradient
         del model
 
@@ -119,9 +145,16 @@ def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequenc
             for one, other in zip(found[way, dtype], found["sdpa", "float32"], strict=True)
         ]
 
-    single, half, padded_half = errors("tree", "float32"), errors("tree", "bfloat16"), errors("sdpa", "bfloat16")
+    single, half, padded_half = (
+        errors("tree", "float32"),
+        errors("tree", "bfloat16"),
+        errors("sdpa", "bfloat16"),
+    )
     part.add(
-        f"{name}, float32: error of the trie", ok=max(single) <= LIMITS["float32"], logps=single[0], gradients=single[1]
+        f"{name}, float32: error of the trie",
+        ok=max(single) <= LIMITS["float32"],
+        logps=single[0],
+        gradients=single[1],
     )
     part.add(
         f"{name}, bfloat16: error of the trie, and of padded rows",
@@ -138,7 +171,9 @@ def main() -> None:
     AttentionInterface.register(FLASH, flash)
     AttentionMaskInterface.register(FLASH, lambda **kwargs: None)
     if part.tiny:
-        shapes = {"a toy": {**SMALL, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}}
+        shapes = {
+            "a toy": {**SMALL, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+        }
         few, group, at_once = 2, make_group(4, 60, 12, 8, 4000), [1, 4]
     else:
         shapes = {name: shipped(name.lower()) for name in ("Qwen3-0.6B", "Qwen3-4B")}

@@ -58,9 +58,21 @@ def install(wheels: Path, target: Path) -> None:
     """
     files = [str(path) for path in sorted(wheels.glob("*.whl"))]
     if not files:
-        raise SystemExit(f"gpu_check: {wheels} holds no wheels: see docs/gpu.md for how they get there.")
-    options = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade", "--target", str(target)]
-    done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", *options, *files], check=False)
+        raise SystemExit(
+            f"gpu_check: {wheels} holds no wheels: see docs/gpu.md for how they get there."
+        )
+    options = [
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+        "--no-cache-dir",
+        "--upgrade",
+        "--target",
+        str(target),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *options, *files], check=False
+    )
     if done.returncode:
         raise SystemExit(f"gpu_check: the wheels of {wheels} could not be installed (above).")
 
@@ -70,7 +82,9 @@ def name_entry_points(target: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     folder = target / f"{project['name']}-0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n", encoding="utf-8")
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n", encoding="utf-8"
+    )
     lines = []
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
@@ -91,11 +105,16 @@ def machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         found |= {"device": properties.name, "memory_gb": round(properties.total_memory / 1e9, 1)}
-        return found | {"capability": f"{properties.major}.{properties.minor}", "cuda": torch.version.cuda}
+        return found | {
+            "capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
     return found | {"device": f"CPU ({platform.machine()})"}
 
 
-def run_part(part: Part, seconds: float, tiny: bool, environment: dict[str, str], log: TextIO) -> dict[str, Any]:
+def run_part(
+    part: Part, seconds: float, tiny: bool, environment: dict[str, str], log: TextIO
+) -> dict[str, Any]:
     """Run it; returns its rows, its status (``ended``, ``failed``, ``too slow``) and its seconds."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "rows.jsonl"
@@ -144,9 +163,15 @@ def _figure(value: Any) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the parts and write what they found after each of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="folder to write to (%(default)s)")
-    parser.add_argument("--wheels", type=Path, help="folder of wheels that this machine lacks; installed beside it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/gpu_check"), help="folder to write to (%(default)s)"
+    )
+    parser.add_argument(
+        "--wheels", type=Path, help="folder of wheels that this machine lacks; installed beside it"
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--minutes", type=float, default=8.7, help="for everything (%(default)s)")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, on the CPU")
@@ -161,8 +186,15 @@ def main(argv: list[str] | None = None) -> int:
             name_entry_points(Path(target))
         paths.append(target)
         sys.path.append(target)
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [*paths, *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         if arguments.tiny:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -179,7 +211,9 @@ def main(argv: list[str] | None = None) -> int:
                 found["parts"][name] = part
                 found["seconds"] = time.monotonic() - started
                 # After every part: whoever stops this one keeps what is there.
-                (arguments.out / "gpu_check.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+                (arguments.out / "gpu_check.json").write_text(
+                    json.dumps(found, indent=2) + "\n", encoding="utf-8"
+                )
                 (arguments.out / "gpu_check.md").write_text(table(found), encoding="utf-8")
                 print(f"{name}: {part['status']} after {part['seconds']:g} s", flush=True)
     print(table(found))

@@ -16,7 +16,9 @@ def main() -> None:
     part = Part()
     with tempfile.TemporaryDirectory() as name:
         size = ["--quick", "--updates", "1"] if part.tiny else ["--updates", "15"]
-        subprocess.run([sys.executable, "-m", "atommem.cli", "demo", "--out", name, *size], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "atommem.cli", "demo", "--out", name, *size], check=True
+        )
         summary = json.loads((Path(name) / "summary.json").read_text(encoding="utf-8"))
     part.add("held-out EM", before=summary["em_before"], after=summary["em_after"])
     part.add("seconds", total=summary["seconds_total"], **summary["seconds"])

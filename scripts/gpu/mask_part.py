@@ -42,9 +42,13 @@ def attend(parts: list[torch.Tensor], tree: Tree) -> torch.Tensor:
 def dense(parts: list[torch.Tensor], tree: Tree) -> torch.Tensor:
     """The same in float32 on the whole mask."""
     positions = torch.arange(tree.length, device=parts[0].device)
-    mask = (positions[None] <= positions[:, None]) & (positions[:, None] < tree.ends(parts[0].device)[None])
+    mask = (positions[None] <= positions[:, None]) & (
+        positions[:, None] < tree.ends(parts[0].device)[None]
+    )
     query, key, value = (part.float() for part in parts)
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, enable_gqa=True
+    ).transpose(1, 2)
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -61,7 +65,9 @@ def exactness(part: Part, name: str, tree: Tree, dtypes: tuple[torch.dtype, ...]
     got = torch.autograd.grad((found.float() * toward).sum(), parts)
     backward = max(error(one, other.float()) for one, other in zip(got, expected, strict=True))
     forward, limit = error(found, wanted), LIMITS[dtypes[-1]]
-    part.add(name, ok=max(forward, backward) <= limit, output=forward, gradient=backward, limit=limit)
+    part.add(
+        name, ok=max(forward, backward) <= limit, output=forward, gradient=backward, limit=limit
+    )
 
 
 def cost(part: Part, tokens: int) -> None:
@@ -109,7 +115,9 @@ def main() -> None:
     full, half = torch.float32, torch.bfloat16
     # The last is what autocast makes of a query and a key that were normalised.
     for dtypes in ((full, full, full), (half, half, half), (full, full, half)):
-        name = f"error against a dense mask, {sizes[0]} tokens, q k v in " + " ".join(map(str, dtypes))
+        name = f"error against a dense mask, {sizes[0]} tokens, q k v in " + " ".join(
+            map(str, dtypes)
+        )
         with part.trying(name):
             exactness(part, name.replace("torch.", ""), make_tree(sizes[0], 0), dtypes)
     for tokens in sizes:

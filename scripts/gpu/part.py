@@ -44,7 +44,10 @@ class Part:
             yield
         except Exception as failure:
             traceback.print_exc()
-            self.add(f"{what}: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:120]}", ok=ok)
+            self.add(
+                f"{what}: {type(failure).__name__}: {str(failure).strip().splitlines()[0][:120]}",
+                ok=ok,
+            )
 
     def seconds(self, work: Callable[[], Any], rounds: int) -> float:
         """Median wall-clock time, all of the device's work included."""
@@ -75,7 +78,9 @@ class Part:
             torch.cuda.synchronize()
 
 
-def make_group(rows: int, shared: int, own: int, completion: int, vocabulary: int, seed: int = 0) -> list[Row]:
+def make_group(
+    rows: int, shared: int, own: int, completion: int, vocabulary: int, seed: int = 0
+) -> list[Row]:
     """What a group reads in one step: `shared` tokens, then each its own memory and completion of about these lengths.
 
     Lengths differ by a quarter, as those of real rows do: rows of one length would need no mask.

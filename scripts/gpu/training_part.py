@@ -26,27 +26,83 @@ WITHIN = 0.1
 MODES = {
     "lora": ("--dtype", "bfloat16"),
     "full": ("--use_peft", "false", "--dtype", "float32", "--learning_rate", "1e-6"),
-    "fsdp2": ("--use_peft", "false", "--dtype", "bfloat16", "--learning_rate", "1e-6", "--beta", "0.01"),
+    "fsdp2": (
+        "--use_peft",
+        "false",
+        "--dtype",
+        "bfloat16",
+        "--learning_rate",
+        "1e-6",
+        "--beta",
+        "0.01",
+    ),
 }
 
 
 def flags_of(part: Part, mode: str, folder: Path) -> list[str]:
     """The recipe with this model and these sizes."""
     if part.tiny:
-        architecture = {**measured_training.SMALL, "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 384}
+        architecture = {
+            **measured_training.SMALL,
+            "num_hidden_layers": 2,
+            "hidden_size": 128,
+            "intermediate_size": 384,
+        }
         words, sizes = 90, (4, 2, 4, 800, 512)
     else:
-        architecture, words, sizes = measured_training.shipped("qwen3-0.6b"), 1000, (16, 8, 96, 2000, 16384)
+        architecture, words, sizes = (
+            measured_training.shipped("qwen3-0.6b"),
+            1000,
+            (16, 8, 96, 2000, 16384),
+        )
     model = measured_training.make_model(architecture, torch.bfloat16, str(part.device))
     named = measured_training.make_inputs(folder, model, tasks=12, documents=4, words=words)
     batch, group, completion, chunk, budget = map(str, sizes)
     updates = "2" if mode == "fsdp2" or part.tiny else "3"
     return [
-        *("--config", "configs/train/qwen3_0.6b_lora_1gpu.yaml", *named, "--output_dir", str(folder / "run")),
-        *("--use_vllm", "false", "--embedder", "hashing", "--templates", "compact", "--max_reads", "0"),
-        *("--per_device_train_batch_size", batch, "--num_generations", group, "--max_steps", updates),
-        *("--max_completion_length", completion, "--chunk_tokens", chunk, "--micro_batch_tokens", budget),
-        *("--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "true", "--warmup_steps", "0"),
+        *(
+            "--config",
+            "configs/train/qwen3_0.6b_lora_1gpu.yaml",
+            *named,
+            "--output_dir",
+            str(folder / "run"),
+        ),
+        *(
+            "--use_vllm",
+            "false",
+            "--embedder",
+            "hashing",
+            "--templates",
+            "compact",
+            "--max_reads",
+            "0",
+        ),
+        *(
+            "--per_device_train_batch_size",
+            batch,
+            "--num_generations",
+            group,
+            "--max_steps",
+            updates,
+        ),
+        *(
+            "--max_completion_length",
+            completion,
+            "--chunk_tokens",
+            chunk,
+            "--micro_batch_tokens",
+            budget,
+        ),
+        *(
+            "--report_to",
+            "none",
+            "--save_strategy",
+            "no",
+            "--disable_tqdm",
+            "true",
+            "--warmup_steps",
+            "0",
+        ),
         *(("--use_cpu",) if part.tiny else ()),
         *MODES[mode],
     ]
@@ -71,7 +127,14 @@ def sharded(part: Part, flags: list[str], folder: Path) -> dict[str, Any]:
     """The run under the shipped launcher."""
     out, script = folder / "found.json", measured_training.__file__
     if part.tiny:
-        launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", script, str(out), "--cpu_fsdp2"]
+        launcher = [
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+            script,
+            str(out),
+            "--cpu_fsdp2",
+        ]
     else:
         launcher = ["accelerate.commands.launch", "--config_file", "configs/accelerate/fsdp2.yaml"]
         launcher += ["--num_processes", "1", "--main_process_port", "0", script, str(out)]

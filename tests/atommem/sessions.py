@@ -77,7 +77,9 @@ def agent(policy: Any = None, **settings: Any) -> Agent:
     """Of a process of its own: nothing is shared with another agent."""
     tokenizer = WordTokenizer()
     made = policy(tokenizer) if callable(policy) else Muse(tokenizer)
-    memory = MemoryConfig(**{"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})})
+    memory = MemoryConfig(
+        **{"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})}
+    )
     return Agent(
         policy=made,
         embedder=settings.pop("embedder", None) or Embeds(),
@@ -111,7 +113,12 @@ def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
 
 def told(step: Step) -> dict[str, Any]:
     """All that a step says, its time apart, in words: two agents number their tokens as they come up."""
-    return {**asdict(step), "seconds": 0.0, "prompt_ids": len(step.prompt_ids), "token_ids": len(step.token_ids)}
+    return {
+        **asdict(step),
+        "seconds": 0.0,
+        "prompt_ids": len(step.prompt_ids),
+        "token_ids": len(step.token_ids),
+    }
 
 
 async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:

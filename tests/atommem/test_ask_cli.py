@@ -27,7 +27,11 @@ def script(text: str) -> str:
     if part is not None:
         return f"<create_memory>part {part[1]}</create_memory><read_memory>part</read_memory>"
     shown = re.findall(r"Memory \d+: (part \d+)", text)
-    return f"<final_answer>\\boxed{{{', '.join(sorted(shown))}}}</final_answer>" if shown else "no idea"
+    return (
+        f"<final_answer>\\boxed{{{', '.join(sorted(shown))}}}</final_answer>"
+        if shown
+        else "no idea"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,10 @@ def test_a_file_or_standard_input_and_questions(
     assert captured.out == "part 1, part 2, part 3\n"
     assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
     assert ask(url, book, "Where?", "Who?", "--quiet") == 0
-    assert capsys.readouterr() == ("Where?\tpart 1, part 2, part 3\nWho?\tpart 1, part 2, part 3\n", "")
+    assert capsys.readouterr() == (
+        "Where?\tpart 1, part 2, part 3\nWho?\tpart 1, part 2, part 3\n",
+        "",
+    )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     assert ask(url, "-", "Where?", "--json") == 0
     captured = capsys.readouterr()
@@ -68,11 +75,15 @@ def test_a_file_or_standard_input_and_questions(
     assert pieces == {"chunk 1/3", "chunk 2/3", "chunk 3/3"}
 
 
-def test_a_memory_is_kept_and_gone_on_with(url: str, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_memory_is_kept_and_gone_on_with(
+    url: str, book: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = book.parent / "memory"
     assert ask(url, book, "Where?", "--memory", folder) == 0
     assert ask(url, book, "Where?", "--memory", folder, "--json", "--quiet") == 0
-    assert json.loads(capsys.readouterr().out.split("\n", 1)[1])["steps"] == 5  # the book was not read again
+    assert (
+        json.loads(capsys.readouterr().out.split("\n", 1)[1])["steps"] == 5
+    )  # the book was not read again
     # With the policy and the settings that it was kept with.
     assert ask_cli.main(["--memory", str(folder), "--no_reading", "Who?"]) == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
@@ -125,7 +136,16 @@ def test_a_model_folder_of_ours_brings_its_settings_and_no_answer_is_an_exit_sta
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
-    arguments = [str(book), "Where?", "--policy", "checkpoint", "--max_tokens", "4", "--memory", str(tmp_path / "m")]
+    arguments = [
+        str(book),
+        "Where?",
+        "--policy",
+        "checkpoint",
+        "--max_tokens",
+        "4",
+        "--memory",
+        str(tmp_path / "m"),
+    ]
     assert ask_cli.main(arguments) == ask_cli.EXIT_UNANSWERED
     captured = capsys.readouterr()
     assert captured.out == "\n"

@@ -34,7 +34,10 @@ class Doubler(RequestBatcher[int, int]):
 
     async def start(self, *requests: int) -> list[asyncio.Task[int]]:
         """Tasks whose requests are being handled."""
-        before, tasks = len(self.batches), [asyncio.create_task(self.submit(request)) for request in requests]
+        before, tasks = (
+            len(self.batches),
+            [asyncio.create_task(self.submit(request)) for request in requests],
+        )
         while len(self.batches) == before:
             await asyncio.sleep(0.001)
         return tasks
@@ -99,7 +102,9 @@ async def expected(texts: Sequence[str]) -> Vectors:
 async def test_equal_texts_are_embedded_once_within_and_across_batches() -> None:
     recorder = Recorder()
     batcher = MicroBatcher(recorder, max_batch=4)
-    vectors = await asyncio.gather(*(batcher.embed(["same", "same", f"x{i % 2}"], "entry") for i in range(10)))
+    vectors = await asyncio.gather(
+        *(batcher.embed(["same", "same", f"x{i % 2}"], "entry") for i in range(10))
+    )
     assert recorder.calls == [("entry", "same", "x0", "x1")]
     assert batcher.id == recorder.id, "they are the same vectors"
     np.testing.assert_array_equal(vectors[3], await expected(["same", "same", "x1"]))
@@ -108,7 +113,9 @@ async def test_equal_texts_are_embedded_once_within_and_across_batches() -> None
     again_expected = await expected(["x1", "new", "same"])
     np.testing.assert_array_equal(again, again_expected)
     again[:] = 7
-    np.testing.assert_array_equal(await batcher.embed(["x1", "new", "same"], "entry"), again_expected)
+    np.testing.assert_array_equal(
+        await batcher.embed(["x1", "new", "same"], "entry"), again_expected
+    )
     assert recorder.calls[1:] == [("entry", "new")]
     await batcher.embed(["same"], "query")  # which is another vector
     assert recorder.calls[2:] == [("query", "same")]

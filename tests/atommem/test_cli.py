@@ -49,7 +49,9 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
     return install
 
 
-def test_a_command_from_outside_cannot_take_the_name_of_ours(add: Add, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_from_outside_cannot_take_the_name_of_ours(
+    add: Add, capsys: pytest.CaptureFixture[str]
+) -> None:
     add("flights:main", "def main(argv):\n    print('up', *argv)\n", "fly", "trace")
     assert cli.main(["fly", "north"]) == 0
     assert capsys.readouterr().out == "up north\n"
@@ -61,7 +63,9 @@ def test_a_command_from_outside_cannot_take_the_name_of_ours(add: Add, capsys: p
     assert "/nowhere/at/all.jsonl" in captured.err  # an error of ours is a message, not a traceback
 
 
-@pytest.mark.parametrize(("text", "reason"), [("", "AttributeError"), ("1 / 0", "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("text", "reason"), [("", "AttributeError"), ("1 / 0", "ZeroDivisionError")]
+)
 def test_a_command_from_outside_that_cannot_be_loaded_breaks_no_other(
     add: Add, text: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,9 @@ def test_a_third_party_registers_a_dialect() -> None:
         (section(colour="red"), "unknown piece colour"),
     ],
 )
-def test_a_broken_template_file_names_the_field_or_piece(tmp_path: Path, changes: Any, message: str) -> None:
+def test_a_broken_template_file_names_the_field_or_piece(
+    tmp_path: Path, changes: Any, message: str
+) -> None:
     with pytest.raises(DialectError, match=message):
         find_environment("longdoc").section(write(tmp_path, **changes))
     with pytest.raises(DialectError, match="no template set"):
@@ -105,13 +107,19 @@ def test_a_file_without_a_section_takes_the_environments_own(tmp_path: Path) -> 
 
 
 def test_no_action_of_an_environment_has_the_tag_of_another() -> None:
-    for clash in (ActionSpec("delete_memory", Body.TEXT), ActionSpec("x", Body.TEXT, tag="final_answer")):
+    for clash in (
+        ActionSpec("delete_memory", Body.TEXT),
+        ActionSpec("x", Body.TEXT, tag="final_answer"),
+    ):
         with pytest.raises(DialectError, match="for two actions"):
             get_dialect("paper").grammar([ANSWER_ACTION, clash])
 
 
 def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
-    assert fill(r"\boxed{answer} {text}", {"text": "{text} {chunk}"}) == r"\boxed{answer} {text} {chunk}"
+    assert (
+        fill(r"\boxed{answer} {text}", {"text": "{text} {chunk}"})
+        == r"\boxed{answer} {text} {chunk}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,13 +131,20 @@ def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
         ({"disabled_actions": ["answer"]}, "disabled_actions"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_its_value(changes: dict[str, object], message: str) -> None:
+def test_a_wrong_setting_is_refused_with_its_value(
+    changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         MemoryConfig(**changes)  # type: ignore[arg-type]
 
 
 def runner(*texts: str) -> EpisodeRunner:
-    memory = {"dialect": "memagent", "templates": "memagent", "capacity": None, "retention": "reject"}
+    memory = {
+        "dialect": "memagent",
+        "templates": "memagent",
+        "capacity": None,
+        "retention": "reject",
+    }
     return sessions.runner(saying(*texts), memory=memory, max_reads=0)
 
 
@@ -140,8 +155,16 @@ SPEC = next(spec for spec in MEMORY_ACTIONS if spec.name == PAD)
 async def test_two_chunks_and_an_answer() -> None:
     run = runner("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
     episode = await run.run(TASK)
-    assert (episode.reward, episode.answers, episode.stop_reason) == (1.0, ("Rome",), StopReason.ANSWERED)
-    assert [step.view.scratchpad for step in episode.steps] == ["", "Ann: Rome", "Ann lives in Rome; Bob sings"]
+    assert (episode.reward, episode.answers, episode.stop_reason) == (
+        1.0,
+        ("Rome",),
+        StopReason.ANSWERED,
+    )
+    assert [step.view.scratchpad for step in episode.steps] == [
+        "",
+        "Ann: Rome",
+        "Ann lives in Rome; Bob sings",
+    ]
     assert [step.store_size for step in episode.steps] == [0, 0, 0]
     assert [[o.kind for o in step.operations] for step in episode.steps] == [[PAD], [PAD], []]
     assert run.agent.embedder.calls == []  # type: ignore[attr-defined]
@@ -160,7 +183,11 @@ async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_no
     text = "<create_memory>x</create_memory>"
     episode = await runner(text, text, "Rome").run(TASK)
     assert episode.steps[2].view.scratchpad == text
-    assert (episode.reward, episode.answers, episode.stop_reason) == (0.0, (None,), StopReason.UNANSWERED)
+    assert (episode.reward, episode.answers, episode.stop_reason) == (
+        0.0,
+        (None,),
+        StopReason.UNANSWERED,
+    )
     assert [problem.reason for problem in episode.steps[2].problems] == [ProblemReason.NO_BOX]
 
 
@@ -178,7 +205,9 @@ async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_no
         ("memory <think>hm", ["memory"], Problem(ProblemReason.UNCLOSED_THINKING, "think", 7, 16)),
     ],
 )
-def test_the_whole_completion_outside_of_thinking(text: str, bodies: list[str], problem: Problem | None) -> None:
+def test_the_whole_completion_outside_of_thinking(
+    text: str, bodies: list[str], problem: Problem | None
+) -> None:
     parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
     assert parsed.actions == tuple(Action(PAD, body, start=0, end=len(text)) for body in bodies)
     assert parsed.problems == (() if problem is None else (problem,))
@@ -191,9 +220,13 @@ def test_several_answers_are_the_boxes_that_hold_no_other() -> None:
     assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
     assert answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]
     assert answers_in((), 2) == [None, None]
-    assert [p.reason for p in parse_whole("none", ANSWERS_ACTION).problems] == [ProblemReason.NO_BOX]
+    assert [p.reason for p in parse_whole("none", ANSWERS_ACTION).problems] == [
+        ProblemReason.NO_BOX
+    ]
     grammar = get_dialect("paper").grammar((ANSWERS_ACTION,))
-    several = grammar.parse(r"<final_answer>\boxed{a} \boxed{b}</final_answer><final_answer>\boxed{c}</final_answer>")
+    several = grammar.parse(
+        r"<final_answer>\boxed{a} \boxed{b}</final_answer><final_answer>\boxed{c}</final_answer>"
+    )
     assert answers_in(several.actions, 3) == ["a", "b", "c"]
 
 

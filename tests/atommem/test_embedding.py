@@ -31,9 +31,15 @@ def embed(embedder: Embedder, texts: Sequence[str], kind: TextKind = "entry") ->
 
 @pytest.mark.parametrize(
     ("name", "kind", "dim"),
-    [("hashing", HashingEmbedder, 64), ("hashing", HashingEmbedder, 1), ("random", RandomEmbedder, 64)],
+    [
+        ("hashing", HashingEmbedder, 64),
+        ("hashing", HashingEmbedder, 1),
+        ("random", RandomEmbedder, 64),
+    ],
 )
-def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(name: str, kind: type, dim: int) -> None:
+def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(
+    name: str, kind: type, dim: int
+) -> None:
     embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=dim))
     assert isinstance(embedder, kind)
     vectors = embed(embedder, TEXTS)
@@ -72,19 +78,27 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["<unk>", "<pad>", "<eos>", "find", ":", "red", "fox", "blue", "whale"]
     word_level(words, unk_token="<unk>").save_pretrained(folder / "bert")
     config = BertConfig(
-        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     BertModel(config).save_pretrained(folder / "bert")
     transformer = Transformer(str(folder / "bert"))
     model = SentenceTransformer(
-        modules=[transformer, Pooling(16)], prompts={"query": "find : ", "document": ""}, device="cpu"
+        modules=[transformer, Pooling(16)],
+        prompts={"query": "find : ", "document": ""},
+        device="cpu",
     )
     model.save(str(folder / "model"))
     return folder / "model"
 
 
 def test_sentence_transformer_uses_the_models_query_prompt(model_folder: Path) -> None:
-    embedder = make_embedder(EmbedderConfig(embedder="sentence_transformer", embedder_model=str(model_folder)))
+    embedder = make_embedder(
+        EmbedderConfig(embedder="sentence_transformer", embedder_model=str(model_folder))
+    )
     assert isinstance(embedder, MicroBatcher)
     assert isinstance(embedder.embedder, SentenceTransformerEmbedder)
     assert embedder.dim == 16
@@ -113,7 +127,9 @@ def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> No
     with pytest.warns(UserWarning, match=r"8,000 characters is beyond|has no vector"):
         vectors = embed(embedder, [long, "red fox", "", "half \ud83d", long])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    assert (embedder.counts.cut, embedder.counts.lost) == (2, 1), "this tokenizer makes nothing of an empty text"
+    assert (embedder.counts.cut, embedder.counts.lost) == (2, 1), (
+        "this tokenizer makes nothing of an empty text"
+    )
     batched = MicroBatcher(embedder)
     assert batched.counts is embedder.counts
     encode = embedder._model.encode_document
@@ -151,7 +167,9 @@ class EmbeddingServer:
         return data([[len(text), 1, 0] for text in texts])
 
     def embedder(self) -> HttpEmbedder:
-        return HttpEmbedder("http://s/v1", "m", retries=2, backoff=0.001, transport=httpx.MockTransport(self))
+        return HttpEmbedder(
+            "http://s/v1", "m", retries=2, backoff=0.001, transport=httpx.MockTransport(self)
+        )
 
 
 def data(vectors: list[Any], indices: list[int] | None = None) -> httpx.Response:
@@ -165,11 +183,15 @@ def server() -> EmbeddingServer:
     return EmbeddingServer()
 
 
-async def test_vectors_are_normalised_and_in_the_order_of_the_texts(server: EmbeddingServer) -> None:
+async def test_vectors_are_normalised_and_in_the_order_of_the_texts(
+    server: EmbeddingServer,
+) -> None:
     embedder = server.embedder()  # inside an event loop, too
     assert embedder.dim == 3
     vectors = await embedder.embed(["a", "bbb"], "query")
-    np.testing.assert_allclose(vectors, [[2**-0.5, 2**-0.5, 0], [3 / 10**0.5, 1 / 10**0.5, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        vectors, [[2**-0.5, 2**-0.5, 0], [3 / 10**0.5, 1 / 10**0.5, 0]], rtol=1e-6
+    )
     assert vectors.dtype == np.float32
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
     count = len(server.bodies)
@@ -182,8 +204,12 @@ def test_texts_that_are_too_long_are_cut_where_the_server_can(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, transport = httpx.AsyncClient, httpx.MockTransport(server)
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **kwargs: client(**(kwargs | {"transport": transport})))
-    embedder = make_embedder(EmbedderConfig(embedder="http", embedder_model="m", embedder_url="http://s"))
+    monkeypatch.setattr(
+        httpx, "AsyncClient", lambda **kwargs: client(**(kwargs | {"transport": transport}))
+    )
+    embedder = make_embedder(
+        EmbedderConfig(embedder="http", embedder_model="m", embedder_url="http://s")
+    )
     assert isinstance(embedder, MicroBatcher)
     server.longest = 4
     with pytest.warns(UserWarning, match="beyond the embedder's window"):
@@ -194,7 +220,9 @@ def test_texts_that_are_too_long_are_cut_where_the_server_can(
 
 @pytest.mark.filterwarnings("ignore:a text")
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_texts_that_are_too_long_are_halved_where_it_cannot(server: EmbeddingServer, status: int) -> None:
+def test_texts_that_are_too_long_are_halved_where_it_cannot(
+    server: EmbeddingServer, status: int
+) -> None:
     """Only what is refused is cut, however many texts stand beside it."""
     embedder = server.embedder()
     server.longest, server.cuts, server.status = 100, False, status
@@ -212,15 +240,23 @@ def test_a_text_without_a_vector_gets_a_makeshift(server: EmbeddingServer) -> No
     np.testing.assert_allclose(vectors[[1, 3]], [[1, 0, 0]] * 2)
     np.testing.assert_allclose(vectors[[0, 2], 0] / vectors[[0, 2], 1], [2, 3], rtol=1e-6)
     assert (embedder.counts.cut, embedder.counts.lost) == (0, 2)
-    with pytest.raises(ConfigError, match=r"none of the last 64 texts could be embedded \(HTTP 400: a bad word"):
+    with pytest.raises(
+        ConfigError, match=r"none of the last 64 texts could be embedded \(HTTP 400: a bad word"
+    ):
         asyncio.run(embedder.embed(["x"] * 64, "entry"))
-    for broken in ([0, 0, 0], [1, None, 3], [1, float("inf"), 0]):  # so does one without a direction
+    for broken in (
+        [0, 0, 0],
+        [1, None, 3],
+        [1, float("inf"), 0],
+    ):  # so does one without a direction
         server.answers = [data([broken])]
         with pytest.raises(ConfigError, match="zero or not finite"):
             server.embedder()
         embedder = server.embedder()
         server.answers = [data([broken, [0, 2, 0]])]
-        np.testing.assert_allclose(asyncio.run(embedder.embed(["a", "b"], "entry")), [[1, 0, 0], [0, 1, 0]])
+        np.testing.assert_allclose(
+            asyncio.run(embedder.embed(["a", "b"], "entry")), [[1, 0, 0], [0, 1, 0]]
+        )
         assert embedder.counts.lost == 1
 
 

@@ -66,7 +66,12 @@ async def test_an_episode_from_empty_memory_to_the_reward() -> None:
 
 async def test_an_outage_is_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     episode = await runner(["x", OutageError("server gone")]).run(TASK)
-    assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (True, None, "server gone", 1)
+    assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (
+        True,
+        None,
+        "server gone",
+        1,
+    )
 
     async def gone(self: object) -> None:
         raise OutageError("judge gone")
@@ -74,7 +79,12 @@ async def test_an_outage_is_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) 
     run = runner(["x", "y", ANSWER])
     monkeypatch.setattr(type(run.environments()), "score", gone)
     episode = await run.run(TASK)
-    assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (True, None, "judge gone", 3)
+    assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (
+        True,
+        None,
+        "judge gone",
+        3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,18 +103,28 @@ async def test_what_ends_an_episode_has_a_name(
 
 
 async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() -> None:
-    run = sessions.runner(lambda tokenizer: Waits(tokenizer, ["x", "y"]), limits=Limits(max_seconds=0.05))
+    run = sessions.runner(
+        lambda tokenizer: Waits(tokenizer, ["x", "y"]), limits=Limits(max_seconds=0.05)
+    )
     episode = await run.run(TASK)
-    assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, 2)
+    assert (episode.stop_reason, episode.reward, len(episode.steps)) == (
+        StopReason.TIME_LIMIT,
+        0.0,
+        2,
+    )
     assert run.agent.policy.cancelled  # type: ignore[attr-defined]
     slow = [replace(step, seconds=100.0) for step in episode.steps]
     late = await sessions.runner(limits=Limits(max_seconds=150)).run(TASK, past=slow)
-    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2), "what was spent before counts"
+    assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2), (
+        "what was spent before counts"
+    )
     assert late.seconds >= 200
 
 
 @pytest.mark.parametrize(("method", "steps"), [("reset", 0), ("step", 1)])
-async def test_an_environment_that_hangs_is_given_up(method: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_environment_that_hangs_is_given_up(
+    method: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runner(["x"], limits=Limits(max_seconds=0.05))
     kind = type(run.environments())
     work = getattr(kind, method)
@@ -115,7 +135,11 @@ async def test_an_environment_that_hangs_is_given_up(method: str, steps: int, mo
 
     monkeypatch.setattr(kind, method, hangs)
     episode = await run.run(TASK)
-    assert (episode.stop_reason, episode.reward, len(episode.steps)) == (StopReason.TIME_LIMIT, 0.0, steps)
+    assert (episode.stop_reason, episode.reward, len(episode.steps)) == (
+        StopReason.TIME_LIMIT,
+        0.0,
+        steps,
+    )
 
 
 async def test_what_is_asked_for() -> None:
@@ -125,10 +149,14 @@ async def test_what_is_asked_for() -> None:
     assert {sampling.affinity for sampling in first} == {"t1"}
     other = await requests("x", "y", ANSWER, sample=1)
     assert len({sampling.seed for sampling in [*first, *other]}) == 6
-    assert {sampling.seed for sampling in await requests("x", "y", ANSWER, sampling=Sampling())} == {None}
+    assert {
+        sampling.seed for sampling in await requests("x", "y", ANSWER, sampling=Sampling())
+    } == {None}
     limited = {"limits": Limits(max_tokens=100), "sampling": Sampling(max_tokens=98)}
     # The last completion gets only the tokens that are left.
-    assert [sampling.max_tokens for sampling in await requests("a b", "c d", ANSWER, **limited)] == [98, 97, 94]
+    assert [
+        sampling.max_tokens for sampling in await requests("a b", "c d", ANSWER, **limited)
+    ] == [98, 97, 94]
 
 
 class TurnPolicy(ScriptedPolicy):
@@ -211,7 +239,8 @@ async def test_prompts_that_threads_encode_are_the_same() -> None:
 
 async def test_a_scripted_policy_is_cut_as_a_model_is() -> None:
     run = sessions.runner(
-        lambda tokenizer: ScriptedPolicy(tokenizer, lambda prompt: "one two three"), sampling=Sampling(max_tokens=1)
+        lambda tokenizer: ScriptedPolicy(tokenizer, lambda prompt: "one two three"),
+        sampling=Sampling(max_tokens=1),
     )
     (step, *_) = (await run.run(TASK)).steps
     assert (step.text, step.finish_reason) == ("one", "length")
@@ -233,14 +262,18 @@ async def test_an_episode_goes_on_from_any_step_without_asking_again(
     path = write_trace(tmp_path / "t", whole, {}, tokens=True)
     traced, kept = read_trace(path).episode.steps, whole.steps
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
-    assert [told(step) for step in read_trace(path).episode.steps] == [told(step) for step in kept[:3]]
+    assert [told(step) for step in read_trace(path).episode.steps] == [
+        told(step) for step in kept[:3]
+    ]
     for past in ([], traced[:1], kept[:4], traced[:-1], kept, traced):
         run = sessions.runner(limits=limits)
         again = await run.run(LONG, 4, past)
         assert outcome(again) == outcome(whole)
         assert len(run.agent.policy.asked) == len(kept) - len(past)  # type: ignore[attr-defined]
         assert again.seconds >= sum(step.seconds for step in past)
-    bare = [replace(step, token_ids=[], logprobs=[]) for step in kept]  # a chat server returns text only
+    bare = [
+        replace(step, token_ids=[], logprobs=[]) for step in kept
+    ]  # a chat server returns text only
     again = await sessions.runner(limits=limits).run(LONG, 4, bare)
     assert (again.stop_reason, len(again.steps)) == (reason, len(bare))
     fork = await sessions.runner().run(LONG, 5, kept[:3])  # another sample of it, from step 3 on
@@ -253,7 +286,10 @@ async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn()
     whole = await sessions.runner().run(LONG)
     texts = [step.text for step in whole.steps]
     for number in (0, 3, len(texts) - 1):
-        run, kept = sessions.runner(lambda tokenizer, number=number: Waits(tokenizer, texts[:number])), {}
+        run, kept = (
+            sessions.runner(lambda tokenizer, number=number: Waits(tokenizer, texts[:number])),
+            {},
+        )
         work = asyncio.create_task(run.run_all([(LONG, 0)], kept=kept))
         while not (run.agent.policy.waits):  # type: ignore[attr-defined]
             await asyncio.sleep(0)
@@ -281,7 +317,11 @@ async def test_an_episode_that_an_outage_ended_applies_what_it_had_sampled() -> 
 
     failing.agent.embedder.embed = fails  # type: ignore[method-assign]
     failed = await failing.run(LONG)
-    assert (failed.stop_reason, len(failed.steps), failed.steps[-1].operations) == (StopReason.FAILED, at + 1, ())
+    assert (failed.stop_reason, len(failed.steps), failed.steps[-1].operations) == (
+        StopReason.FAILED,
+        at + 1,
+        (),
+    )
     run = sessions.runner()
     again = await run.run(LONG, past=failed.steps)
     assert outcome(again) == outcome(whole)
@@ -294,9 +334,12 @@ async def test_a_past_that_is_not_this_episodes_is_refused() -> None:
     with pytest.raises(TraceError, match=r"has the steps \[1, 2\]: give all of them from step 0"):
         await sessions.runner().run(LONG, past=whole.steps[1:3])
     other = replace(LONG, documents=(Document("", "Another."), *LONG.documents[1:]))
-    with pytest.raises(TraceError, match=r"step 1 of task 't1' \(chunk 1/6\) showed something else then"):
+    with pytest.raises(
+        TraceError, match=r"step 1 of task 't1' \(chunk 1/6\) showed something else then"
+    ):
         await sessions.runner().run(other, past=whole.steps[:3])
     with pytest.raises(TraceError, match="does not fit"):
         await sessions.runner().run(
-            LONG, past=[whole.steps[0], replace(whole.steps[1], operations=whole.steps[3].operations)]
+            LONG,
+            past=[whole.steps[0], replace(whole.steps[1], operations=whole.steps[3].operations)],
         )

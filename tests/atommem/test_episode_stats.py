@@ -20,7 +20,9 @@ def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, s
     operations = tuple(Operation(0, kind, outcome) for kind, outcome in outcomes)
     tokens: Any = ([1, 2, 3], [4, 5], [-0.1, -0.2])
     seen, view = Observation("reading"), MemoryView()
-    return Step(0, seen, view, *tokens, "", "stop", actions, wrong, operations, size, prompt_tokens=3)
+    return Step(
+        0, seen, view, *tokens, "", "stop", actions, wrong, operations, size, prompt_tokens=3
+    )
 
 
 CREATE, READ, DELETE = "create", "read", "delete"
@@ -31,7 +33,12 @@ def episodes() -> list[Episode]:
         "a",
         0,
         steps=[
-            step([CREATE, CREATE, READ], [(CREATE, Outcome.APPLIED), (CREATE, Outcome.REJECTED)], 1, 1),
+            step(
+                [CREATE, CREATE, READ],
+                [(CREATE, Outcome.APPLIED), (CREATE, Outcome.REJECTED)],
+                1,
+                1,
+            ),
             step([READ, DELETE], [(READ, Outcome.APPLIED), (DELETE, Outcome.UNKNOWN_HANDLE)], 0, 1),
             step(["answer"], [], 0, 1),
         ],
@@ -99,7 +106,14 @@ def test_counted_by_hand() -> None:
         "stop/context_overflow": 0.0,
     }
     assert summary == pytest.approx(expected)
-    parts = add_sums([episode_sums(whole[:1]), episode_sums(whole[1:2]), episode_sums(whole[2:]), episode_sums([])])
+    parts = add_sums(
+        [
+            episode_sums(whole[:1]),
+            episode_sums(whole[1:2]),
+            episode_sums(whole[2:]),
+            episode_sums([]),
+        ]
+    )
     assert means(parts) == pytest.approx(expected), "sums of parts give the whole"
     assert means(episode_sums([])) == {"episodes": 0, "failed": 0}
     only_failed = means(episode_sums([Episode("b", 0)]))
@@ -107,4 +121,12 @@ def test_counted_by_hand() -> None:
     assert not {"reward", "malformed"} & {*only_failed}
     # Memory's in their order, then what environments brought, by name.
     counted = ({"actions/lookup": 1.0, "reward": 1.0}, {"actions/answer": 0.0, "actions/read": 2.0})
-    assert action_names(*counted) == ["create", "read", "update", "delete", "scratchpad", "answer", "lookup"]
+    assert action_names(*counted) == [
+        "create",
+        "read",
+        "update",
+        "delete",
+        "scratchpad",
+        "answer",
+        "lookup",
+    ]

@@ -48,7 +48,11 @@ class NotePolicy(ScriptedPolicy):
 
     def note(self, prompt: str) -> str:
         chunk = re.search(r"of the text:\n(.*?)\n", prompt)
-        kept = f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>" if chunk else ""
+        kept = (
+            f"<create_memory>{chunk[1]}</create_memory><read_memory>{chunk[1]}</read_memory>"
+            if chunk
+            else ""
+        )
         return kept or "<final_answer>\\boxed{42}</final_answer>"
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -93,8 +97,14 @@ async def test_what_is_served_is_what_was_trained() -> None:
     answer = await memory.ask("What?")
     assert served.prompts == trained.prompts
     assert episode.answers == (answer.text,) == ("six",)
-    assert [o.kind for o in memory.history()] == [o.kind for step in episode.steps for o in step.operations]
-    assert (reading.chunks, reading.steps, [step.index for step in answer.steps]) == (3, (0, 1, 2), [3, 4])
+    assert [o.kind for o in memory.history()] == [
+        o.kind for step in episode.steps for o in step.operations
+    ]
+    assert (reading.chunks, reading.steps, [step.index for step in answer.steps]) == (
+        3,
+        (0, 1, 2),
+        [3, 4],
+    )
 
 
 async def test_an_answer_says_what_it_came_from() -> None:
@@ -102,13 +112,19 @@ async def test_an_answer_says_what_it_came_from() -> None:
     await memory.read(TEXT, name="numbers.txt")
     answer = await memory.ask("What?")
     assert (str(answer), answer.question, answer.scratchpad) == ("42", "What?", "")
-    assert {entry.text.strip() for entry in answer.entries} == {"one two three", "four five six", "seven"}
+    assert {entry.text.strip() for entry in answer.entries} == {
+        "one two three",
+        "four five six",
+        "seven",
+    }
     assert answer.entries[0].source is not None
     assert answer.entries[0].source.piece == "numbers.txt, chunk 3/3"
     assert answer.to_json()["answer"] == "42"
     assert memory.settings["chunk_tokens"] == 3
     assert repr(memory) == "AsyncMemory(3 entries after 4 steps)"
-    answer = await make(ListPolicy(WordTokenizer(), ["nothing", "at all"]), max_reads=1).ask("What?")
+    answer = await make(ListPolicy(WordTokenizer(), ["nothing", "at all"]), max_reads=1).ask(
+        "What?"
+    )
     assert (answer.text, str(answer), len(answer.steps)) == (None, "", 2)
     for question in (" ", None):
         with pytest.raises(ConfigError, match="nothing to ask"):
@@ -118,9 +134,16 @@ async def test_an_answer_says_what_it_came_from() -> None:
 async def test_what_a_reading_shows() -> None:
     policy = NotePolicy()
     memory = make(policy)
-    reading = await memory.read(["one", "two three", " ", "four five six seven"], questions=["A?", "B?"])
+    reading = await memory.read(
+        ["one", "two three", " ", "four five six seven"], questions=["A?", "B?"]
+    )
     assert reading.chunks == 4
-    assert texts(memory) == ["one", "two three", "four five six", "seven"]  # a piece is a chunk unless it is too long
+    assert texts(memory) == [
+        "one",
+        "two three",
+        "four five six",
+        "seven",
+    ]  # a piece is a chunk unless it is too long
     assert "1. A?\n2. B?" in policy.prompts[0]
     assert "Part 4 of 4" in policy.prompts[-1]
     await memory.read("one")
@@ -133,10 +156,15 @@ async def test_what_a_reading_shows() -> None:
 
 async def test_reading_and_asking_take_turns_on_one_memory() -> None:
     memory = make()
-    await asyncio.gather(memory.read("one two", name="a"), memory.ask("What?"), memory.read("three", name="b"))
+    await asyncio.gather(
+        memory.read("one two", name="a"), memory.ask("What?"), memory.read("three", name="b")
+    )
     assert [(r.name, r.steps) for r in memory.readings] == [("a", (0,)), ("b", (2,))]
     assert texts(memory) == ["one two", "three"]
-    assert [entry.source.piece for entry in memory.entries() if entry.source] == ["a, chunk 1/1", "b, chunk 1/1"]
+    assert [entry.source.piece for entry in memory.entries() if entry.source] == [
+        "a, chunk 1/1",
+        "b, chunk 1/1",
+    ]
     steps = [operation.step for operation in memory.history()]
     assert steps == sorted(steps)
 
@@ -164,7 +192,11 @@ async def test_forks_and_as_it_was() -> None:
     earlier = await memory.at(2)
     assert texts(earlier) == ["one two three", "four five six"]
     assert earlier.history() == tuple(o for o in memory.history() if o.step < 2)
-    assert (earlier.steps, earlier.readings[0].steps, earlier.readings[0].complete) == (2, (0, 1), False)
+    assert (earlier.steps, earlier.readings[0].steps, earlier.readings[0].complete) == (
+        2,
+        (0, 1),
+        False,
+    )
     # Reading the same text goes on where it stood then.
     await earlier.read(TEXT, name="t")
     assert (texts(earlier), earlier.steps) == (texts(memory), 3)
@@ -184,7 +216,10 @@ async def test_an_interrupted_reading_goes_on_where_it_stopped() -> None:
         await memory.read(TEXT, progress=lambda done, chunks: seen.append((done, chunks)))
     assert (texts(memory), seen) == (["one two three", "four five six"], [(1, 3), (2, 3)])
     reading = await memory.read(TEXT)
-    assert (texts(memory), reading.steps) == (["one two three", "four five six", "seven"], (0, 1, 2))
+    assert (texts(memory), reading.steps) == (
+        ["one two three", "four five six", "seven"],
+        (0, 1, 2),
+    )
     assert len(policy.prompts) == 4
     assert await memory.read(TEXT, again=False) == reading
     assert len(policy.prompts) == 4
@@ -237,11 +272,16 @@ async def test_a_text_is_forgotten_by_its_name_and_may_be_read_again() -> None:
     await memory.read("one two three", name="bad.txt")
     await memory.read("four five six seven", name="good.txt")
     operations = await memory.forget("bad.txt")
-    assert [(operation.kind, operation.actor) for operation in operations[:2]] == [("delete", "user"), ("read", "user")]
+    assert [(operation.kind, operation.actor) for operation in operations[:2]] == [
+        ("delete", "user"),
+        ("read", "user"),
+    ]
     assert texts(memory) == ["four five six", "seven"]
     assert [reading.name for reading in memory.readings] == ["good.txt"]
     assert memory.history()[-2].reason == "forget bad.txt"
-    assert [entry.text for entry in (await memory.at(memory.steps)).entries()] == [e.text for e in memory.entries()]
+    assert [entry.text for entry in (await memory.at(memory.steps)).entries()] == [
+        e.text for e in memory.entries()
+    ]
     assert len((await memory.at(memory.steps - 1)).entries()) == 2, "as it was before"
     assert await memory.forget("bad.txt") == ()
     await memory.read("one two three", name="bad.txt", again=False)
@@ -279,7 +319,10 @@ def test_it_has_every_method_of_the_other() -> None:
     assert {*public(AsyncMemory)} - {*public(Memory)} == {"open", "taken_up"}
     for name, method in public(Memory).items():
         if inspect.isfunction(method):
-            assert inspect.signature(method).parameters == inspect.signature(public(AsyncMemory)[name]).parameters, name  # type: ignore[arg-type]
+            assert (
+                inspect.signature(method).parameters
+                == inspect.signature(public(AsyncMemory)[name]).parameters
+            ), name  # type: ignore[arg-type]
 
 
 def test_from_several_threads() -> None:
@@ -289,7 +332,9 @@ def test_from_several_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(entry.text.strip() for entry in memory.entries()) == [f"text {n}" for n in range(8)]
+    assert sorted(entry.text.strip() for entry in memory.entries()) == [
+        f"text {n}" for n in range(8)
+    ]
     with pytest.raises(ConfigError, match="own progress callback"):  # must not wait for it
         memory.read(TEXT, progress=lambda done, chunks: memory.ask("What?") and None)
 

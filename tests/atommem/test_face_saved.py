@@ -39,7 +39,11 @@ async def test_a_loaded_memory_is_the_saved_one(tmp_path: Path) -> None:
     embedder.calls.clear()
     again = await load(folder, embedder=embedder)
     assert embedder.calls == []  # the vectors were saved
-    assert (again.entries(), again.history(), again.readings) == (memory.entries(), memory.history(), memory.readings)
+    assert (again.entries(), again.history(), again.readings) == (
+        memory.entries(),
+        memory.history(),
+        memory.readings,
+    )
     assert (again.steps, again.scratchpad) == (memory.steps, memory.scratchpad)
     assert (again.settings["chunk_tokens"], again.settings["capacity"]) == (3, 9)
     assert texts(await again.at(1)) == ["one two three"]
@@ -57,8 +61,18 @@ async def test_vectors_are_a_cache(tmp_path: Path) -> None:
     empty = await memory.at(0)
     await empty.save(tmp_path / "other")
     stale = (tmp_path / "other" / VECTORS_FILE).read_bytes()
-    np.savez(others := io.BytesIO(), embedder=np.array("x"), digests=np.zeros(3), rows=np.zeros((2, 2)))
-    damaged = (b"", b"no vectors", b"[1, 2]", b"PK", b"\x93NUMPY", good[: len(good) // 2], others.getvalue())
+    np.savez(
+        others := io.BytesIO(), embedder=np.array("x"), digests=np.zeros(3), rows=np.zeros((2, 2))
+    )
+    damaged = (
+        b"",
+        b"no vectors",
+        b"[1, 2]",
+        b"PK",
+        b"\x93NUMPY",
+        good[: len(good) // 2],
+        others.getvalue(),
+    )
     for content in (None, *damaged, stale):
         (tmp_path / VECTORS_FILE).unlink(missing_ok=True)
         if content is not None:
@@ -88,12 +102,21 @@ async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) 
     with pytest.raises(ConfigError, match="made with a Policy object: give one"):
         await AsyncMemory.load(tmp_path)
     header = json.loads((tmp_path / MEMORY_FILE).read_text())
-    choice = {"api": "chat", "model": "m", "tokenizer": None, "max_in_flight": 4, "max_batch_tokens": 1}
+    choice = {
+        "api": "chat",
+        "model": "m",
+        "tokenizer": None,
+        "max_in_flight": 4,
+        "max_batch_tokens": 1,
+    }
     header["policy"] = {"policy": ["http://localhost:1"], **choice}
     (tmp_path / MEMORY_FILE).write_text(json.dumps(header))
     memory = await AsyncMemory.load(tmp_path, model="n")
     assert memory._engine.choice is not None
-    assert (memory._engine.choice.policy, memory._engine.choice.model) == (["http://localhost:1"], "n")
+    assert (memory._engine.choice.policy, memory._engine.choice.model) == (
+        ["http://localhost:1"],
+        "n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,10 +126,16 @@ async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) 
         (MEMORY_FILE, lambda text: text.replace('"format": 1', '"format": 9'), "has format 9"),
         (SESSION_FILE, lambda text: "{", "is damaged"),
         (SESSION_FILE, lambda text: '{"type": "episode"}', "is damaged"),
-        (SESSION_FILE, lambda text: text.replace('"create"', '"delete"'), "damaged"),  # a log that contradicts itself
+        (
+            SESSION_FILE,
+            lambda text: text.replace('"create"', '"delete"'),
+            "damaged",
+        ),  # a log that contradicts itself
     ],
 )
-async def test_a_damaged_folder(tmp_path: Path, name: str, damage: Callable[[str], str], message: str) -> None:
+async def test_a_damaged_folder(
+    tmp_path: Path, name: str, damage: Callable[[str], str], message: str
+) -> None:
     await kept(tmp_path)
     (tmp_path / name).write_text(damage((tmp_path / name).read_text()))
     with pytest.raises(DataError, match=message):
@@ -123,7 +152,9 @@ async def test_no_folder_and_a_folder_that_cannot_be_written(tmp_path: Path) -> 
         await make().save(tmp_path)
 
 
-async def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_save_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = await kept(tmp_path)
     await memory.read("eight")
     monkeypatch.setattr("atommem.session_state.to_json", lambda operation: 1 / 0)
@@ -131,4 +162,6 @@ async def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: 
         await memory.save(tmp_path)
     monkeypatch.undo()
     assert texts(await load(tmp_path)) == texts(memory)[:-1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([MEMORY_FILE, SESSION_FILE, VECTORS_FILE])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [MEMORY_FILE, SESSION_FILE, VECTORS_FILE]
+    )

@@ -28,7 +28,9 @@ def test_what_is_there_is_frozen_and_let_go_also_after_an_error(request, monkeyp
         inside = weakref.ref(Node())
         gc.collect()
         assert inside() is None, "garbage made inside is found"
-        young = [[number] for number in range(1000)]  # to be frozen by nobody; other threads may free some that are
+        young = [
+            [number] for number in range(1000)
+        ]  # to be frozen by nobody; other threads may free some that are
         for by_us in (True, False):
             monkeypatch.setattr(garbage, "_frozen", by_us)
             with frozen_heap():

@@ -6,21 +6,38 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "transformers", "trl", "vllm", "sentence_transformers", "datasets", "peft", "accelerate"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "sentence_transformers",
+    "datasets",
+    "peft",
+    "accelerate",
+}
 ROOMS = {"envs", "train", "eval", "serve", "demo"}
 
 
 def test_what_imports_load() -> None:
     """In one process, one after the other: the package, its faces, and the whole core."""
-    paths = [path.relative_to(ROOT) for path in sorted((ROOT / "atommem").rglob("*.py")) if path.stem != "__init__"]
+    paths = [
+        path.relative_to(ROOT)
+        for path in sorted((ROOT / "atommem").rglob("*.py"))
+        if path.stem != "__init__"
+    ]
     core = [".".join(path.with_suffix("").parts) for path in paths if path.parts[1] not in ROOMS]
     lines = [
         "import atommem",
         "from atommem import AsyncMemory, Memory; atommem.__version__",
         f"import {','.join(core)}",
     ]
-    script = "import json, sys\n" + "".join(f"{line}\nprint(json.dumps([*sys.modules]))\n" for line in lines)
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    script = "import json, sys\n" + "".join(
+        f"{line}\nprint(json.dumps([*sys.modules]))\n" for line in lines
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     alone, faces, whole = (set(json.loads(line)) for line in result.stdout.splitlines())
     # The half second of the bar is measured by scripts/bench_import.py; what costs it is guarded here.
     assert not {"numpy", "faiss", "yaml", "rich", "httpx"} & alone

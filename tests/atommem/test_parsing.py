@@ -16,7 +16,9 @@ from atommem.parsing import Grammar
 from atommem.untrusted import clean
 
 SEARCH = ActionSpec(
-    "search", Body.ARGUMENTS, schema={"required": ["query"], "properties": {"query": {"type": "string"}}}
+    "search",
+    Body.ARGUMENTS,
+    schema={"required": ["query"], "properties": {"query": {"type": "string"}}},
 )
 VISIT = ActionSpec("visit", Body.ARGUMENTS, tag="visit")
 PAPER = get_dialect("paper").grammar([ANSWER_ACTION, SEARCH])
@@ -102,7 +104,10 @@ def test_one_tag_means_what_its_dialect_says() -> None:
         (r"<a>\boxed{x}<a>\boxed{y}</a>", ["!unclosed a", "answer y"]),
         # Closed bodies are opaque.
         ("<s>one <c>two</c> three</s>", ["scratchpad one <c>two</c> three", "!nested c"]),
-        ("<s>use <c> for facts</s><c>one</c>", ["scratchpad use <c> for facts", "!nested c", "create one"]),
+        (
+            "<s>use <c> for facts</s><c>one</c>",
+            ["scratchpad use <c> for facts", "!nested c", "create one"],
+        ),
         ("<s>a </c> b</s>", ["scratchpad a </c> b"]),
         ("<c>one<c>two</c>three</c>", ["create one", "create two", "!stray_close c"]),
         # Neither smuggled in as an answer nor dropped without a word.
@@ -151,7 +156,16 @@ def test_a_prompt_that_opened_thinking(text: str, expected: list[str]) -> None:
     "head",
     [
         *("Memory 3: ", "memory 3 ", "MEMORY 3:", "3: ", "3:", "3 : ", "[3] ", "[3]: ", "(3) "),
-        *("#3 ", "# 3 : ", "Memory #3: ", "Memory [3]: ", "[Memory 3] ", "[ 3 ] ", "Memory 3 - ", "Memory3: "),
+        *(
+            "#3 ",
+            "# 3 : ",
+            "Memory #3: ",
+            "Memory [3]: ",
+            "[Memory 3] ",
+            "[ 3 ] ",
+            "Memory 3 - ",
+            "Memory3: ",
+        ),
         *("entry 3: ", "[ memory 3 ] : ", "003: ", "Memory\n3\n:\n"),
     ],
 )
@@ -163,26 +177,79 @@ def test_handles(head: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        *("new text", "Memory: new text", "Memory three: x", "-3: x", "3rd place", "3.5 million", "3,000", "x 3: y"),
+        *(
+            "new text",
+            "Memory: new text",
+            "Memory three: x",
+            "-3: x",
+            "3rd place",
+            "3.5 million",
+            "3,000",
+            "x 3: y",
+        ),
         # The beginning of a sentence or list, a range: which entry is meant cannot be told.
-        *("1 January 1990 is", "3 apples", "3) apples", "3. Rome", "3, Rome", "3 - Rome", "3-5: x", "Memory 3-5: x"),
+        *(
+            "1 January 1990 is",
+            "3 apples",
+            "3) apples",
+            "3. Rome",
+            "3, Rome",
+            "3 - Rome",
+            "3-5: x",
+            "Memory 3-5: x",
+        ),
         *("Memory 3, 4: x", "memory 3 and 4: x", "[3], [4]: x", "Memory 3 to 5: x", "3/4: x"),
-        *("Memory 3\u22125: x", "Memory 3\u20115: x", "Memory 3..5: x", "Memory 3 through 5: x", "Memory 3; 5: x"),
-        *("Memory 3 as well as 5: x", "Memory 3 \u2192 5: x", "Memory 3 -> 5: x", "Memory 3 => Memory 5: x"),
+        *(
+            "Memory 3\u22125: x",
+            "Memory 3\u20115: x",
+            "Memory 3..5: x",
+            "Memory 3 through 5: x",
+            "Memory 3; 5: x",
+        ),
+        *(
+            "Memory 3 as well as 5: x",
+            "Memory 3 \u2192 5: x",
+            "Memory 3 -> 5: x",
+            "Memory 3 => Memory 5: x",
+        ),
         *("12:30 the train", "3:00", "1:2"),
-        *("1234567890: x", "9" * 5000, "[", "#", "Memory", ":", "\u0663: x", "memory of 3: x", "a" + "1" * 9, "3_"),
+        *(
+            "1234567890: x",
+            "9" * 5000,
+            "[",
+            "#",
+            "Memory",
+            ":",
+            "\u0663: x",
+            "memory of 3: x",
+            "a" + "1" * 9,
+            "3_",
+        ),
     ],
 )
 def test_missing_handles(body: str) -> None:
     assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
-    assert outline(f"<delete_memory>{body}</delete_memory>", PAPER) == ["!missing_handle delete_memory"]
+    assert outline(f"<delete_memory>{body}</delete_memory>", PAPER) == [
+        "!missing_handle delete_memory"
+    ]
 
 
 def test_text_after_a_handle() -> None:
     assert outline("<u>3: -5 degrees</u><u>2: 7: x</u>") == ["update 3 -5 degrees", "update 2 7: x"]
-    assert outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>") == ["!empty u", "!empty u", "update 123456789 x"]
-    deletes = [f"<delete_memory>{body}</delete_memory>" for body in ("3: old", "1, 2", "1 2", "1. x", "1: 2")]
-    assert outline("".join(deletes), PAPER) == ["delete 3", *["!missing_handle delete_memory"] * 3, "delete 1"]
+    assert outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>") == [
+        "!empty u",
+        "!empty u",
+        "update 123456789 x",
+    ]
+    deletes = [
+        f"<delete_memory>{body}</delete_memory>"
+        for body in ("3: old", "1, 2", "1 2", "1. x", "1: 2")
+    ]
+    assert outline("".join(deletes), PAPER) == [
+        "delete 3",
+        *["!missing_handle delete_memory"] * 3,
+        "delete 1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +309,9 @@ def test_calls(body: str, expected: str | None) -> None:
     text = f"<tool_call>{body}</tool_call>"
     parsed = PAPER.parse(text)
     if expected is None:
-        assert [(action.kind, action.arguments) for action in parsed.actions] == [("search", {"query": "x"})]
+        assert [(action.kind, action.arguments) for action in parsed.actions] == [
+            ("search", {"query": "x"})
+        ]
     else:
         (problem,) = parsed.problems
         assert problem == Problem(expected, "tool_call", 0, len(text), problem.detail)
@@ -283,7 +352,21 @@ TAGS = {spec.name: tag for tag, spec in SHORT.tags.items()}
 PIECES = st.sampled_from(
     [
         *(f"<{slash}{tag}>" for slash in ("", "/") for tag in ("c", "s", "u", "a", "think", "S")),
-        *("\\boxed{", "}", "{", "1: x", "Memory 2", "word", " ", "\n", "<", "</", "c>", "\ud800", "9" * 50),
+        *(
+            "\\boxed{",
+            "}",
+            "{",
+            "1: x",
+            "Memory 2",
+            "word",
+            " ",
+            "\n",
+            "<",
+            "</",
+            "c>",
+            "\ud800",
+            "9" * 50,
+        ),
     ]
 )
 TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
@@ -329,9 +412,24 @@ def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["<", "<create_memory>", "</create_memory>", "<think>", "</think>", "\\boxed{", "{", "}", "1", " ", "[ "]
+    "unit",
+    [
+        "<",
+        "<create_memory>",
+        "</create_memory>",
+        "<think>",
+        "</think>",
+        "\\boxed{",
+        "{",
+        "}",
+        "1",
+        " ",
+        "[ ",
+    ],
 )
-@pytest.mark.parametrize("frame", ["{}", "<final_answer>{}x</final_answer>", "<update_memory>[{}x</update_memory>"])
+@pytest.mark.parametrize(
+    "frame", ["{}", "<final_answer>{}x</final_answer>", "<update_memory>[{}x</update_memory>"]
+)
 def test_a_hundred_kilobytes_of_garbage_are_quick(unit: str, frame: str) -> None:
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()

@@ -28,7 +28,9 @@ class NumberTokenizer:
     eos_token_id = 1
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return " ".join(str(i) for i in token_ids if not (skip_special_tokens and i == self.eos_token_id))
+        return " ".join(
+            str(i) for i in token_ids if not (skip_special_tokens and i == self.eos_token_id)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,18 @@ def model() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+    }
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    }
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, **sizes, **heads, **special))
     with torch.no_grad():
@@ -62,7 +74,9 @@ def complete_all(
     return asyncio.run(run())
 
 
-def logprobs_of(model: Any, prompt: list[int], token_ids: list[int], temperature: float = 1.0) -> Any:
+def logprobs_of(
+    model: Any, prompt: list[int], token_ids: list[int], temperature: float = 1.0
+) -> Any:
     """One pass without cache, padding or batch; shape (tokens, vocabulary)."""
     with evaluating(model), torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + token_ids])).logits[0]
@@ -87,11 +101,16 @@ def test_logprobs_are_those_of_the_distribution_that_is_sampled(
 ) -> None:
     """Also of equal prompts, which share the prompt pass; and the same prompts make the same batch in any order."""
     batches = batches_of(monkeypatch)
-    jobs = [(prompt, Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i)) for i, prompt in enumerate(PROMPTS)]
+    jobs = [
+        (prompt, Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i))
+        for i, prompt in enumerate(PROMPTS)
+    ]
     jobs += [(PROMPTS[5], Sampling(temperature=2.0, max_tokens=9, seed=20 + i)) for i in range(3)]
     for ordered in (jobs, jobs[::-1]):  # threads search large stores, and end in any order
         prompts, samplings = zip(*ordered, strict=True)
-        for prompt, sampling, done in zip(prompts, samplings, complete_all(policy, samplings, prompts), strict=True):
+        for prompt, sampling, done in zip(
+            prompts, samplings, complete_all(policy, samplings, prompts), strict=True
+        ):
             assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
             expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
             chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
@@ -99,7 +118,9 @@ def test_logprobs_are_those_of_the_distribution_that_is_sampled(
     assert len({tuple(row.token_ids) for row in batches[0] if row.prompt_ids == PROMPTS[5]}) == 4
     first, second = ([row.prompt_ids for row in batch] for batch in batches)
     assert first == second
-    assert policy.samples_what_waits  # of threads it would get prompts one by one, and begin with the first
+    assert (
+        policy.samples_what_waits
+    )  # of threads it would get prompts one by one, and begin with the first
 
 
 def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
@@ -107,7 +128,11 @@ def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
     for prompt, done in zip(PROMPTS, completions, strict=True):
         with evaluating(model):
             ids = model.generate(
-                torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=1, pad_token_id=0
+                torch.tensor([prompt]),
+                do_sample=False,
+                max_new_tokens=12,
+                eos_token_id=1,
+                pad_token_id=0,
             )
         assert done.token_ids == ids[0, len(prompt) :].tolist()
 
@@ -143,7 +168,9 @@ def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(
     assert len(stopped.logprobs) == end + 1
     assert stopped.text == " ".join(map(str, path[:end]))
     assert (cut.token_ids, cut.finish_reason) == (path[:end], "length")
-    monkeypatch.setattr(model.generation_config, "eos_token_id", [40, path[0]])  # these end a completion too
+    monkeypatch.setattr(
+        model.generation_config, "eos_token_id", [40, path[0]]
+    )  # these end a completion too
     (done,) = greedy(9)
     assert (len(done.token_ids), done.finish_reason) == (1, "stop")
 
@@ -194,7 +221,10 @@ def test_from_pretrained_and_close(model: Any, tmp_path: Path) -> None:
         complete_all(policy, [Sampling(max_tokens=2)], [[2]])
     with pytest.raises(PolicyError, match="nothing_here"):
         LocalPolicy.from_pretrained(tmp_path / "nothing_here")
-    for damaged in ("{}", '{"added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": "x"}}}'):
+    for damaged in (
+        "{}",
+        '{"added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": "x"}}}',
+    ):
         (tmp_path / "tokenizer.json").write_text(damaged)
         with pytest.raises(PolicyError, match="its tokenizer cannot be read"):
             LocalPolicy.from_pretrained(tmp_path)
@@ -214,7 +244,9 @@ def test_batches_are_of_similar_length_and_within_the_limits() -> None:
         assert len(batch) * max(prompts) - sum(prompts) <= max(sum(prompts), FREE_PADDING)
 
 
-def test_a_batch_that_nobody_waits_for_ends(model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_nobody_waits_for_ends(
+    model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cancelled requests stop at their next token: an abandoned rollout frees the model."""
     batches, started, go_on = batches_of(monkeypatch), threading.Event(), threading.Event()
 
@@ -271,16 +303,22 @@ def test_shares_are_those_of_the_definition_for_every_row_of_a_batch(kept: Seque
     """
     draws, made = 2000, sorted(kept)
     rows = [Row([1], SHARES[row][0]) for _ in range(draws) for row in made]
-    left = torch.tensor([draw * len(made) + made.index(row) for draw in range(draws) for row in kept])
+    left = torch.tensor(
+        [draw * len(made) + made.index(row) for draw in range(draws) for row in kept]
+    )
     settings = _Settings.of(rows, torch.device("cpu")).select(left)
-    uniforms = ((torch.arange(draws, dtype=torch.float64) + 0.5) / draws).repeat_interleave(len(kept))
+    uniforms = ((torch.arange(draws, dtype=torch.float64) + 0.5) / draws).repeat_interleave(
+        len(kept)
+    )
     # Logits are known up to a constant.
     drawn = settings.draw(torch.tensor(PROBS).log().expand(len(left), -1) + 3.0, uniforms)
     token_ids, chosen = (values.view(draws, -1).T.tolist() for values in drawn)
     for row, ids, logprobs in zip(kept, token_ids, chosen, strict=True):
         sampling, expected = SHARES[row]
         assert ids == sorted(ids, reverse=True)
-        assert [ids.count(token_id) / draws for token_id in range(len(PROBS))] == pytest.approx(expected, abs=1e-3)
+        assert [ids.count(token_id) / draws for token_id in range(len(PROBS))] == pytest.approx(
+            expected, abs=1e-3
+        )
         own = expected if sampling.temperature else PROBS
         np.testing.assert_allclose(np.exp(logprobs), [own[token_id] for token_id in ids], atol=1e-3)
 
@@ -290,4 +328,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
     logprobs = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.99)):
         settings = _Settings.of([Row([1], sampling)], torch.device("cpu"))
-        assert settings.draw(logprobs, torch.tensor([uniform], dtype=torch.float64))[0].item() in (1, 2)
+        assert settings.draw(logprobs, torch.tensor([uniform], dtype=torch.float64))[0].item() in (
+            1,
+            2,
+        )

@@ -25,23 +25,36 @@ def given(*policy: str, model: str | None = None) -> PolicyChoice:
     return PolicyChoice(policy, model=model, tokenizer="t" if policies.is_server(policy) else None)
 
 
-def test_connections_raise_the_limit_of_open_files_where_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_raise_the_limit_of_open_files_where_they_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(policies.resource, "setrlimit", lambda kind, limits: asked.append(limits))
     endless = resource.RLIM_INFINITY
-    for soft, hard, raised in ((4256, 9999, None), (endless, 4096, None), (1024, 20_000, 4256), (1024, endless, 4256)):
-        monkeypatch.setattr(policies.resource, "getrlimit", lambda kind, limits=(soft, hard): limits)
+    for soft, hard, raised in (
+        (4256, 9999, None),
+        (endless, 4096, None),
+        (1024, 20_000, 4256),
+        (1024, endless, 4256),
+    ):
+        monkeypatch.setattr(
+            policies.resource, "getrlimit", lambda kind, limits=(soft, hard): limits
+        )
         policies.allow_connections(4000)
         assert asked == ([] if raised is None else [(raised, hard)])
         asked.clear()
     monkeypatch.setattr(policies.resource, "getrlimit", lambda kind: (1024, 4096))
-    with pytest.raises(ConfigError, match=r"max_in_flight is 5000.*4096 open files: give at most 3840"):
+    with pytest.raises(
+        ConfigError, match=r"max_in_flight is 5000.*4096 open files: give at most 3840"
+    ):
         policies.allow_connections(5000)
 
 
 async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer())
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer()
+    )
     one = policies.open_policy(given("http://a"))
     assert isinstance(one, ServerPolicy)
     several = policies.open_policy(given("http://a", "http://b/v1", model="m"))
@@ -58,7 +71,9 @@ async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
             policies.open_policy(given(*names))
 
 
-async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     transformers = pytest.importorskip("transformers")
     asked = []
 
@@ -68,7 +83,9 @@ async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(monkeypa
 
     for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         monkeypatch.setattr(kind, "from_pretrained", load)
-    monkeypatch.setattr(LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model))
+    monkeypatch.setattr(
+        LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model)
+    )
     settings = given("Qwen/Qwen3-8B@v1.0")
     identity = await policies.policy_identity(settings, policies.open_policy(settings))
     assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")

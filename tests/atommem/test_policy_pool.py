@@ -27,7 +27,11 @@ async def pools() -> AsyncIterator[Pools]:
 
     def make(cluster: Cluster, **settings: Any) -> ServerPool:
         settings = {"patience": 5.0, "backoff": 0.01, **settings}
-        made.append(ServerPool(cluster.urls, tokenizer=WordTokenizer(), transport=cluster.transport, **settings))
+        made.append(
+            ServerPool(
+                cluster.urls, tokenizer=WordTokenizer(), transport=cluster.transport, **settings
+            )
+        )
         return made[-1]
 
     yield make
@@ -69,7 +73,9 @@ async def test_requests_of_a_server_that_dies_are_answered_by_the_others(pools: 
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (before, 12)
 
 
-async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request(pools: Pools) -> None:
+async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request(
+    pools: Pools,
+) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     await pool.use_adapter(V1)
@@ -84,7 +90,9 @@ async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request
     assert cluster["a"].asked == ["v1"] * 2 + ["v2"] * 2
 
 
-async def test_requests_ask_for_an_adapter_only_once_it_is_there(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_ask_for_an_adapter_only_once_it_is_there(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asynchronous training publishes while episodes run."""
     cluster = Cluster("a")
     pool = pools(cluster)
@@ -194,7 +202,9 @@ async def test_training_refuses_a_server_that_leaves_the_temperature_out(pools: 
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
     await pool.complete([5, 6], SAMPLING)
     assert len(server.bodies) == 1  # at temperature 1 both are the same
-    with pytest.raises(PolicyError, match=r"without the temperature 0.5 .* --logprobs-mode processed_logprobs"):
+    with pytest.raises(
+        PolicyError, match=r"without the temperature 0.5 .* --logprobs-mode processed_logprobs"
+    ):
         await pool.complete([5, 6], HALF)
     server.logprobs_mode = "processed_logprobs"
     server.bodies.clear()

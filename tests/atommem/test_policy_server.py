@@ -9,7 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.errors import (
+    ConfigError,
+    OutageError,
+    PolicyError,
+    PromptTooLongError,
+    UnknownModelError,
+)
 from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
@@ -43,7 +49,12 @@ async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_th
         **{"max_tokens": 8, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "seed": 3},
         **{"min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0, "return_token_ids": True},
     }
-    assert (second["temperature"], second["top_p"], second["top_k"], "seed" in second) == (0, 0.9, 4, False)
+    assert (second["temperature"], second["top_p"], second["top_k"], "seed" in second) == (
+        0,
+        0.9,
+        4,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,19 +63,33 @@ async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_th
         (None, PolicyError, "no completion with token ids"),
         ({"token_ids": None}, PolicyError, "without token ids"),
         ({"logprobs": None}, PolicyError, "no log-probabilities for 3 tokens"),
-        ({"logprobs": {"token_logprobs": [-1.0, None, -1.0]}}, PolicyError, "None for token 1 of 3"),
-        ({"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan")]}}, PolicyError, "nan for token 2 of 3"),
+        (
+            {"logprobs": {"token_logprobs": [-1.0, None, -1.0]}},
+            PolicyError,
+            "None for token 1 of 3",
+        ),
+        (
+            {"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan")]}},
+            PolicyError,
+            "nan for token 2 of 3",
+        ),
         ({"finish_reason": "abort"}, OutageError, "'abort'"),
         (
             refusal(400, "This model's maximum context length is 4 tokens."),
             PromptTooLongError,
             r"2 tokens with max_tokens=8.*maximum context length is 4",
         ),
-        (refusal(404, "The model `policy` does not exist."), UnknownModelError, r"'policy'.*404.*does not exist"),
+        (
+            refusal(404, "The model `policy` does not exist."),
+            UnknownModelError,
+            r"'policy'.*404.*does not exist",
+        ),
         (httpx.Response(503, text="overloaded"), OutageError, "overloaded"),
     ],
 )
-async def test_what_is_no_completion_is_an_error(change: Any, error: type[Exception], message: str) -> None:
+async def test_what_is_no_completion_is_an_error(
+    change: Any, error: type[Exception], message: str
+) -> None:
     policy, vllm = make()
     if isinstance(change, httpx.Response):
         vllm.refusal = change
@@ -90,13 +115,18 @@ async def test_the_one_model_of_the_server_and_its_context_are_found() -> None:
     [
         (httpx.Response(404, text="?"), "does not list"),
         (httpx.Response(200, json={}), "returned no list"),
-        (httpx.Response(200, json={"data": [{"id": "base"}, {"id": "adapter"}]}), r"2 models \(base, adapter\)"),
+        (
+            httpx.Response(200, json={"data": [{"id": "base"}, {"id": "adapter"}]}),
+            r"2 models \(base, adapter\)",
+        ),
     ],
 )
 async def test_a_server_that_lists_none_or_several_models_asks_for_a_name(
     response: httpx.Response, message: str
 ) -> None:
-    policy = ServerPolicy("http://s", tokenizer=TOKENIZER, transport=httpx.MockTransport(lambda request: response))
+    policy = ServerPolicy(
+        "http://s", tokenizer=TOKENIZER, transport=httpx.MockTransport(lambda request: response)
+    )
     with pytest.raises(PolicyError, match=message):
         await policy.complete([5], SAMPLING)
 
@@ -104,7 +134,10 @@ async def test_a_server_that_lists_none_or_several_models_asks_for_a_name(
 # Messages in, text out ----------------------------------------------------------------------------
 
 
-MESSAGES = [{"role": "system", "content": "Read."}, {"role": "user", "content": "half \ud83d, \u0436"}]
+MESSAGES = [
+    {"role": "system", "content": "Read."},
+    {"role": "user", "content": "half \ud83d, \u0436"},
+]
 CHAT_SAMPLING = Sampling(temperature=0.7, max_tokens=8)
 
 
@@ -119,7 +152,9 @@ async def ask(*replies: Reply, sampling: Sampling = CHAT_SAMPLING) -> Completion
 async def test_messages_in_text_and_counts_out() -> None:
     server = FakeChat("<read_memory>\u0436</read_memory>")
     chat = chat_policy(server)
-    completion = await chat.complete_chat(MESSAGES, Sampling(temperature=0.7, max_tokens=8, seed=3, top_p=0.9, top_k=5))
+    completion = await chat.complete_chat(
+        MESSAGES, Sampling(temperature=0.7, max_tokens=8, seed=3, top_p=0.9, top_k=5)
+    )
     assert completion == Completion([], [], "<read_memory>\u0436</read_memory>", "stop", 11, 3)
     assert server.bodies == [
         {
@@ -133,7 +168,9 @@ async def test_messages_in_text_and_counts_out() -> None:
         }
     ]
     await chat.complete_chat(MESSAGES, CHAT_SAMPLING)
-    assert set(server.bodies[1]) == {"model", "messages", "max_tokens", "temperature"}, "hosted servers know no top_k"
+    assert set(server.bodies[1]) == {"model", "messages", "max_tokens", "temperature"}, (
+        "hosted servers know no top_k"
+    )
     await chat.close()
 
 
@@ -154,15 +191,27 @@ async def test_messages_in_text_and_counts_out() -> None:
 )
 async def test_refusals_are_empty_completions(reply: Reply, text: str, finish_reason: str) -> None:
     completion = await ask(reply)
-    assert (completion.text, completion.finish_reason, completion.token_ids) == (text, finish_reason, [])
+    assert (completion.text, completion.finish_reason, completion.token_ids) == (
+        text,
+        finish_reason,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
     ("reply", "error", "words"),
     [
-        (refusal(400, "This model's maximum context length is 8 tokens"), PromptTooLongError, "maximum context"),
+        (
+            refusal(400, "This model's maximum context length is 8 tokens"),
+            PromptTooLongError,
+            "maximum context",
+        ),
         (refusal(401, "Incorrect API key"), PolicyError, r"401.*Incorrect.*ATOMMEM_POLICY_API_KEY"),
-        (httpx.Response(200, json={"error": {"message": "engine"}}), OutageError, "no chat completion.*engine"),
+        (
+            httpx.Response(200, json={"error": {"message": "engine"}}),
+            OutageError,
+            "no chat completion.*engine",
+        ),
         (httpx.Response(200, json={"choices": []}), OutageError, "no chat completion"),
         (choice("x", "abort"), OutageError, "no chat completion"),
         (refusal(400, "bad model", code="unsupported_value", param="model"), PolicyError, "model"),
@@ -179,21 +228,31 @@ async def test_settings_that_a_server_does_not_take_are_left_out_and_said() -> N
 
     def answer(body: dict[str, Any]) -> Reply:
         if "max_tokens" in body:
-            return refusal(400, "Use 'max_completion_tokens'", code="unsupported_parameter", param="max_tokens")
+            return refusal(
+                400, "Use 'max_completion_tokens'", code="unsupported_parameter", param="max_tokens"
+            )
         if "temperature" in body:
-            return refusal(400, "Only the default (1)", code="unsupported_value", param="temperature")
+            return refusal(
+                400, "Only the default (1)", code="unsupported_value", param="temperature"
+            )
         return "x"
 
     server = FakeChat(answer=answer)
     chat = chat_policy(server)
     with pytest.warns(UserWarning, match="takes no temperature"):
         assert (await chat.complete_chat(MESSAGES, CHAT_SAMPLING)).text == "x"
-    assert server.bodies[-1] == {"model": "m", "messages": server.bodies[0]["messages"], "max_completion_tokens": 8}
+    assert server.bodies[-1] == {
+        "model": "m",
+        "messages": server.bodies[0]["messages"],
+        "max_completion_tokens": 8,
+    }
     await chat.complete_chat(MESSAGES, CHAT_SAMPLING)
     assert len(server.bodies) == 4, "it remembers"
 
 
-async def test_it_takes_no_token_ids_and_no_key_over_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_takes_no_token_ids_and_no_key_over_plain_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(PolicyError, match="takes messages, no token ids"):
         await chat_policy(FakeChat("x")).complete([1, 2], CHAT_SAMPLING)
     monkeypatch.setenv("ATOMMEM_POLICY_API_KEY", "k")

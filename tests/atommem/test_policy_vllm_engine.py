@@ -31,7 +31,9 @@ class FakeEngine:
         self.seconds = 0.0
 
     def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
-        self.requests[name] = SimpleNamespace(ids=prompt["prompt_token_ids"], params=params, sampled=[])
+        self.requests[name] = SimpleNamespace(
+            ids=prompt["prompt_token_ids"], params=params, sampled=[]
+        )
         self.adapters.append(lora_request)
 
     def abort_request(self, names: list[str]) -> None:
@@ -49,7 +51,9 @@ class FakeEngine:
             request.sampled.append(request.ids[0])
             finished = len(request.sampled) == request.params.max_tokens
             logprobs = [{token: SimpleNamespace(logprob=self.logprob)} for token in request.sampled]
-            sampled = SimpleNamespace(token_ids=request.sampled, logprobs=logprobs, finish_reason="length")
+            sampled = SimpleNamespace(
+                token_ids=request.sampled, logprobs=logprobs, finish_reason="length"
+            )
             more = {"prompt_token_ids": request.ids, "num_cached_tokens": 1, "outputs": [sampled]}
             outputs.append(SimpleNamespace(request_id=name, finished=finished, **more))
             if finished:
@@ -82,7 +86,9 @@ async def test_requests_join_while_others_are_sampled() -> None:
             await asyncio.sleep(0)
         return await policy.complete([7, 8], SAMPLING)
 
-    first, second, third = await asyncio.gather(policy.complete([5], SAMPLING), policy.complete([6], SAMPLING), later())
+    first, second, third = await asyncio.gather(
+        policy.complete([5], SAMPLING), policy.complete([6], SAMPLING), later()
+    )
     assert [c.token_ids for c in (first, second, third)] == [[5] * 3, [6] * 3, [7] * 3]
     assert (first.logprobs, first.finish_reason) == ([-0.5] * 3, "length")
     assert max(engine.batches) == 3
@@ -121,10 +127,14 @@ async def test_a_request_that_is_cancelled_is_aborted() -> None:
 async def test_what_goes_wrong_is_said() -> None:
     policy, engine = make()
     engine.logprob = float("nan")
-    with pytest.raises(PolicyError, match=r"vLLM returned the log-probability nan for token 0 of 3.*another dtype"):
+    with pytest.raises(
+        PolicyError, match=r"vLLM returned the log-probability nan for token 0 of 3.*another dtype"
+    ):
         await policy.complete([5], SAMPLING)
     engine.error = RuntimeError("out of memory")
-    results = await asyncio.gather(*(policy.complete([5], SAMPLING) for _ in range(3)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(policy.complete([5], SAMPLING) for _ in range(3)), return_exceptions=True
+    )
     assert [str(result) for result in results] == ["out of memory"] * 3, "all who wait"
     with pytest.raises(PromptTooLongError, match="exceeds the context of 16"):
         await policy.complete([5] * 14, SAMPLING)

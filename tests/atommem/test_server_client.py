@@ -51,7 +51,9 @@ async def test_passing_trouble_is_retried_and_lasting_trouble_is_an_outage(troub
     assert await server.client().post("/v1/x", {"a": 1}) == {"ok": True}
     assert {request.content for request in server.requests} == {b'{"a":1}'}
     server = Server(*[trouble] * 9)
-    with pytest.raises(OutageError, match=r"POST http://server/v1/x failed 4 times, last with .+: check"):
+    with pytest.raises(
+        OutageError, match=r"POST http://server/v1/x failed 4 times, last with .+: check"
+    ):
         await server.client().post("/v1/x", {})
     assert len(server.requests) == 4
 
@@ -63,7 +65,11 @@ async def test_an_answer_without_end_is_bounded_in_time_and_bytes() -> None:
             yield b" " * bytes_at_a_time
 
     with pytest.raises(OutageError, match=r"last with no whole answer in 0\.05 seconds"):
-        await Server(httpx.Response(200, content=dripping(1))).client(timeout=0.05, retries=0).get("/v1/x")
+        await (
+            Server(httpx.Response(200, content=dripping(1)))
+            .client(timeout=0.05, retries=0)
+            .get("/v1/x")
+        )
     with pytest.raises(OversizeError, match=r"more than 0\.001 MB"):
         await Server(httpx.Response(200, content=dripping(999))).client(max_bytes=1000).get("/v1/x")
 
@@ -100,9 +106,24 @@ async def test_waits_double_and_follow_the_servers_word(monkeypatch: pytest.Monk
         (413, {"message": "no"}, {"too_long"}),
         (422, {"message": "`inputs` must have less than 512 tokens. Given: 1010"}, {"too_long"}),
         (400, {"message": "x", "code": "context_length_exceeded"}, {"too_long"}),
-        (500, {"message": "input is too large to process. increase the physical batch size"}, {"too_long"}),
-        (400, {"message": "The response was filtered due to the prompt", "code": "content_filter"}, {"filtered"}),
-        (400, {"message": "max_tokens is too large: 40000. This model supports at most 16384", "code": None}, set()),
+        (
+            500,
+            {"message": "input is too large to process. increase the physical batch size"},
+            {"too_long"},
+        ),
+        (
+            400,
+            {"message": "The response was filtered due to the prompt", "code": "content_filter"},
+            {"filtered"},
+        ),
+        (
+            400,
+            {
+                "message": "max_tokens is too large: 40000. This model supports at most 16384",
+                "code": None,
+            },
+            set(),
+        ),
         (403, {"message": "Your input was flagged for violence"}, {"filtered"}),
         (451, {"message": "unavailable"}, {"filtered"}),
         (403, {"message": "this key may not"}, set()),
@@ -110,7 +131,9 @@ async def test_waits_double_and_follow_the_servers_word(monkeypatch: pytest.Monk
         (401, {"message": "Incorrect API key"}, set()),
     ],
 )
-async def test_what_a_refusal_is_about(status: int, error: dict[str, object], kinds: set[str]) -> None:
+async def test_what_a_refusal_is_about(
+    status: int, error: dict[str, object], kinds: set[str]
+) -> None:
     server = Server(httpx.Response(status, json={"error": error}))
     with pytest.raises(RefusedError) as refused:
         await server.client().post("/v1/x", {})
@@ -119,7 +142,9 @@ async def test_what_a_refusal_is_about(status: int, error: dict[str, object], ki
     assert len(server.requests) == 1, "it is not repeated"
 
 
-KEYS = {f"ATOMMEM_{service.upper()}_API_KEY": service[0] for service in ("policy", "embedder", "judge")}
+KEYS = {
+    f"ATOMMEM_{service.upper()}_API_KEY": service[0] for service in ("policy", "embedder", "judge")
+}
 ALLOWED = {"ATOMMEM_ALLOW_KEYS_OVER_HTTP": "1"}
 
 
@@ -132,7 +157,10 @@ ALLOWED = {"ATOMMEM_ALLOW_KEYS_OVER_HTTP": "1"}
         ("http://[::1]:8000", "judge", KEYS, "Bearer j"),
         ("http://far:8000", "policy", {"ATOMMEM_JUDGE_API_KEY": "j"}, None),
         ("http://far:8000", "policy", KEYS | ALLOWED, "Bearer p"),
-        *((url, "judge", KEYS, ConfigError) for url in ("http://far:8000", "http://localhost.evil.org")),
+        *(
+            (url, "judge", KEYS, ConfigError)
+            for url in ("http://far:8000", "http://localhost.evil.org")
+        ),
         ("http://127.0.0.1.evil.org/", "judge", KEYS, ConfigError),
     ],
 )
@@ -145,7 +173,9 @@ async def test_each_service_has_its_own_key_and_none_goes_over_plain_http_to_ano
         monkeypatch.setenv(name, value)
     server = Server()
     if header is ConfigError:
-        with pytest.raises(ConfigError, match=r"ATOMMEM_JUDGE_API_KEY is set, and http://.* plain http.*https"):
+        with pytest.raises(
+            ConfigError, match=r"ATOMMEM_JUDGE_API_KEY is set, and http://.* plain http.*https"
+        ):
             server.client(url, service=service)
     else:
         await server.client(url, service=service).get("/v1/x")
@@ -163,7 +193,9 @@ async def test_redirects_carry_no_key_anywhere(monkeypatch: pytest.MonkeyPatch) 
 async def test_what_is_sent_and_where_to() -> None:
     server = Server()
     for url in ("http://server", "http://server/", "http://server/v1", "http://server/v1/"):
-        await server.client(url).post("/v1/x", {"half a pair": ["\ud83d", "\udc00", "\ud83d\ude00"], "café": "ж"})
+        await server.client(url).post(
+            "/v1/x", {"half a pair": ["\ud83d", "\udc00", "\ud83d\ude00"], "café": "ж"}
+        )
     assert {str(request.url) for request in server.requests} == {"http://server/v1/x"}
     sent = json.loads(server.requests[0].content.decode())
     assert sent == {"half a pair": ["\ufffd", "\ufffd", "\U0001f600"], "café": "ж"}
@@ -171,7 +203,9 @@ async def test_what_is_sent_and_where_to() -> None:
         server.client("localhost:8000")
 
 
-@pytest.mark.parametrize(("url", "proxied"), [("http://127.0.0.1:1", False), ("http://far:1", True)])
+@pytest.mark.parametrize(
+    ("url", "proxied"), [("http://127.0.0.1:1", False), ("http://far:1", True)]
+)
 def test_a_proxy_of_the_environment_is_kept_and_not_used_on_this_machine(
     monkeypatch: pytest.MonkeyPatch, url: str, proxied: bool
 ) -> None:

@@ -33,7 +33,9 @@ async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_pa
     for number in range(8):
         found += await turns(session, 1, number)
         if way == "fork":  # one of the two goes elsewhere
-            other, session = (session, session.fork()) if number % 2 else (session.fork("elsewhere"), session)
+            other, session = (
+                (session, session.fork()) if number % 2 else (session.fork("elsewhere"), session)
+            )
             before = json.dumps(session.put_down().to_json())
             await turns(other, 1, 8)
             await other.memory.undo(number)
@@ -63,10 +65,14 @@ async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_pa
         views = [session.memory.at(number).contents.view(5) for number in range(9)]
         assert views == [whole.memory.at(number).contents.view(5) for number in range(9)]
         assert [asdict(view) for view in views[:8]] == [step["view"] for step in expected]
-    assert {"create", "read", "update", "delete", "scratchpad"} <= {operation.kind for operation in whole.memory.log}
+    assert {"create", "read", "update", "delete", "scratchpad"} <= {
+        operation.kind for operation in whole.memory.log
+    }
 
 
-async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(tmp_path: Path) -> None:
+async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(
+    tmp_path: Path,
+) -> None:
     session, file = Session(agent(), "t/0"), SessionFile(tmp_path / "s")
     sizes = []
     for number in range(5):
@@ -89,11 +95,15 @@ async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(tm
     assert len(file.path.read_bytes().splitlines()) == 1
     again = await Session.take_up(agent(), SessionState.load(file.path))
     for refused in (again.memory.at, again.memory.undo):
-        with pytest.raises(ConfigError, match="the log of this memory begins at step 7, what was before step 3"):
+        with pytest.raises(
+            ConfigError, match="the log of this memory begins at step 7, what was before step 3"
+        ):
             await refused(3)  # type: ignore[misc]
 
 
-async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_it_is_damaged(tmp_path: Path) -> None:
+async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_it_is_damaged(
+    tmp_path: Path,
+) -> None:
     session, file = Session(agent(), "t/0"), SessionFile(tmp_path / "s")
     states = []
     for number in range(3):
@@ -125,21 +135,33 @@ async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_
         (["\x00\xff"], "a line is not JSON"),
         (['{"type": "episode", "format": 2}'], "this is no session that was put down"),
         (['{"type": "session", "format": 9}'], "this session has format 9, this version reads 1"),
-        (['{"type": "session", "format": 1, "key": "k", "memory": 3}'], "no memory snapshot of format 1"),
+        (
+            ['{"type": "session", "format": 1, "key": "k", "memory": 3}'],
+            "no memory snapshot of format 1",
+        ),
         (["STATE", '{"turns": 2}'], "damaged: KeyError 'operations'"),
-        (["STATE", '{"turns": 2, "sampled": 1, "operations": [{"step": 1}]}'], "damaged: TypeError"),
+        (
+            ["STATE", '{"turns": 2, "sampled": 1, "operations": [{"step": 1}]}'],
+            "damaged: TypeError",
+        ),
         (["STATE", '{"turns": "many", "sampled": 1, "operations": []}'], "damaged: ValueError"),
     ],
 )
-def test_what_is_no_session_is_refused_with_its_name(tmp_path: Path, lines: list[str], message: str) -> None:
+def test_what_is_no_session_is_refused_with_its_name(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
     whole = json.dumps(SessionState("k", 0, 0, Snapshot("words/64")).to_json())
     path = tmp_path / "some file"
-    path.write_bytes("".join(line.replace("STATE", whole) + "\n" for line in lines).encode("latin-1"))
+    path.write_bytes(
+        "".join(line.replace("STATE", whole) + "\n" for line in lines).encode("latin-1")
+    )
     with pytest.raises(TraceError, match=f"some file.*{re.escape(message)}"):
         SessionState.load(path)
 
 
-async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_said(tmp_path: Path) -> None:
+async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_said(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(TraceError, match=r"cannot read the session .*none: No such file"):
         SessionState.load(tmp_path / "none")
     session = Session(agent(), "t/0")
@@ -157,9 +179,7 @@ async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_sa
 
 # One turn that goes wrong.
 
-CREATE = (
-    "<create_memory>ann lives</create_memory><read_memory>ann</read_memory><update_scratchpad>x</update_scratchpad>"
-)
+CREATE = "<create_memory>ann lives</create_memory><read_memory>ann</read_memory><update_scratchpad>x</update_scratchpad>"
 
 
 class Stuck(Embeds):
@@ -200,7 +220,12 @@ async def test_an_outage_while_actions_are_applied_leaves_the_memory_and_the_tok
     steps: list[Step] = []
     with pytest.raises(OutageError):
         await session.turn(reading("q?"), steps=steps)
-    assert (session.turns, session.sampled, len(steps), steps[0].operations) == (2, 2 * sampled, 1, ())
+    assert (session.turns, session.sampled, len(steps), steps[0].operations) == (
+        2,
+        2 * sampled,
+        1,
+        (),
+    )
     assert (session.memory.view(), session.memory.log) == (view, log)
     session.agent.embedder.fail = None  # type: ignore[attr-defined]
     again = await session.turn(reading("q?"))
@@ -242,7 +267,9 @@ async def test_sessions_of_one_agent_do_not_mix() -> None:
     assert [(session.put_down().to_json(), session.memory.view()) for session in sessions] == alone
 
 
-@pytest.mark.parametrize(("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])])
+@pytest.mark.parametrize(
+    ("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])]
+)
 async def test_a_chat_server_may_have_taken_the_thoughts_out(text: str, kinds: list[str]) -> None:
     shared = agent()
     shared.prompts.opens_thinking = True

@@ -22,7 +22,10 @@ def test_where_names_are_looked_for_and_how_they_may_be_written() -> None:
             assert found.is_absolute()
     with pytest.raises(ConfigError, match="config is 'fsdp2': there is no such file"):
         find_file("config", "fsdp2", "train")  # in the command's folder only
-    paths = [find_file("x", *where) for where in (("fsdp2", "accelerate"), ("accelerate/fsdp2",), ("fsdp2",))]
+    paths = [
+        find_file("x", *where)
+        for where in (("fsdp2", "accelerate"), ("accelerate/fsdp2",), ("fsdp2",))
+    ]
     assert paths == [shipped_files()["accelerate/fsdp2"]] * 3
     Path("smoke").write_text("title: mine\n")  # a file of the user wins
     assert find_file("suite", "smoke", "eval") == Path("smoke")
@@ -38,7 +41,11 @@ def test_a_typing_mistake_is_answered_with_the_nearest_name_or_the_list() -> Non
             r"is no such file \(did you mean qwen3_8b_hotpotqa\?\).*`atommem configs`",
             "smollm2",
         ),
-        (("suite", "/nowhere/smoke.yaml", "eval"), r"'/nowhere/smoke\.yaml'.* \(did you mean smoke", "fsdp2"),
+        (
+            ("suite", "/nowhere/smoke.yaml", "eval"),
+            r"'/nowhere/smoke\.yaml'.* \(did you mean smoke",
+            "fsdp2",
+        ),
         (("suite", "nonsense", "eval", "data:"), "shipped are .*table1", "paper"),
     ):
         with pytest.raises(ConfigError, match=said) as raised:

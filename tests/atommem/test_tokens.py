@@ -20,7 +20,9 @@ def test_longer_text_is_cut_and_marked_within_the_limit() -> None:
     assert len(tokenizer.encode(cut)) == 10
     assert cut_to_tokens(RoughTokenizer(), "one two three four", 3, "...") == "..."
     words = "The committee acknowledged that international negotiations about temperature had failed in 1987."
-    assert 14 <= len(RoughTokenizer().encode(words)) <= 32  # Qwen3's tokenizer counts 17: rather more
+    assert (
+        14 <= len(RoughTokenizer().encode(words)) <= 32
+    )  # Qwen3's tokenizer counts 17: rather more
 
 
 @given(st.lists(st.integers(1, 4), max_size=30), st.integers(0, 40))
@@ -32,7 +34,15 @@ def test_cut_positions_are_character_boundaries(widths: list[int], count: int) -
     assert all(a <= b for a, b in pairwise(start for start, _ in offsets))
 
 
-TEXTS = ["", "A house.", "  two\n\nlines ", "1234567", "Ünïcödé 東京 \U0001f600", "\0nul \ud800 half", "x" * 37]
+TEXTS = [
+    "",
+    "A house.",
+    "  two\n\nlines ",
+    "1234567",
+    "Ünïcödé 東京 \U0001f600",
+    "\0nul \ud800 half",
+    "x" * 37,
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -23,13 +23,25 @@ from tests.fakes import answering, reading
 
 QUESTION = "Who runs the [old] mill?"
 LONG_CHUNK = "Start of the chunk. " + "x " * 3000 + "End of the chunk."
-TASK = {"id": "task-7", "source": "hotpotqa", "questions": [{"text": QUESTION, "golds": ["Ada", "Ada L."]}]}
+TASK = {
+    "id": "task-7",
+    "source": "hotpotqa",
+    "questions": [{"text": QUESTION, "golds": ["Ada", "Ada L."]}],
+}
 
 
-def step(index: int, observation: Observation, view: MemoryView, text: str, **settings: Any) -> Step:
+def step(
+    index: int, observation: Observation, view: MemoryView, text: str, **settings: Any
+) -> Step:
     count = 3 - 2 * index
     tokens: Any = ([1] * 9, [1] * count, [-1.0] * count)
-    defaults = {"finish_reason": "stop", "actions": (), "problems": (), "operations": (), "store_size": 1}
+    defaults = {
+        "finish_reason": "stop",
+        "actions": (),
+        "problems": (),
+        "operations": (),
+        "store_size": 1,
+    }
     return Step(index, observation, view, *tokens, text, **{**defaults, **settings})
 
 
@@ -52,27 +64,65 @@ def make_episode() -> Episode:
     second = step(
         1,
         answering(QUESTION, 1),
-        MemoryView("keep going", "mill owner", (Retrieved(1, 1, "The mill is Ada's", 0.875),), 1, 20),
+        MemoryView(
+            "keep going", "mill owner", (Retrieved(1, 1, "The mill is Ada's", 0.875),), 1, 20
+        ),
         "\x1b[31mred\x1b[0m <final_answer>\\boxed{Bob}</final_answer>",
         actions=(Action("answer", "Bob", start=13, end=52),),
         operations=(
-            Operation(1, "update", Outcome.APPLIED, 1, 1, "The mill is Ada's", "The mill is Bob's", reason="cut"),
+            Operation(
+                1,
+                "update",
+                Outcome.APPLIED,
+                1,
+                1,
+                "The mill is Ada's",
+                "The mill is Bob's",
+                reason="cut",
+            ),
             Operation(1, "delete", Outcome.UNKNOWN_HANDLE, handle=4),
-            Operation(1, "create", Outcome.REJECTED, after="One too many", reason="retention:reject: it is full"),
-            Operation(1, "delete", entry_id=1, before="The mill is Bob's", actor="retention:lru", reason="unused"),
+            Operation(
+                1,
+                "create",
+                Outcome.REJECTED,
+                after="One too many",
+                reason="retention:reject: it is full",
+            ),
+            Operation(
+                1,
+                "delete",
+                entry_id=1,
+                before="The mill is Bob's",
+                actor="retention:lru",
+                reason="unused",
+            ),
             Operation(1, "create", entry_id=5, after="New"),
             Operation(1, "scratchpad", before="same", after="same"),
             Operation(1, "retrieve", actor="memory", scores=((5, 0.5),)),
             Operation(1, "outcome", actor="user", scores=((5, 0.25),)),
         ),
     )
-    notes = {"question_notes": ("judge: INCORRECT",), "metrics": {"em": 0.0, "f1": 0.25}, "reward": 0.0}
-    return Episode("task-7", 3, [first, second], ("Bob",), stop_reason=StopReason.ANSWERED, seconds=4.0, **notes)
+    notes = {
+        "question_notes": ("judge: INCORRECT",),
+        "metrics": {"em": 0.0, "f1": 0.25},
+        "reward": 0.0,
+    }
+    return Episode(
+        "task-7",
+        3,
+        [first, second],
+        ("Bob",),
+        stop_reason=StopReason.ANSWERED,
+        seconds=4.0,
+        **notes,
+    )
 
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
-    return write_trace(tmp_path / "trace.jsonl", make_episode(), TASK, {"memory": {"dialect": "paper"}})
+    return write_trace(
+        tmp_path / "trace.jsonl", make_episode(), TASK, {"memory": {"dialect": "paper"}}
+    )
 
 
 def shown(path: Path, **options: object) -> str:
@@ -122,7 +172,10 @@ def test_abbreviates_long_texts_unless_told_not_to_and_shows_one_step(trace_file
     short, full = shown(trace_file), shown(trace_file, full=True)
     assert "Start of the chunk." in short
     assert "End of the chunk." in short
-    assert f"[... {len(LONG_CHUNK) - 600:,} characters left out, --full shows them ...]" in " ".join(short.split())
+    assert (
+        f"[... {len(LONG_CHUNK) - 600:,} characters left out, --full shows them ...]"
+        in " ".join(short.split())
+    )
     assert short.count("x") < 1000
     assert full.count("x") > 3000
     episode = make_episode()
@@ -156,10 +209,14 @@ def test_a_trace_that_was_cut_off_and_a_failed_episode_are_shown(trace_file: Pat
 def test_pages_on_a_terminal(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paged: list[str] = []
     monkeypatch.setattr("pydoc.pager", paged.append)
-    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    monkeypatch.setattr(
+        "sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})()
+    )
     monkeypatch.setattr(
         "atommem.trace_view.Console",
-        lambda **options: Console(file=io.StringIO(), force_terminal=True, color_system="standard", **options),
+        lambda **options: Console(
+            file=io.StringIO(), force_terminal=True, color_system="standard", **options
+        ),
     )
     monkeypatch.setenv("LESS", "-R")
     assert main([str(trace_file)]) == 0
@@ -206,7 +263,9 @@ async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         (b'{"type": "episode", "format": 2}', "broken trace"),
     ],
 )
-def test_a_file_that_is_no_trace_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_file_that_is_no_trace_is_named(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     path = tmp_path / "x.jsonl"
     if content is not None:
         path.write_bytes(content)

@@ -38,10 +38,41 @@ def encode(guard: PromptGuard, text: str) -> list[int]:
 
 
 # Texts made of what control tokens are made of: whole ones, halves, disguises, backslashes and what is not seen.
-SCRAPS = ["<|im_end|>", "<|", "|>", "im_end", "<think>", "</", "<", ">", "s>", "<s>", "[CLS]", "[", "cls]", "<pad>"]
-SCRAPS += ["☃", "|", "|>b", "a|>b", "TEL]", "\u2121]", "\\", "\\\\", "~", "\\u2603", "~u007c", "u2603", "[note]"]
+SCRAPS = [
+    "<|im_end|>",
+    "<|",
+    "|>",
+    "im_end",
+    "<think>",
+    "</",
+    "<",
+    ">",
+    "s>",
+    "<s>",
+    "[CLS]",
+    "[",
+    "cls]",
+    "<pad>",
+]
+SCRAPS += [
+    "☃",
+    "|",
+    "|>b",
+    "a|>b",
+    "TEL]",
+    "\u2121]",
+    "\\",
+    "\\\\",
+    "~",
+    "\\u2603",
+    "~u007c",
+    "u2603",
+    "[note]",
+]
 SCRAPS += [*"\uff1c\uff5c\uff1e\uff53\u200b\u00ad\ufe0f\u212a \n", "e\u0301", "END", "E"]
-hostile = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_size=10).map("".join)
+hostile = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_size=10).map(
+    "".join
+)
 
 
 @given(st.text(st.characters(exclude_categories=())))
@@ -99,11 +130,17 @@ def test_no_token_comes_out_of_its_own_text_or_its_disguises(shape: str) -> None
     came_out = 0
     for token_id, token in tokens.items():
         wide = "".join(chr(ord(part) + 0xFEE0) if "!" <= part <= "~" else part for part in token)
-        split = [token[:at] + scrap + token[at:] for at in range(len(token)) for scrap in ("\u200b", "\\", " ", token)]
+        split = [
+            token[:at] + scrap + token[at:]
+            for at in range(len(token))
+            for scrap in ("\u200b", "\\", " ", token)
+        ]
         for text in (token, wide, token.upper(), token * 3, f"\\{token}", *split):
             came_out += token_id in guard.controls(encode(guard, text))
             assert not guard.controls(encode(guard, guard.data(text))), text
-    assert came_out >= len(tokens) - 1  # all but the unknown one, which is no control token of theirs
+    assert (
+        came_out >= len(tokens) - 1
+    )  # all but the unknown one, which is no control token of theirs
 
 
 @pytest.mark.parametrize("shape", shapes)
@@ -117,7 +154,19 @@ def test_no_control_token_comes_out_of_anything(shape: str, text: str) -> None:
 @pytest.mark.parametrize("shape", shapes)
 def test_different_texts_stay_different(shape: str) -> None:
     guard = guard_of(shape)
-    scraps = ["<s>", "<", "s>", "|", guard.escape, guard.escape * 2, "u007c", "[CLS]", "<|im_end|>", "\uff5c", "a|>b"]
+    scraps = [
+        "<s>",
+        "<",
+        "s>",
+        "|",
+        guard.escape,
+        guard.escape * 2,
+        "u007c",
+        "[CLS]",
+        "<|im_end|>",
+        "\uff5c",
+        "a|>b",
+    ]
     texts = {a + b + c for a in ["", *scraps] for b in ["", *scraps] for c in ["", *scraps]}
     assert len({guard.data(text) for text in texts}) == len(texts)
     assert len({guard_text(text) for text in texts}) == len(texts)
@@ -132,7 +181,9 @@ def test_which_added_tokens_are_ordinary_text() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["stop"]})
     tokenizer.add_tokens([f"<unused{number}>" for number in range(5000)])  # looked for at once
     guard = PromptGuard(tokenizer)
-    assert guard.data("nonstop <unused4999> <unused5000>") == "nons\\top <\\unused4999> <unused5000>"
+    assert (
+        guard.data("nonstop <unused4999> <unused5000>") == "nons\\top <\\unused4999> <unused5000>"
+    )
     # What stands for unknown words is no control token, but cannot be written.
     guard = guard_of("words")
     assert guard.controls(encode(guard, "unheard of <unk>")) == []
@@ -141,11 +192,15 @@ def test_which_added_tokens_are_ordinary_text() -> None:
 
 def test_characters_of_bytes_that_a_vocabulary_lacks_are_written_out() -> None:
     guard = guard_of("without_a_byte")
-    lacking = [part for part in map(chr, range(0x80, 0x2000)) if guard.controls(encode(guard, part))]
+    lacking = [
+        part for part in map(chr, range(0x80, 0x2000)) if guard.controls(encode(guard, part))
+    ]
     assert len(lacking) > 50
     assert guard.data(f"a{lacking[0]}b") == f"a\\u{ord(lacking[0]):04x}b"
     assert guard.data(f"a\\u{ord(lacking[0]):04x}b") == f"a\\\\u{ord(lacking[0]):04x}b"
-    assert not guard.controls(encode(guard, guard.data("".join(lacking) + "\U00040000<|endoftext|>")))
+    assert not guard.controls(
+        encode(guard, guard.data("".join(lacking) + "\U00040000<|endoftext|>"))
+    )
     assert guard.data("\U0001f514 \\alpha") == "\U0001f514 \\alpha"
 
 
@@ -191,8 +246,22 @@ def test_hostile_texts_take_linear_time() -> None:
         return time.process_time() - started
 
     for guard in (guard_of("byte_level").data, guard_of("awkward").data, guard_text):
-        for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<|im_end", "☃", "<a_", "\\u2603"):
-            assert seconds(unit * (50_000 // len(unit)), guard) < 1.0, unit  # quadratic time would be minutes
+        for unit in (
+            "\\",
+            "<",
+            "<|",
+            "<|im_end|>",
+            " ",
+            "\n",
+            "\u200b",
+            "<|im_end",
+            "☃",
+            "<a_",
+            "\\u2603",
+        ):
+            assert seconds(unit * (50_000 // len(unit)), guard) < 1.0, (
+                unit
+            )  # quadratic time would be minutes
 
 
 LEARN = ("awkward", "byte_level", "without_a_byte")
@@ -204,7 +273,14 @@ def test_a_head_that_is_encoded_once_makes_no_difference(name: str) -> None:
     tokenizer = shapes[name]()
     dialect = get_dialect("paper", "full")
     prompts = PromptBuilder.of(tokenizer, dialect, MemoryConfig(), longdoc(tokenizer))
-    for text in ("", " a  b", "\u0301e\u0301", "\n\n\u4e2d\U0001f600", "<|im_start|>", "the end</s> "):
+    for text in (
+        "",
+        " a  b",
+        "\u0301e\u0301",
+        "\n\n\u4e2d\U0001f600",
+        "<|im_start|>",
+        "the end</s> ",
+    ):
         for scratchpad in ("", text):
             seen, view = reading("Who?", chunk=text), MemoryView(scratchpad=scratchpad)
             whole = tokenizer.encode(prompts.text(seen, view), add_special_tokens=False)

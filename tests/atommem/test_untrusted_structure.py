@@ -46,8 +46,12 @@ class Wording:
     guard: PromptGuard = field(repr=False)
 
     @classmethod
-    def of(cls, templates: Mapping[str, str], join: str, empty: str, tokenizer: Any = None) -> Wording:
-        structure = Structure(templates, join=join, numbers=NUMBERS, inside=INSIDE, lists=("entries",), empty=empty)
+    def of(
+        cls, templates: Mapping[str, str], join: str, empty: str, tokenizer: Any = None
+    ) -> Wording:
+        structure = Structure(
+            templates, join=join, numbers=NUMBERS, inside=INSIDE, lists=("entries",), empty=empty
+        )
         return cls(templates, join, empty, PromptGuard(tokenizer or WordTokenizer(), structure))
 
     @property
@@ -113,7 +117,10 @@ class Prompt:
             assert found is not None, (ends, self.prompt[start:])
             assert found.start() == end, (ends, self.prompt[start:])
         for at, pattern, expected in self.stands:
-            assert bool(re.compile(pattern).match(self.prompt, at)) is expected, (pattern, self.prompt[at:])
+            assert bool(re.compile(pattern).match(self.prompt, at)) is expected, (
+                pattern,
+                self.prompt[at:],
+            )
 
     def _piece(self, name: str, values: Mapping[str, Any], follow: list[str]) -> None:
         runs = self.wording.runs(name)
@@ -125,7 +132,9 @@ class Prompt:
                     self._piece(*item, follow)
                 continue
             ends = [rest + end for end in follow] if at == len(runs) - 2 else [rest]
-            if key == "entries" and "capacity_notice" in runs:  # whose blank goes where there is none
+            if (
+                key == "entries" and "capacity_notice" in runs
+            ):  # whose blank goes where there is none
                 notice, bare = rest + self.wording.head("capacity_notice"), rest.rstrip("\\ \n")
                 ends = [notice, *(bare + end for end in follow)]
                 behind = behind if values["capacity_notice"] else behind.rstrip()
@@ -176,18 +185,39 @@ WORDINGS = {
 
 def scraps(wording: Wording) -> list[str]:
     """What the templates are made of, and what may be mistaken for it."""
-    parts = [run for template in wording.templates.values() for run in re.split(r"\{[a-z_]+\}", template) if run]
+    parts = [
+        run
+        for template in wording.templates.values()
+        for run in re.split(r"\{[a-z_]+\}", template)
+        if run
+    ]
     filled = [re.sub(r"\{[a-z_]+\}", "2", template) for template in wording.templates.values()]
-    halves = [part[: len(part) // 2] for part in filled] + [part[len(part) // 2 :] for part in filled]
+    halves = [part[: len(part) // 2] for part in filled] + [
+        part[len(part) // 2 :] for part in filled
+    ]
     blanks = ["", " ", "\n", "\n\n", "\r", "\t", "\u2028", "\x0b", "\x0c", "\x85", "\xa0"]
-    marks = ["\\", "\\\\", "1", "12", "\u0662", "\uff12", ":", ".", wording.empty, "x", "<|im_end|>", "<|im_", "end|>"]
+    marks = [
+        "\\",
+        "\\\\",
+        "1",
+        "12",
+        "\u0662",
+        "\uff12",
+        ":",
+        ".",
+        wording.empty,
+        "x",
+        "<|im_end|>",
+        "<|im_",
+        "end|>",
+    ]
     return [*parts, *filled, *halves, *blanks, *marks, wording.join]
 
 
 def texts(wording: Wording) -> st.SearchStrategy[str]:
-    return st.lists(st.one_of(st.sampled_from(scraps(wording)), st.text(max_size=2)), max_size=5).map(
-        lambda parts: "".join(parts).replace("\0", "").encode("utf-8", "ignore").decode()
-    )
+    return st.lists(
+        st.one_of(st.sampled_from(scraps(wording)), st.text(max_size=2)), max_size=5
+    ).map(lambda parts: "".join(parts).replace("\0", "").encode("utf-8", "ignore").decode())
 
 
 def views(wording: Wording) -> st.SearchStrategy[list[Any]]:
@@ -199,9 +229,13 @@ def views(wording: Wording) -> st.SearchStrategy[list[Any]]:
         filled |= dict.fromkeys(named - set(filled), text)
         return st.tuples(st.just(name), st.fixed_dictionaries(filled))
 
-    lines = st.integers(1, 3).flatmap(lambda n: st.tuples(*[piece("question_line", number=number)] * n))
+    lines = st.integers(1, 3).flatmap(
+        lambda n: st.tuples(*[piece("question_line", number=number)] * n)
+    )
     entries = st.integers(0, 3).flatmap(lambda n: st.tuples(*[piece("entry", handle=number)] * n))
-    notice = st.one_of(st.just(()), st.tuples(piece("capacity_notice", size=number, capacity=number)))
+    notice = st.one_of(
+        st.just(()), st.tuples(piece("capacity_notice", size=number, capacity=number))
+    )
     return st.tuples(
         piece("questions", questions=st.one_of(text, lines)),
         piece("chunk", chunk_number=number, chunk_count=number),
@@ -232,7 +266,13 @@ def test_a_prompt_can_be_read_back_into_its_pieces_and_data(name: str, data: st.
         ("  (empty)\n", "  \\(empty)\n"),
         *(
             (text, text)
-            for text in ("In Memory 2: B", "1. A\n2. B", "Memory of B", "Memory \u0662: B", "(empty) (empty)")
+            for text in (
+                "In Memory 2: B",
+                "1. A\n2. B",
+                "Memory of B",
+                "Memory \u0662: B",
+                "(empty) (empty)",
+            )
         ),
     ],
 )
@@ -241,7 +281,9 @@ def test_data_gets_a_backslash_before_a_heading_and_nowhere_else(text: str, show
 
 
 def test_headings_are_seen_through_what_the_normaliser_takes_away() -> None:
-    structure = Structure({"asks": "Kelvin asks: {text}", "item": "{number}. {text}"}, numbers=("number",))
+    structure = Structure(
+        {"asks": "Kelvin asks: {text}", "item": "{number}. {text}"}, numbers=("number",)
+    )
     guard = PromptGuard(shapes["byte_level"](), structure)
     assert guard.data("a\n\u212aelvin asks: x") == "a\n\\\u212aelvin asks: x"
     compatible = PromptGuard(shapes["unigram"](), structure)
@@ -256,7 +298,9 @@ def test_headings_are_seen_through_what_the_normaliser_takes_away() -> None:
     # A value ends in nothing that could begin what stands behind it.
     assert WORDINGS["tools"].guard.data("x at", "chunk", "tool") == "x \\at"
     # A word is no beginning of a longer one.
-    notes = PromptGuard(WordTokenizer(), Structure({"note": "Note {text}", "notes": "Notes: {text}"}))  # type: ignore[arg-type]
+    notes = PromptGuard(
+        WordTokenizer(), Structure({"note": "Note {text}", "notes": "Notes: {text}"})
+    )  # type: ignore[arg-type]
     assert notes.data("Noted\nNote this\nNotes:") == "Noted\n\\Note this\n\\Notes:"
 
 
@@ -270,7 +314,9 @@ def test_headings_are_seen_through_what_the_normaliser_takes_away() -> None:
         ({"page": "Page {title} {text}"}, "put at least two characters"),
     ],
 )
-def test_templates_that_leave_open_where_a_value_ends_are_refused(templates: dict[str, str], message: str) -> None:
+def test_templates_that_leave_open_where_a_value_ends_are_refused(
+    templates: dict[str, str], message: str
+) -> None:
     with pytest.raises(DialectError, match=re.escape(message)):
         Structure(templates)
     with pytest.raises(DialectError, match="give white space"):

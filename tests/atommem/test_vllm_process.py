@@ -39,8 +39,13 @@ def test_it_starts_waits_and_ends_with_the_block(model: Path, tmp_path: Path) ->
 
 def test_one_that_fails_names_its_log_and_why(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
-    python = fake_vllm_python(tmp_path, "print('no room on the device', flush=True); raise SystemExit(1)")
-    with pytest.raises(PolicyError, match=r"(?s)vllm\.log.*no room on the device"), VllmServer(python, model, log):
+    python = fake_vllm_python(
+        tmp_path, "print('no room on the device', flush=True); raise SystemExit(1)"
+    )
+    with (
+        pytest.raises(PolicyError, match=r"(?s)vllm\.log.*no room on the device"),
+        VllmServer(python, model, log),
+    ):
         pass
     with pytest.raises(ConfigError, match="VLLM_PYTHON"):
         engine_of(fake_vllm_python(tmp_path, engine=""))
@@ -48,8 +53,12 @@ def test_one_that_fails_names_its_log_and_why(model: Path, tmp_path: Path) -> No
         engine_of(str(tmp_path / "none"))
 
 
-def test_what_ends_the_wait_ends_the_server(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = VllmServer(fake_vllm_python(tmp_path, "import time; time.sleep(600)"), model, tmp_path / "log")
+def test_what_ends_the_wait_ends_the_server(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = VllmServer(
+        fake_vllm_python(tmp_path, "import time; time.sleep(600)"), model, tmp_path / "log"
+    )
     started: list[subprocess.Popen[bytes]] = []
 
     def interrupted() -> bool:
@@ -69,7 +78,9 @@ def test_a_cpu_gets_whole_prompts_within_the_models_context(model: Path, tmp_pat
     named = cpu_flags(["--max-model-len", "8192", "--dtype", "bfloat16"], model)
     assert "--dtype" not in named
     assert named[named.index("--max-num-batched-tokens") + 1] == "8192"
-    on_gpu = VllmServer(fake_vllm_python(tmp_path, engine="vllm"), model, tmp_path / "log", "--max-model-len=64")
+    on_gpu = VllmServer(
+        fake_vllm_python(tmp_path, engine="vllm"), model, tmp_path / "log", "--max-model-len=64"
+    )
     assert on_gpu._command[-2:] == ["--max-model-len", "64"]
     assert "--enforce-eager" not in on_gpu._command
 

@@ -42,7 +42,14 @@ def test_wrong_values_are_refused_before_anything_is_written(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "kept")]
 
 
-RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED, "blind": MIXED}
+RECIPES = {
+    "": FULL,
+    "limited": LIMITED,
+    "bounded": BOUNDED,
+    "web": WEB,
+    "injected": INJECTED,
+    "blind": MIXED,
+}
 
 
 @pytest.mark.slow
@@ -67,7 +74,11 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
         assert str(out / name) in printed
     for stage in ("cold_start", "grpo"):
         saved = json.loads((out / stage / CONFIG_FILE).read_text())
-        assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == ("compact", "hashing", 12)
+        assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == (
+            "compact",
+            "hashing",
+            12,
+        )
         assert (saved["capacity"], saved["retention"]) == (recipe.capacity, "reject")
         LocalPolicy.from_pretrained(out / stage)
         card, update = (out / stage / "README.md").read_text(), {"cold_start": 10, "grpo": 2}[stage]
@@ -85,7 +96,9 @@ def test_a_quick_run_writes_everything_and_replaces_an_earlier_one(
 
 def updates_of(out: Path) -> list[int]:
     """The updates of GRPO that its log has."""
-    entries = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    entries = [
+        json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()
+    ]
     return [entry["step"] for entry in entries if "reward" in entry]
 
 
@@ -117,7 +130,9 @@ def test_a_demo_that_is_interrupted_in_two_stages_ends_in_one_line_and_goes_on(
         """What a demo prints that is interrupted in this stage, and when its models were saved."""
         stages[0] = stage
         assert cli.main(["demo", "--quick", "--out", str(out)]) == status
-        return *capfd.readouterr(), {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/*.safetensors")}
+        return *capfd.readouterr(), {
+            path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/*.safetensors")
+        }
 
     monkeypatch.setattr(run, "use_console", shown)
     told("", 0, whole)
@@ -135,7 +150,9 @@ def test_a_demo_that_is_interrupted_in_two_stages_ends_in_one_line_and_goes_on(
     assert first["pretrained"] == second["pretrained"] == third["pretrained"]
     assert second["cold_start"] == third["cold_start"]
     assert comparable(out) == comparable(whole)
-    assert (out / "grpo" / "model.safetensors").read_bytes() == (whole / "grpo" / "model.safetensors").read_bytes()
+    assert (out / "grpo" / "model.safetensors").read_bytes() == (
+        whole / "grpo" / "model.safetensors"
+    ).read_bytes()
     assert updates_of(out) == [1, 2]
     assert not list((out / "grpo").glob("checkpoint-*"))
     assert not (out / "progress.json").exists()

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from atommem.demo.copying import copying_rows, pretrain_copying
-from atommem.demo.recipe import FULL, INJECTED, LIMITED, MIXED, WEB, CopyingConfig, Recipe, Sequences
+from atommem.demo.recipe import (
+    FULL,
+    INJECTED,
+    LIMITED,
+    MIXED,
+    WEB,
+    CopyingConfig,
+    Recipe,
+    Sequences,
+)
 from atommem.demo.settings import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import world_of
@@ -27,7 +36,9 @@ RECIPES = {"full": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Recipe, tmp_path: Path) -> None:
+def test_every_word_of_prompts_and_demonstrations_is_one_known_token(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     settings = load_settings(tmp_path, recipe)
     assert settings.memory.capacity == recipe.capacity
     tokenizer = make_tokenizer(recipe.world, settings.memory, settings.environment)
@@ -43,7 +54,9 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
         memory=settings.memory,
         sampling=Sampling(seed=0),
     )
-    episodes = asyncio.run(runner.run_all([(task, 0) for task in world.generate(recipe.world, 40, 1)]))
+    episodes = asyncio.run(
+        runner.run_all([(task, 0) for task in world.generate(recipe.world, 40, 1)])
+    )
     for episode in episodes:
         for step in episode.steps:
             assert tokenizer.unk_token_id not in step.prompt_ids + step.token_ids
@@ -59,7 +72,9 @@ def test_every_word_of_prompts_and_demonstrations_is_one_known_token(recipe: Rec
 
 
 def test_predictable_tokens_follow_the_same_token_earlier() -> None:
-    rows, predictable = copying_rows(range(5, 100), Sequences(length=48, batch_size=20), random.Random(0))
+    rows, predictable = copying_rows(
+        range(5, 100), Sequences(length=48, batch_size=20), random.Random(0)
+    )
     for row, known in zip(rows, predictable, strict=True):
         assert (len(row), len(known), min(row) >= 5) == (48, 48, True)
         for place, marked in enumerate(known):
@@ -73,7 +88,9 @@ def test_predictable_tokens_follow_the_same_token_earlier() -> None:
 
 
 def copying(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:
-    return CopyingConfig(steps, (Sequences(length=32, batch_size=8, until=until),), cooldown, warmup=1)
+    return CopyingConfig(
+        steps, (Sequences(length=32, batch_size=8, until=until),), cooldown, warmup=1
+    )
 
 
 def test_training_makes_what_can_be_predicted_likelier() -> None:
@@ -83,12 +100,18 @@ def test_training_makes_what_can_be_predicted_likelier() -> None:
     assert pretrain_copying(model, copying(steps=1), seed=0, progress=False) < before
 
 
-@pytest.mark.parametrize(("until", "shorter", "updates"), [(9.0, [], 60), (0.0, [], 100), (9.0, [9.0] * 4, 100)])
+@pytest.mark.parametrize(
+    ("until", "shorter", "updates"), [(9.0, [], 60), (0.0, [], 100), (9.0, [9.0] * 4, 100)]
+)
 def test_it_ends_when_it_has_learned(
     until: float, shorter: list[float], updates: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = copying(steps=200 if shorter else 50, until=until, cooldown=50)
-    before = tuple(Sequences(pieces=3, longest=3, length=16, batch_size=2, until=one) for one in shorter)
-    pretrain_copying(make_toy_model(vocabulary=60), replace(config, stages=(*before, *config.stages)), seed=0)
+    before = tuple(
+        Sequences(pieces=3, longest=3, length=16, batch_size=2, until=one) for one in shorter
+    )
+    pretrain_copying(
+        make_toy_model(vocabulary=60), replace(config, stages=(*before, *config.stages)), seed=0
+    )
     told = [line.split(", loss")[0] for line in capfd.readouterr().err.splitlines()]
     assert told == [f"copying: update {update}" for update in range(50, updates + 1, 50)]

@@ -23,9 +23,21 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """One that runs, in a session of its own, which is gone afterwards."""
-    command = [sys.executable, "-m", "atommem.cli", "demo", "--quick", "--processes", str(processes), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "atommem.cli",
+        "demo",
+        "--quick",
+        "--processes",
+        str(processes),
+        "--out",
+        str(out),
+    ]
     with (out.parent / f"{out.name}.log").open("wb") as log:
-        process = subprocess.Popen([*command, *options], stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            [*command, *options], stdout=log, stderr=log, start_new_session=True
+        )
     try:
         yield process
     finally:
@@ -38,14 +50,22 @@ def test_two_processes_teach_what_one_does(tmp_path: Path) -> None:
     for processes in (1, 2):
         with demo(tmp_path / str(processes), processes) as process:
             assert process.wait(timeout=300) == 0
-    one, two = (load_file(tmp_path / str(processes) / "pretrained" / "model.safetensors") for processes in (1, 2))
+    one, two = (
+        load_file(tmp_path / str(processes) / "pretrained" / "model.safetensors")
+        for processes in (1, 2)
+    )
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-5
     # Until the first epoch of 302 rows ends, whose last batch is filled up where two share it.
-    losses = [re.findall(r"^ +[1-4] +\S+ +(\d\.\d{4}) ", (tmp_path / f"{n}.log").read_text(), re.M) for n in (1, 2)]
+    losses = [
+        re.findall(r"^ +[1-4] +\S+ +(\d\.\d{4}) ", (tmp_path / f"{n}.log").read_text(), re.M)
+        for n in (1, 2)
+    ]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
     for folder in ("", "eval"):
-        first, second = ({path.name for path in (tmp_path / n / folder).iterdir()} for n in ("1", "2"))
+        first, second = (
+            {path.name for path in (tmp_path / n / folder).iterdir()} for n in ("1", "2")
+        )
         assert first == second
 
 
@@ -56,11 +76,17 @@ def test_two_processes_teach_what_one_does(tmp_path: Path) -> None:
         (signal.SIGTERM, "first", 130, "atommem demo: interrupted"),
     ],
 )
-def test_when_one_ends_so_does_the_other(number: int, at: str, status: int, told: str, tmp_path: Path) -> None:
+def test_when_one_ends_so_does_the_other(
+    number: int, at: str, status: int, told: str, tmp_path: Path
+) -> None:
     out, log = tmp_path / "demo", tmp_path / "demo.log"
     with demo(out, 2, "--updates", "500") as process:
         until(lambda: "GRPO:" in log.read_text(), 120)
-        (other,) = [child.pid for child in psutil.Process(process.pid).children() if "atommem.cli" in child.cmdline()]
+        (other,) = [
+            child.pid
+            for child in psutil.Process(process.pid).children()
+            if "atommem.cli" in child.cmdline()
+        ]
         os.kill(other if at == "other" else process.pid, number)
         assert process.wait(timeout=60) == status
         assert not psutil.pid_exists(other)

@@ -18,7 +18,9 @@ from tests.eval.toys import made, ones
 def evaluation(right: int, n: int = 200) -> EvalResult:
     """The first `right` of `n` tasks are right."""
     sums = {**episode_sums([]), "episodes": 1.0, "steps": 5.0, "actions/create": 2.0}
-    return EvalResult(tuple(replace(record, sums=sums) for record in made("toy", ones(right, n)).records))
+    return EvalResult(
+        tuple(replace(record, sums=sums) for record in made("toy", ones(right, n)).records)
+    )
 
 
 def results(recipe: Recipe, *right: int) -> dict[str, EvalResult]:
@@ -32,8 +34,20 @@ SECONDS = {"pretrain": 30.0, "sft": 60.5, "grpo": 150.0, "eval_before": 3.0}
 def test_the_summary_has_the_fields_that_are_promised() -> None:
     summary = summarize(results(FULL, 60, 190, 4, 20, 90), SECONDS, 270.04, seed=3)
     promised = {
-        **{"em_before": 0.3, "em_after": 0.95, "n": 200, "p_value": pytest.approx(0.5**130), "seed": 3},
-        **{"em_store_off": 0.02, "em_scratchpad_off": 0.1, "em_update_off": 0.45, "better": 130, "worse": 0},
+        **{
+            "em_before": 0.3,
+            "em_after": 0.95,
+            "n": 200,
+            "p_value": pytest.approx(0.5**130),
+            "seed": 3,
+        },
+        **{
+            "em_store_off": 0.02,
+            "em_scratchpad_off": 0.1,
+            "em_update_off": 0.45,
+            "better": 130,
+            "worse": 0,
+        },
         **{"seconds_total": 270.0, "seconds_sft": 90.5, "seconds_grpo": 150.0},
     }
     assert {name: summary.get(name) for name in promised} == promised

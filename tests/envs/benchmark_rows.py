@@ -19,7 +19,9 @@ def real_data(*parts: str) -> Path:
     folder = Path(os.environ.get("ATOMMEM_DATA") or _ROOT.parent / "shared" / "data")
     if (folder / "hotpotqa").is_dir():
         return folder.joinpath(*parts)
-    pytest.skip("needs the benchmark samples: set ATOMMEM_DATA to their folder, or put them in ../shared/data")
+    pytest.skip(
+        "needs the benchmark samples: set ATOMMEM_DATA to their folder, or put them in ../shared/data"
+    )
 
 
 def hotpot_row(number: int = 0, **changes: Any) -> dict[str, Any]:
@@ -60,8 +62,16 @@ def twowiki_row(number: int = 0, **changes: Any) -> dict[str, Any]:
     """A row of 2WikiMultihopQA's layout: sentences without the space between them, and ids."""
     row = hotpot_row(number)
     del row["level"]
-    row["context"] = [[title, [sentence.strip() for sentence in sentences]] for title, sentences in row["context"]]
-    row |= {"type": "compositional", "evidences": [], "evidences_id": [], "entity_ids": "", "answer_id": f"Q{number}"}
+    row["context"] = [
+        [title, [sentence.strip() for sentence in sentences]] for title, sentences in row["context"]
+    ]
+    row |= {
+        "type": "compositional",
+        "evidences": [],
+        "evidences_id": [],
+        "entity_ids": "",
+        "answer_id": f"Q{number}",
+    }
     return {**row, **changes}
 
 
@@ -81,10 +91,20 @@ def musique_row(number: int = 0, **changes: Any) -> dict[str, Any]:
         "answerable": True,
         "question_decomposition": [
             {"id": 1, "question": "Orla >> brother", "answer": "Bran", "paragraph_support_idx": 2},
-            {"id": 2, "question": "Where does #1 live?", "answer": f"Port {number}", "paragraph_support_idx": 3},
+            {
+                "id": 2,
+                "question": "Where does #1 live?",
+                "answer": f"Port {number}",
+                "paragraph_support_idx": 3,
+            },
         ],
         "paragraphs": [
-            {"idx": i, "title": title, "paragraph_text": f"{text} {number}", "is_supporting": i >= 2}
+            {
+                "idx": i,
+                "title": title,
+                "paragraph_text": f"{text} {number}",
+                "is_supporting": i >= 2,
+            }
             for i, (title, text) in enumerate(texts)
         ],
     }
@@ -112,7 +132,24 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 MISSING = object()
-WRONG = (MISSING, None, 7, True, " ", "x", "{", [], {}, [None], [1], ["x"], [[]], [["x"]], [{"x": 1}], {"x": [1]})
+WRONG = (
+    MISSING,
+    None,
+    7,
+    True,
+    " ",
+    "x",
+    "{",
+    [],
+    {},
+    [None],
+    [1],
+    ["x"],
+    [[]],
+    [["x"]],
+    [{"x": 1}],
+    {"x": [1]},
+)
 """What stands in files in place of what should."""
 
 

@@ -36,7 +36,12 @@ HOTPOT = QARow(
         Document("Kiln 0", "A kiln is hot."),
     ),
     source="hotpotqa",
-    metadata={"type": "bridge", "level": "hard", "hops": 2, "supporting": [["Orla 0", 1], ["Bran 0", 0]]},
+    metadata={
+        "type": "bridge",
+        "level": "hard",
+        "hops": 2,
+        "supporting": [["Orla 0", 1], ["Bran 0", 0]],
+    },
 )
 
 
@@ -44,7 +49,9 @@ def objects(row: dict[str, Any]) -> dict[str, Any]:
     """The layout of some 2Wiki conversions: lists of objects."""
     return {
         **row,
-        "supporting_facts": [{"title": title, "sent_id": index} for title, index in row["supporting_facts"]],
+        "supporting_facts": [
+            {"title": title, "sent_id": index} for title, index in row["supporting_facts"]
+        ],
         "context": [{"title": title, "content": sentences} for title, sentences in row["context"]],
     }
 
@@ -59,7 +66,9 @@ def strings(row: dict[str, Any]) -> dict[str, Any]:
 def test_hotpotqa_hugging_face(
     tmp_path: Path, layout: Callable[[dict[str, Any]], dict[str, Any]], write: Callable[..., Path]
 ) -> None:
-    assert list(BENCHMARKS["hotpotqa"].read(write(tmp_path / "x", [layout(hotpot_row())]))) == [HOTPOT]
+    assert list(BENCHMARKS["hotpotqa"].read(write(tmp_path / "x", [layout(hotpot_row())]))) == [
+        HOTPOT
+    ]
 
 
 def test_quirks_of_the_official_files(tmp_path: Path) -> None:
@@ -85,7 +94,9 @@ def test_2wiki_with_and_without_aliases(tmp_path: Path) -> None:
     assert "level" not in rows[0].metadata
     assert [row.answers for row in rows] == [("Port 0",), ("yes",), ("Port 2",)]
     first = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
-    aliases = write_lines(tmp_path / "id_aliases.json", [first, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}])
+    aliases = write_lines(
+        tmp_path / "id_aliases.json", [first, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}]
+    )
     named = with_aliases(twowiki, aliases)
     more = [("Port 0", "Harbour", "Porter"), ("yes",), ("Port 2",)]
     assert [row.answers for row in named.read(path)] == more
@@ -130,8 +141,14 @@ def test_truncated_files(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "lines", [musique_row(), musique_row(1)]).read_bytes()
     table = write_parquet(tmp_path / "table", [columns(hotpot_row())]).read_bytes()
     for content, message in (
-        (text[: third + 40].encode(), rf"x: row 3, from character {third}, is not JSON: .* at character \d+"),
-        (text[:third].encode(), rf"the list ends after row 2 \(character {third}\) without its closing"),
+        (
+            text[: third + 40].encode(),
+            rf"x: row 3, from character {third}, is not JSON: .* at character \d+",
+        ),
+        (
+            text[:third].encode(),
+            rf"the list ends after row 2 \(character {third}\) without its closing",
+        ),
         (f"{text}]".encode(), "there is more after the list of 3 rows"),
         (b"\n" + lines[:-30], r"x: row 3 is not JSON: .* at character \d+ of the line"),
         (table[:-20], r"x: row 1: the parquet file is damaged or truncated"),
@@ -141,7 +158,9 @@ def test_truncated_files(tmp_path: Path) -> None:
             list(read_rows(tmp_path / "x"))
 
 
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_parquet(tmp_path / "x.parquet", [columns(hotpot_row())])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"pip install 'atommem\[data\]'"):
@@ -149,19 +168,32 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypa
 
 
 def test_find_official_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="benchmark is 'squad'; known are hotpotqa, 2wikimultihopqa, musique"):
+    with pytest.raises(
+        ConfigError, match="benchmark is 'squad'; known are hotpotqa, 2wikimultihopqa, musique"
+    ):
         get_benchmark("squad")
     hotpotqa = get_benchmark("hotpotqa")
     file = write_json(tmp_path / "any.json", [])
     assert hotpotqa.find("train", file) == [file]
-    with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file itself"):
+    with pytest.raises(
+        DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file itself"
+    ):
         hotpotqa.find("train", tmp_path)
     (tmp_path / "hotpotqa" / "distractor").mkdir(parents=True)
-    shards = [write_json(tmp_path / "hotpotqa" / "distractor" / f"train-0000{i}-of-00002.parquet", []) for i in (1, 0)]
+    shards = [
+        write_json(tmp_path / "hotpotqa" / "distractor" / f"train-0000{i}-of-00002.parquet", [])
+        for i in (1, 0)
+    ]
     assert hotpotqa.find("train", tmp_path) == shards[::-1]
     official = write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])
-    assert hotpotqa.find("train", tmp_path) == hotpotqa.find("train", tmp_path / "hotpotqa") == [official]
+    assert (
+        hotpotqa.find("train", tmp_path)
+        == hotpotqa.find("train", tmp_path / "hotpotqa")
+        == [official]
+    )
     with pytest.raises(DataError, match="no such file or folder"):
         hotpotqa.find("dev", tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"is the train file by its name: give --split train, or rename it"):
+    with pytest.raises(
+        DataError, match=r"is the train file by its name: give --split train, or rename it"
+    ):
         hotpotqa.find("dev", official)

@@ -16,7 +16,9 @@ CONTEXT = "Document 1:\nOrla\nOrla is a potter.\n\nDocument 2:\nBran\nBran lives
 ASKED = "Where does Bran live?"
 
 
-def train_row(question: Any = ASKED, truth: Any = ("Port", "Harbour"), **changes: Any) -> dict[str, Any]:
+def train_row(
+    question: Any = ASKED, truth: Any = ("Port", "Harbour"), **changes: Any
+) -> dict[str, Any]:
     row = {
         "data_source": "hotpotqa",
         "prompt": [{"role": "user", "content": question}],
@@ -34,12 +36,23 @@ def eval_row(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_json, write_lines])
-@pytest.mark.parametrize(("row", "source"), [(train_row(ASKED, ["Port"]), "hotpotqa"), (eval_row(), "memagent")])
-def test_rows_of_training_and_evaluation(tmp_path: Path, write: Any, row: dict[str, Any], source: str) -> None:
+@pytest.mark.parametrize(
+    ("row", "source"), [(train_row(ASKED, ["Port"]), "hotpotqa"), (eval_row(), "memagent")]
+)
+def test_rows_of_training_and_evaluation(
+    tmp_path: Path, write: Any, row: dict[str, Any], source: str
+) -> None:
     tasks = load_tasks(write(tmp_path / "x", [row, row]))
     metadata = {"index": 7, "num_docs": 2}
     assert tasks == [
-        Task(f"{source}-0000{n}", (Question(ASKED, ("Port",), f"{source}-0000{n}-0"),), (), CONTEXT, source, metadata)
+        Task(
+            f"{source}-0000{n}",
+            (Question(ASKED, ("Port",), f"{source}-0000{n}-0"),),
+            (),
+            CONTEXT,
+            source,
+            metadata,
+        )
         for n in range(2)
     ]
 
@@ -51,14 +64,26 @@ TWO = ["Bran?", "Orla?"]
 @pytest.mark.parametrize(
     ("row", "asked"),
     [
-        (train_row(TWO, [["Port", "Harbour"], ["Orla"]]), {"Bran?": ("Port", "Harbour"), "Orla?": ("Orla",)}),
+        (
+            train_row(TWO, [["Port", "Harbour"], ["Orla"]]),
+            {"Bran?": ("Port", "Harbour"), "Orla?": ("Orla",)},
+        ),
         (train_row(TWO, ["Port", "Orla"]), {"Bran?": ("Port",), "Orla?": ("Orla",)}),
-        (train_row(["Bran?"], [["Port", "Harbour"]]), {"Bran?": ("Port", "Harbour")}),  # one question keeps its aliases
+        (
+            train_row(["Bran?"], [["Port", "Harbour"]]),
+            {"Bran?": ("Port", "Harbour")},
+        ),  # one question keeps its aliases
         (train_row(["Bran?"]), {"Bran?": ("Port", "Harbour")}),
         # Lenient forms.
         (eval_row(answers="Port"), {ASKED: ("Port",)}),
-        ({"context": "x", "prompt": ASKED, "reward_model": '{"ground_truth": "Port"}'}, {ASKED: ("Port",)}),
-        (train_row(prompt=[{"role": r, "content": ASKED} for r in ("system", "user")]), {ASKED: ("Port", "Harbour")}),
+        (
+            {"context": "x", "prompt": ASKED, "reward_model": '{"ground_truth": "Port"}'},
+            {ASKED: ("Port",)},
+        ),
+        (
+            train_row(prompt=[{"role": r, "content": ASKED} for r in ("system", "user")]),
+            {ASKED: ("Port", "Harbour")},
+        ),
     ],
 )
 def test_questions_and_answers_in_all_their_forms(

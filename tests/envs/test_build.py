@@ -27,7 +27,13 @@ def qa_row(number: int, gold: int = 2, extra: int = 3, answer: str = "") -> QARo
     documents = [Document(f"gold {number}.{i}", f"text {number}", gold=True) for i in range(gold)]
     documents += [Document(f"other {number}.{i}", f"text {number}") for i in range(extra - 1)]
     documents.append(Document(f"shared {number // 2}", "text"))
-    return QARow(f"id{number}", f"Question {number}?", (answer or f"answer {number}",), tuple(documents), "toy")
+    return QARow(
+        f"id{number}",
+        f"Question {number}?",
+        (answer or f"answer {number}",),
+        tuple(documents),
+        "toy",
+    )
 
 
 def build(rows: list[QARow], config: BuildConfig, workers: int = 1) -> list[Task]:
@@ -48,7 +54,9 @@ def test_a_task_holds_its_gold_documents_among_distractors() -> None:
         gold = {f"gold {number}.{i}" for number in asked for i in range(2)}
         assert {d.title for d in task.documents if d.gold} == gold
         # No distractor comes with the task's questions alone.
-        assert not any(d.title.startswith(f"other {number}.") for d in task.documents for number in asked)
+        assert not any(
+            d.title.startswith(f"other {number}.") for d in task.documents for number in asked
+        )
         positions += [i for i, d in enumerate(task.documents) if d.gold]
     assert Counter(len(task.questions) for task in tasks).keys() == {1, 2, 3}
     assert len(set(positions)) == 20  # gold documents stand anywhere
@@ -57,7 +65,10 @@ def test_a_task_holds_its_gold_documents_among_distractors() -> None:
 def test_another_questions_gold_document_is_no_distractor_of_ones_own() -> None:
     """A document that is gold for a task stays gold, though other questions have it as an ordinary paragraph."""
     common = Document("gold 0.0", "text  0 ")  # the same, white space apart
-    rows = [qa_row(0), *[QARow(r.id, r.question, r.answers, (*r.paragraphs, common), "toy") for r in ROWS[1:]]]
+    rows = [
+        qa_row(0),
+        *[QARow(r.id, r.question, r.answers, (*r.paragraphs, common), "toy") for r in ROWS[1:]],
+    ]
     for task in build(rows, BuildConfig(documents=20, n=24)):
         found = [d.gold for d in task.documents if d.title == "gold 0.0"]
         assert found in ([], [task.questions[0].id == "id0"])
@@ -92,7 +103,11 @@ def test_the_seed_decides_and_nothing_else() -> None:
 
 def test_answer_documents_can_be_kept_out() -> None:
     rows = [qa_row(0, answer="Blue Moon"), qa_row(1, answer="yes"), *ROWS[2:]]
-    giveaways = [Document("A blue, moon", "x"), Document("no match", "blue moons"), Document("verdict", "Yes.")]
+    giveaways = [
+        Document("A blue, moon", "x"),
+        Document("no match", "blue moons"),
+        Document("verdict", "Yes."),
+    ]
     rows[2] = QARow("id2", "Question 2?", ("z",), (*rows[2].paragraphs, *giveaways), "toy")
 
     def distractors(exclude: bool) -> set[tuple[str, str]]:
@@ -108,15 +123,22 @@ def test_answer_documents_can_be_kept_out() -> None:
 
 
 def test_too_few_documents_or_questions() -> None:
-    with pytest.raises(DataError, match=r"the pool has 54 different documents, too few for tasks of 55"):
+    with pytest.raises(
+        DataError, match=r"the pool has 54 different documents, too few for tasks of 55"
+    ):
         build(ROWS, BuildConfig(documents=55, n=1))
     # Its own two other documents are no distractors.
     for workers in (1, 2):
-        with pytest.raises(DataError, match=r"task 0: only 52 documents can be had \(2 gold, 50 distractors\), but 53"):
+        with pytest.raises(
+            DataError,
+            match=r"task 0: only 52 documents can be had \(2 gold, 50 distractors\), but 53",
+        ):
             build(ROWS, BuildConfig(documents=53, n=70), workers)
     assert len(build(ROWS, BuildConfig(documents=52, n=1))[0].documents) == 52
     few = [qa_row(0), qa_row(1), replace(qa_row(1), id="again")]
-    with pytest.raises(DataError, match="the pool has 2 different questions, too few for tasks of 3"):
+    with pytest.raises(
+        DataError, match="the pool has 2 different questions, too few for tasks of 3"
+    ):
         build(few, BuildConfig(documents=2, n=1, questions=(1, 3)))
 
 
@@ -135,16 +157,37 @@ def pair(number: int) -> list[dict[str, Any]]:
     """A question with all of its evidence, and the same one without its first supporting paragraph."""
     row = musique_row(number)
     missing = next(item for item in row["paragraphs"] if item["is_supporting"])
-    return [row, {**row, "answerable": False, "paragraphs": [item for item in row["paragraphs"] if item != missing]}]
+    return [
+        row,
+        {
+            **row,
+            "answerable": False,
+            "paragraphs": [item for item in row["paragraphs"] if item != missing],
+        },
+    ]
 
 
 def build_full(path: Path, *more: Any) -> int:
-    common = ["build", "--benchmark", "musique", "--split", "dev", "--input", path, "--seed", 3, "--unanswerable"]
+    common = [
+        "build",
+        "--benchmark",
+        "musique",
+        "--split",
+        "dev",
+        "--input",
+        path,
+        "--seed",
+        3,
+        "--unanswerable",
+    ]
     return main([*map(str, [*common, *more])])
 
 
 def test_tasks_come_in_pairs_and_none_holds_what_its_question_lacks(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "musique_full_v1.0_dev.jsonl", [row for number in range(9) for row in pair(number)])
+    path = write_lines(
+        tmp_path / "musique_full_v1.0_dev.jsonl",
+        [row for number in range(9) for row in pair(number)],
+    )
     for distractors in ("own", "pool"):
         out = tmp_path / f"{distractors}.jsonl"
         arguments = ("--distractors", distractors, "--docs", 6, "--n", 8, "--out", out)
@@ -156,8 +199,15 @@ def test_tasks_come_in_pairs_and_none_holds_what_its_question_lacks(tmp_path: Pa
             assert {asked.metadata["answerable"], again.metadata["answerable"]} == {True, False}
             assert describe_task(first).group == describe_task(second).group == asked.id
             assert 'answer "not mentioned"' in asked.text
-            evidence = {document.text for task in (first, second) for document in task.documents if document.gold}
-            refused = next(task for task in (first, second) if not task.questions[0].metadata["answerable"])
+            evidence = {
+                document.text
+                for task in (first, second)
+                for document in task.documents
+                if document.gold
+            }
+            refused = next(
+                task for task in (first, second) if not task.questions[0].metadata["answerable"]
+            )
             held = {document.text for document in refused.documents if not document.gold}
             assert not held & evidence, "the missing paragraph would answer it"
 
@@ -172,29 +222,43 @@ async def test_scores_of_a_question_that_cannot_be_answered() -> None:
         (False, "Port", {"sufficiency": 0.0}),
     ):
         question = Question("?", ("Port",), "q", {"answerable": answerable})
-        score = await environments.score(Task("t", (question,), context="x", source="musique"), [answer])
+        score = await environments.score(
+            Task("t", (question,), context="x", source="musique"), [answer]
+        )
         assert dict(score.question_metrics[0]) == expected
-        assert score.reward == expected.get("em"), "what cannot be answered is no part of exact match"
+        assert score.reward == expected.get("em"), (
+            "what cannot be answered is no part of exact match"
+        )
 
 
 def record(identifier: str, task: str, metrics: dict[str, float]) -> EpisodeRecord:
     question = QuestionRecord(identifier, "?", "x", ("y",), "", metrics)
-    return EpisodeRecord(task, 0, "musique", "answered", None, None, {}, (question,), {}, 1.0, group=identifier)
+    return EpisodeRecord(
+        task, 0, "musique", "answered", None, None, {}, (question,), {}, 1.0, group=identifier
+    )
 
 
 def test_the_grouped_score_by_hand() -> None:
     right, half = ({"em": em, "f1": f1, "sufficiency": 1.0} for em, f1 in ((1.0, 1.0), (0.0, 0.5)))
     records = [
         *(record("a", "a1", half), record("a", "a2", {"sufficiency": 1.0})),
-        *(record("b", "b1", right), record("b", "b2", {"sufficiency": 0.0})),  # answered what cannot be: nothing
+        *(
+            record("b", "b1", right),
+            record("b", "b2", {"sufficiency": 0.0}),
+        ),  # answered what cannot be: nothing
         *(record("c", "c1", right), record("c", "c2", {"sufficiency": 1.0})),
         record("d", "d1", right),  # its other half failed: in no score
     ]
     found = group_scores((item.id, item.metrics) for one in records for item in one.questions)
-    assert (found["group_answer_sufficiency_f1"]["mean"], found["group_answer_sufficiency_f1"]["n"]) == (0.5, 3)
+    assert (
+        found["group_answer_sufficiency_f1"]["mean"],
+        found["group_answer_sufficiency_f1"]["n"],
+    ) == (0.5, 3)
     assert found["group_answer_sufficiency_em"]["mean"] == pytest.approx(1 / 3)
     summary = summarize(records)
     assert summary["metrics"]["group_answer_sufficiency_f1"] == found["group_answer_sufficiency_f1"]
-    assert (summary["metrics"]["f1"]["n"], summary["metrics"]["f1"]["mean"]) == (4, 3.5 / 4), "answerable ones alone"
+    assert (summary["metrics"]["f1"]["n"], summary["metrics"]["f1"]["mean"]) == (4, 3.5 / 4), (
+        "answerable ones alone"
+    )
     assert summary["metrics"]["sufficiency"]["n"] == 7
     assert group_scores([("a", {"em": 1.0, "f1": 1.0})]) == {}

@@ -23,13 +23,20 @@ def longmemeval_row(number: int = 0, **changes: Any) -> dict[str, Any]:
         "answer": "In Brent",
         "question_date": "2023/06/01 (Thu) 10:00",
         "haystack_session_ids": ["s2", "s1", "s3"],
-        "haystack_dates": ["2023/05/20 (Sat) 02:21", "2023/05/01 (Mon) 10:00", "2023/05/30 (Tue) 11:15"],
+        "haystack_dates": [
+            "2023/05/20 (Sat) 02:21",
+            "2023/05/01 (Mon) 10:00",
+            "2023/05/30 (Tue) 11:15",
+        ],
         "haystack_sessions": [
             [
                 {"role": "user", "content": "I bought a kiln in Brent.", "has_answer": True},
                 {"role": "assistant", "content": "How nice!", "has_answer": False},
             ],
-            [{"role": "user", "content": "Tell me about clay."}, {"role": "assistant", "content": "Clay is soil."}],
+            [
+                {"role": "user", "content": "Tell me about clay."},
+                {"role": "assistant", "content": "Clay is soil."},
+            ],
             [{"role": "user", "content": "Bye."}],
         ],
         "answer_session_ids": ["s2"],
@@ -46,7 +53,15 @@ def memory_agent_bench_row(number: int = 0, **changes: Any) -> dict[str, Any]:
         "metadata": {
             "source": "ruler_qa1_197K",
             "qa_pair_ids": [f"ruler_{number}_no{i}" for i in range(12)],
-            **dict.fromkeys(("question_types", "question_dates", "keypoints", "previous_events", "haystack_sessions")),
+            **dict.fromkeys(
+                (
+                    "question_types",
+                    "question_dates",
+                    "keypoints",
+                    "previous_events",
+                    "haystack_sessions",
+                )
+            ),
         },
     }
     return {**row, **changes}
@@ -71,14 +86,28 @@ def probing(**more: Any) -> dict[str, Any]:
     """Probing questions of some abilities, with what each calls its gold answer."""
     common = {"difficulty": "easy", "rubric": ["LLM response should state: Brent"]}
     return {
-        "abstention": [{"question": "Who sold it?", "ideal_response": "The chat does not tell.", **common}],
+        "abstention": [
+            {"question": "Who sold it?", "ideal_response": "The chat does not tell.", **common}
+        ],
         "information_extraction": [
-            {"question": "Where is the kiln?", "answer": "In Brent.", "source_chat_ids": [0, 3], **common}
+            {
+                "question": "Where is the kiln?",
+                "answer": "In Brent.",
+                "source_chat_ids": [0, 3],
+                **common,
+            }
         ],
         "knowledge_update": [
-            {"question": "And now?", "answer": "In Lorne.", "source_chat_ids": {"updated_info": [2]}, **common}
+            {
+                "question": "And now?",
+                "answer": "In Lorne.",
+                "source_chat_ids": {"updated_info": [2]},
+                **common,
+            }
         ],
-        "summarization": [{"question": "Sum up.", "ideal_summary": "A kiln moves.", "source_chat_ids": [[0], [2]]}],
+        "summarization": [
+            {"question": "Sum up.", "ideal_summary": "A kiln moves.", "source_chat_ids": [[0], [2]]}
+        ],
         **more,
     }
 
@@ -119,34 +148,51 @@ def test_longmemeval_is_read_in_the_order_of_its_dates(tmp_path: Path) -> None:
         ("2023/05/20", "assistant: How nice!"),
         ("2023/05/30", "user: Bye."),
     ]
-    assert [document.text for document in gold_documents(task, question)] == ["user: I bought a kiln in Brent."]
+    assert [document.text for document in gold_documents(task, question)] == [
+        "user: I bought a kiln in Brent."
+    ]
     assert question.text.startswith("Where did I buy the kiln? (Asked on 2023/06/01 (Thu) 10:00.)")
     at = {"first evidence": "40-60%", "last evidence": "40-60%"}
     assert describe_task(task).questions[0].attributes == {"type": "single-session-user", **at}
 
 
 def test_longmemeval_without_marked_turns_and_without_an_answer(tmp_path: Path) -> None:
-    plain = [[{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}] for _ in range(3)]
+    plain = [
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}] for _ in range(3)
+    ]
     absent = longmemeval_row(1, question_id="lme1_abs", answer="You did not say.")
     rows = [longmemeval_row(haystack_sessions=plain, answer=3), absent]
     first, second = load_tasks(write_json(tmp_path / "x.json", rows))
     assert first.questions[0].answers == ("3",), "counts are numbers in the file"
-    assert first.questions[0].metadata["documents"] == [2, 3], "all turns of the sessions that hold the answer"
+    assert first.questions[0].metadata["documents"] == [2, 3], (
+        "all turns of the sessions that hold the answer"
+    )
     assert second.questions[0].metadata["type"] == "abstention"
     assert score_question(second.questions[0], "That is not mentioned.", second.source)["em"] == 1.0
-    assert score_question(second.questions[0], "In Brent", second.source) == {"em": 0.0, "f1": 0.0, "sub_em": 0.0}
+    assert score_question(second.questions[0], "In Brent", second.source) == {
+        "em": 0.0,
+        "f1": 0.0,
+        "sub_em": 0.0,
+    }
 
 
 def test_memory_agent_bench_asks_ten_questions_a_task(tmp_path: Path) -> None:
     load(tmp_path, memory_agent_bench_row())
-    rows = [memory_agent_bench_row(), memory_agent_bench_row(1, questions=["Q?"], answers=["blue", "navy"])]
+    rows = [
+        memory_agent_bench_row(),
+        memory_agent_bench_row(1, questions=["Q?"], answers=["blue", "navy"]),
+    ]
     first, second, third = load_tasks(write_json(tmp_path / "x.json", rows))
-    assert [task.id for task in (first, second)] == [f"memoryagentbench-ruler_qa1_197K.0-{i:03d}" for i in range(2)]
+    assert [task.id for task in (first, second)] == [
+        f"memoryagentbench-ruler_qa1_197K.0-{i:03d}" for i in range(2)
+    ]
     assert [len(task.questions) for task in (first, second, third)] == [10, 2, 1]
     assert first.context == second.context == "Text 0. The pots are blue."
     assert describe_task(first).group == describe_task(second).group != describe_task(third).group
     assert (first.questions[3].id, first.questions[3].answers) == ("ruler_0_no3", ("blue", "Blue"))
-    assert third.questions[0].answers == ("blue", "navy"), "of one question, the answers may stand in the list itself"
+    assert third.questions[0].answers == ("blue", "navy"), (
+        "of one question, the answers may stand in the list itself"
+    )
     assert describe_task(first).questions[0].attributes == {"subset": "ruler_qa1_197K"}
 
 
@@ -172,7 +218,10 @@ def test_beam(tmp_path: Path) -> None:
         ("April-01-2024", "user: I moved it to Lorne."),
         ("April-01-2024", "assistant: Noted."),
     ]
-    assert [(question.id, question.answers[-1], question.metadata["documents"]) for question in task.questions] == [
+    assert [
+        (question.id, question.answers[-1], question.metadata["documents"])
+        for question in task.questions
+    ] == [
         ("0-abstention-0", "The chat does not tell.", []),
         ("0-information_extraction-0", "In Brent.", [0, 3]),
         ("0-knowledge_update-0", "In Lorne.", [2]),
@@ -187,14 +236,21 @@ def test_beam_in_its_other_layouts(tmp_path: Path) -> None:
     """As the repository's files nest it, and at 10M: plans, whose ids begin anew or count on."""
     (plain,) = load_tasks(write_json(tmp_path / "a.json", [beam_row()]))
     batches = [
-        {"batch_number": 1, "time_anchor": None, "turns": [[turn] for turn in batch]} for batch in beam_row()["chat"]
+        {"batch_number": 1, "time_anchor": None, "turns": [[turn] for turn in batch]}
+        for batch in beam_row()["chat"]
     ]
     row = beam_row(chat=batches, probing_questions=json.dumps(probing()))
     assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
     for second in (0, 2):
         plans = [
-            {"plan-1": [turns(0, "The kiln is in Brent.", "I see.", date="March-15-2024")], "plan-2": None},
-            {"plan-1": None, "plan-2": [turns(second, "I moved it to Lorne.", "Noted.", date="April-01-2024")]},
+            {
+                "plan-1": [turns(0, "The kiln is in Brent.", "I see.", date="March-15-2024")],
+                "plan-2": None,
+            },
+            {
+                "plan-1": None,
+                "plan-2": [turns(second, "I moved it to Lorne.", "Noted.", date="April-01-2024")],
+            },
         ]
         row = beam_row(chat=plans, probing_questions=probing())
         assert load_tasks(write_json(tmp_path / "c.json", [row])) == [plain]

@@ -15,10 +15,20 @@ from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import write_json
 
 DOCUMENT = Document("Orla", "A potter.\n", gold=True)
-ASKED = Question("Who?", ("Orla", "O\u2019Dea"), "q1", {"type": "bridge", "hops": 2, "supporting": [["Orla", None]]})
+ASKED = Question(
+    "Who?",
+    ("Orla", "O\u2019Dea"),
+    "q1",
+    {"type": "bridge", "hops": 2, "supporting": [["Orla", None]]},
+)
 TASKS = [
     Task(
-        "a", (ASKED, Question("Yes?", ())), (DOCUMENT, Document("", "No title.")), None, "hotpotqa", {"split": "train"}
+        "a",
+        (ASKED, Question("Yes?", ())),
+        (DOCUMENT, Document("", "No title.")),
+        None,
+        "hotpotqa",
+        {"split": "train"},
     ),
     Task("b", (Question("Where?", ("Port",)),), (DOCUMENT,)),
     Task("c", (Question("What?", ("x",)),), context="Document 1:\nready joined"),
@@ -32,7 +42,9 @@ def test_round_trip(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) 
     tasks = [replace(task, id=f"{task.id}{number}") for number in range(9) for task in TASKS]
     assert save_tasks(iter(tasks), path) == 27
     assert load_tasks(path) == tasks
-    assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]  # nothing left over
+    assert [file.name for file in path.parent.iterdir() if file.is_file()] == [
+        path.name
+    ]  # nothing left over
     if path.suffix == ".parquet":
         assert pytest.importorskip("pyarrow.parquet").ParquetFile(path).num_row_groups > 2
 
@@ -64,5 +76,7 @@ def test_questions_without_gold_answers_and_files_without_tasks(tmp_path: Path) 
         assert task.questions == (Question("Who?", ()),)
     with pytest.raises(DataError, match="has no tasks"):
         load_tasks(write_json(path, []))
-    with pytest.raises(DataError, match=r"row 1: has the fields '_id', 'question'; .* atommem data build"):
+    with pytest.raises(
+        DataError, match=r"row 1: has the fields '_id', 'question'; .* atommem data build"
+    ):
         load_tasks(write_json(path, [{"_id": "1", "question": "Who?"}]))

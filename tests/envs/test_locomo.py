@@ -38,16 +38,43 @@ def conversation(**changes: Any) -> dict[str, Any]:
             "session_2_date_time": "7:15 pm on 2 May, 2021",
             "session_2": [
                 turn("D2:1", "Orla", "I made two bowls yesterday."),
-                turn("D2:02", "Bran", "Nice!", blip_caption="a photo of a bowl", img_url=["http://x"], query="bowl"),
+                turn(
+                    "D2:02",
+                    "Bran",
+                    "Nice!",
+                    blip_caption="a photo of a bowl",
+                    img_url=["http://x"],
+                    query="bowl",
+                ),
             ],
             "session_3_date_time": "1:00 pm on 4 May, 2021",
         },
         "qa": [
-            {"question": "What did Orla make?", "answer": "bowls, a kiln", "evidence": ["D2:1; D10:1"], "category": 1},
+            {
+                "question": "What did Orla make?",
+                "answer": "bowls, a kiln",
+                "evidence": ["D2:1; D10:1"],
+                "category": 1,
+            },
             {"question": "When?", "answer": 2021, "evidence": ["D:2:1"], "category": 2},
-            {"question": "Is she a potter?", "answer": "Likely yes; she has a kiln", "evidence": [], "category": 3},
-            {"question": "What did Orla sell?", "answer": "The kiln", "evidence": ["D10:1"], "category": 4},
-            {"question": "What did Bran sell?", "adversarial_answer": "the kiln", "evidence": ["D10:1"], "category": 5},
+            {
+                "question": "Is she a potter?",
+                "answer": "Likely yes; she has a kiln",
+                "evidence": [],
+                "category": 3,
+            },
+            {
+                "question": "What did Orla sell?",
+                "answer": "The kiln",
+                "evidence": ["D10:1"],
+                "category": 4,
+            },
+            {
+                "question": "What did Bran sell?",
+                "adversarial_answer": "the kiln",
+                "evidence": ["D10:1"],
+                "category": 5,
+            },
         ],
         **{"event_summary": {}, "observation": {}, "session_summary": {}},
     }
@@ -55,7 +82,9 @@ def conversation(**changes: Any) -> dict[str, Any]:
 
 
 def test_turns_are_the_stream_and_keep_their_dates(tmp_path: Path) -> None:
-    first, second = load_tasks(write_json(tmp_path / "locomo10.json", [conversation(), conversation(sample_id="c2")]))
+    first, second = load_tasks(
+        write_json(tmp_path / "locomo10.json", [conversation(), conversation(sample_id="c2")])
+    )
     assert (first.id, second.id, first.source) == ("locomo-conv-1-000", "locomo-c2-000", "locomo")
     assert [(document.title, document.text) for document in first.documents] == [
         ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday."),
@@ -79,8 +108,18 @@ def test_turns_are_the_stream_and_keep_their_dates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("category", "gold", "answer", "expected"),
     [
-        ("single_hop", "running marathons", "She runs a marathon", 2 * 2 / (3 + 2)),  # stems: run, marathon
-        ("single_hop", "bread and butter", "butter, bread", 1.0),  # "and" is no word, nor is a comma
+        (
+            "single_hop",
+            "running marathons",
+            "She runs a marathon",
+            2 * 2 / (3 + 2),
+        ),  # stems: run, marathon
+        (
+            "single_hop",
+            "bread and butter",
+            "butter, bread",
+            1.0,
+        ),  # "and" is no word, nor is a comma
         ("single_hop", "yes", "yes it is", 2 * 1 / (3 + 1)),  # no word is all or nothing
         ("temporal", "7 May 2023", "May 2023", 2 * 2 / (2 + 3)),
         ("temporal", "7 May 2023", None, 0.0),
@@ -103,12 +142,48 @@ def test_f1_by_hand(category: str, gold: str, answer: str | None, expected: floa
     ("word", "expected"),
     [
         # From Porter's paper, and where NLTK's default mode differs from it (the second half).
-        *(("caresses", "caress"), ("ponies", "poni"), ("feed", "feed"), ("agreed", "agre"), ("plastered", "plaster")),
-        *(("motoring", "motor"), ("sing", "sing"), ("conflated", "conflat"), ("hopping", "hop"), ("falling", "fall")),
-        *(("failing", "fail"), ("filing", "file"), ("happy", "happi"), ("relational", "relat"), ("digitizer", "digit")),
-        *(("triplicate", "triplic"), ("hopeful", "hope"), ("revival", "reviv"), ("adoption", "adopt")),
-        *(("probate", "probat"), ("rate", "rate"), ("controll", "control"), ("roll", "roll"), ("Running", "run")),
-        *(("dies", "die"), ("died", "die"), ("dying", "die"), ("skies", "sky"), ("enjoy", "enjoy"), ("by", "by")),
+        *(
+            ("caresses", "caress"),
+            ("ponies", "poni"),
+            ("feed", "feed"),
+            ("agreed", "agre"),
+            ("plastered", "plaster"),
+        ),
+        *(
+            ("motoring", "motor"),
+            ("sing", "sing"),
+            ("conflated", "conflat"),
+            ("hopping", "hop"),
+            ("falling", "fall"),
+        ),
+        *(
+            ("failing", "fail"),
+            ("filing", "file"),
+            ("happy", "happi"),
+            ("relational", "relat"),
+            ("digitizer", "digit"),
+        ),
+        *(
+            ("triplicate", "triplic"),
+            ("hopeful", "hope"),
+            ("revival", "reviv"),
+            ("adoption", "adopt"),
+        ),
+        *(
+            ("probate", "probat"),
+            ("rate", "rate"),
+            ("controll", "control"),
+            ("roll", "roll"),
+            ("Running", "run"),
+        ),
+        *(
+            ("dies", "die"),
+            ("died", "die"),
+            ("dying", "die"),
+            ("skies", "sky"),
+            ("enjoy", "enjoy"),
+            ("by", "by"),
+        ),
         *(("geology", "geolog"), ("news", "news"), ("hopefully", "hope"), ("spied", "spi")),
     ],
 )
@@ -129,7 +204,9 @@ def test_the_real_sample() -> None:
 
 def test_questions_as_the_authors_ask_them(tmp_path: Path) -> None:
     """Their protocol: a date for temporal questions, two options in random order for adversarial ones, no hint."""
-    path = write_json(tmp_path / "x.json", [conversation(sample_id=f"c{number}") for number in range(20)])
+    path = write_json(
+        tmp_path / "x.json", [conversation(sample_id=f"c{number}") for number in range(20)]
+    )
     orders = set()
     for task in read_locomo(path, questions=1, wording=PROTOCOL):
         (asked,) = task.questions
@@ -142,7 +219,13 @@ def test_questions_as_the_authors_ask_them(tmp_path: Path) -> None:
         assert sorted(options.values()) == ["Not mentioned in the conversation", "the kiln"]
         assert asked.text.endswith(f"(a) {options['a']} (b) {options['b']}")
         right, wrong = sorted("ab", key=lambda letter: options[letter] == "the kiln")
-        for answer, score in ((right, 1), (f"({right})", 1), (wrong, 0), (f" ({wrong.upper()}) ", 0), (None, 0)):
+        for answer, score in (
+            (right, 1),
+            (f"({right})", 1),
+            (wrong, 0),
+            (f" ({wrong.upper()}) ", 0),
+            (None, 0),
+        ):
             assert locomo_f1(asked, answer) == locomo_exact_match(asked, answer) == score
         assert locomo_f1(asked, "It is not mentioned.") == 1.0
         orders.add(right)
@@ -155,8 +238,17 @@ def test_wording_of_a_file(tmp_path: Path) -> None:
     assert wording == Wording(PROTOCOL.other, "{question} Say when.", PROTOCOL.adversarial, 7)
     assert wording.ask("What is {a}?", "temporal", "q", "") == ("What is {a}? Say when.", {})
     text, options = wording.ask("{b}?", "adversarial", "q", "{question}")
-    assert text == f"{{b}}? Choose the right answer: (a) {options['a']} (b) {options['b']}", "data fills no placeholder"
-    for text in ("temporal: 3", "other: none", "adversarial: '{question} {a}'", "new: '{question}'", "- x", "a: ["):
+    assert text == f"{{b}}? Choose the right answer: (a) {options['a']} (b) {options['b']}", (
+        "data fills no placeholder"
+    )
+    for text in (
+        "temporal: 3",
+        "other: none",
+        "adversarial: '{question} {a}'",
+        "new: '{question}'",
+        "- x",
+        "a: [",
+    ):
         (tmp_path / "w.yaml").write_text(text)
         with pytest.raises(ConfigError, match="wording"):
             read_wording(str(tmp_path / "w.yaml"))
@@ -166,7 +258,10 @@ def test_wording_of_a_file(tmp_path: Path) -> None:
 
 def test_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = write_json(tmp_path / "locomo10.json", [conversation()]), tmp_path / "tasks.parquet"
-    assert main(["convert", str(path), "--out", str(out), "--wording", "official", "--questions", "1"]) == 0
+    assert (
+        main(["convert", str(path), "--out", str(out), "--wording", "official", "--questions", "1"])
+        == 0
+    )
     assert [len(task.questions) for task in load_tasks(out)] == [1] * 5
     assert load_tasks(out) == list(read_locomo(path, 1, PROTOCOL))
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
@@ -178,7 +273,10 @@ def test_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((path, "--out", tmp_path / "x.csv"), "the name must end in .parquet or .jsonl"),
         ((lines, "--out", lines), "would overwrite the input"),
         ((write_json(tmp_path / "none.json", []), "--out", out), "has no rows. Give one that has"),
-        ((lines, "--out", tmp_path / "o.jsonl", "--wording", "official"), "field 'sample_id' is missing"),
+        (
+            (lines, "--out", tmp_path / "o.jsonl", "--wording", "official"),
+            "field 'sample_id' is missing",
+        ),
     ):
         capsys.readouterr()
         assert main(["convert", *map(str, arguments)]) == 2

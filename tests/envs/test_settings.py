@@ -45,7 +45,10 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: longdoc(judge_max_unreadable=2), "judge_max_unreadable is 2: give a probability"),
     (lambda: web(tools=[]), "tools is empty"),
     (lambda: web(tools=["task", "task"]), "several tools are called search, visit"),
-    (lambda: web(tools=["tests.envs.web.test_environment:PAGES"]), "give a ToolSource or a function"),
+    (
+        lambda: web(tools=["tests.envs.web.test_environment:PAGES"]),
+        "give a ToolSource or a function",
+    ),
     (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped is no tool"),
     (lambda: web(max_calls=0), "max_calls is 0"),
     (lambda: web(tools=[ENGINE], call_budget=1), "cassette is unset"),
@@ -56,10 +59,19 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: web(tools=["task"], cassette="c.db"), "none of the tools"),
     (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
     (lambda: web(user_agent="b\r\nHost: a"), "printable ASCII"),
-    *((partial(web, tools=[name]), f"tools name {name}.*search_url") for name in ("searxng", "retrieve", "access")),
-    *((partial(searched, Retrieve, url), "URL is") for url in ("http://[", "http://a:99999", "http://", "ftp://a")),
+    *(
+        (partial(web, tools=[name]), f"tools name {name}.*search_url")
+        for name in ("searxng", "retrieve", "access")
+    ),
+    *(
+        (partial(searched, Retrieve, url), "URL is")
+        for url in ("http://[", "http://a:99999", "http://", "ftp://a")
+    ),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
-    (lambda: WEB_BENCHMARKS["gaia"].find("train", "x"), "split is 'train'; gaia has validation, test"),
+    (
+        lambda: WEB_BENCHMARKS["gaia"].find("train", "x"),
+        "split is 'train'; gaia has validation, test",
+    ),
     (lambda: BuildConfig(4, 2, (3, 2)), "questions is 3-2"),
     (lambda: BuildConfig(0, 2), "documents is 0"),
     (lambda: BuildConfig(4, 0), "n is 0"),

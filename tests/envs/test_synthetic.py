@@ -49,7 +49,9 @@ def solve(task: Task, question_index: int) -> str:
 @pytest.mark.parametrize("prose", PROSES)
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])
 def test_the_answer_follows_from_the_documents(prose: str, hops: int) -> None:
-    config = WorldConfig(prose=prose, hops=(hops, hops), questions=(1, 3), corrections=0.5, filler=1)
+    config = WorldConfig(
+        prose=prose, hops=(hops, hops), questions=(1, 3), corrections=0.5, filler=1
+    )
     for task in generate(config, 30, seed=1):
         for index, question in enumerate(task.questions):
             assert question.answers == (solve(task, index),)
@@ -76,7 +78,10 @@ def test_early_decides_whether_facts_come_before_they_are_known_to_matter() -> N
     for early, expected in ((0.0, 0), (1.0, 40)):
         found = 0
         for task in generate(WorldConfig(early=early, corrections=0.0), 40, seed=5):
-            told = {(s.relation, s.subject): (at, s.value) for at, s in enumerate(itertools.chain(*stream(task)))}
+            told = {
+                (s.relation, s.subject): (at, s.value)
+                for at, s in enumerate(itertools.chain(*stream(task)))
+            }
             made, person = told["made", get_prose("plain").asked(task.questions[0].text)[0]]
             found += told["home", person][0] < made
         assert found == expected
@@ -103,7 +108,9 @@ def test_never_more_facts_matter_than_the_capacity(per_document: int) -> None:
         for statements in stream(task):
             for statement in statements:
                 if statement.kind == "withdrawal":
-                    live.remove(statement.subject)  # nothing is withdrawn twice, or before it was told
+                    live.remove(
+                        statement.subject
+                    )  # nothing is withdrawn twice, or before it was told
                 elif statement.kind == "correction":
                     assert statement.subject in live
                 # Who made another work than the one asked about never mattered.
@@ -119,7 +126,10 @@ def test_never_more_facts_matter_than_the_capacity(per_document: int) -> None:
 def test_prose_reads_back_what_it_writes(prose: str) -> None:
     said: Prose = get_prose(prose)
     statements = [Statement("fact", "Vesko", relation, "Oakrest") for relation in RELATIONS]
-    statements += [Statement("correction", "Vesko", "home", "Fenford"), Statement("withdrawal", "Vesko")]
+    statements += [
+        Statement("correction", "Vesko", "home", "Fenford"),
+        Statement("withdrawal", "Vesko"),
+    ]
     for seed in range(8):
         text = " ".join(said.sentence(statement, random.Random(seed)) for statement in statements)
         assert said.statements(text) == statements
@@ -134,26 +144,50 @@ def test_the_command_writes_the_generated_tasks(
     tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synthetic, out = command("data"), tmp_path / f"tasks{suffix}"
-    knobs = ["--prose", "compact", "--hops", "1-3", "--questions", "2", "--corrections", "0.8", "--errata"]
+    knobs = [
+        "--prose",
+        "compact",
+        "--hops",
+        "1-3",
+        "--questions",
+        "2",
+        "--corrections",
+        "0.8",
+        "--errata",
+    ]
     assert synthetic(["synthetic", "--n", "7", "--seed", "3", "--out", str(out), *knobs]) == 0
-    config = WorldConfig(prose="compact", hops=(1, 3), questions=(2, 2), corrections=0.8, errata=True)
+    config = WorldConfig(
+        prose="compact", hops=(1, 3), questions=(2, 2), corrections=0.8, errata=True
+    )
     assert load_tasks(out) == list(generate(config, 7, seed=3))
     provenance = json.loads((tmp_path / f"{out.name}.json").read_text())
     assert (provenance["world"]["corrections"], provenance["seed"]) == (0.8, 3)
     assert str(out) in capsys.readouterr().out
-    for options, message in ((["--n", "0"], "n is 0"), (["--n", "1", "--hops", "9"], "hops is 9-9")):
+    for options, message in (
+        (["--n", "0"], "n is 0"),
+        (["--n", "1", "--hops", "9"], "hops is 9-9"),
+    ):
         assert synthetic(["synthetic", "--out", str(out), *options]) == 2
         assert message in capsys.readouterr().err
 
 
-def runner_of(expert: Expert | BrowsingExpert, tokenizer: WordTokenizer, **settings: Any) -> EpisodeRunner:
+def runner_of(
+    expert: Expert | BrowsingExpert, tokenizer: WordTokenizer, **settings: Any
+) -> EpisodeRunner:
     """Who runs an expert's episodes."""
     policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
-    return make_episode_runner(policy=policy, tokenizer=tokenizer, embedder=HashingEmbedder(2048), **settings)
+    return make_episode_runner(
+        policy=policy, tokenizer=tokenizer, embedder=HashingEmbedder(2048), **settings
+    )
 
 
 def play(
-    config: WorldConfig, faults: Faults | None = None, *, n: int = 6, seed: int = 0, questions_shown: str = "reading"
+    config: WorldConfig,
+    faults: Faults | None = None,
+    *,
+    n: int = 6,
+    seed: int = 0,
+    questions_shown: str = "reading",
 ) -> list[Episode]:
     tokenizer = WordTokenizer()
     expert = Expert(get_prose(config.prose), get_dialect("paper"), faults)
@@ -168,20 +202,34 @@ def em(episodes: list[Episode]) -> float:
 
 
 def created(episodes: list[Episode]) -> int:
-    return sum(item.kind == "create" for episode in episodes for step in episode.steps for item in step.operations)
+    return sum(
+        item.kind == "create"
+        for episode in episodes
+        for step in episode.steps
+        for item in step.operations
+    )
 
 
 CLAIMED = {
     "one hop": WorldConfig(hops=(1, 1), corrections=0.8),
     "two hops": WorldConfig(),
-    "three hops, opening, errata": WorldConfig(hops=(3, 3), opening=1.0, corrections=0.6, errata=True),
+    "three hops, opening, errata": WorldConfig(
+        hops=(3, 3), opening=1.0, corrections=0.6, errata=True
+    ),
     "four hops, all early": WorldConfig(hops=(4, 4), early=1.0, distractors=3),
     "several questions": WorldConfig(hops=(1, 4), questions=(2, 4), distractors=3, corrections=0.6),
-    "one fact a document": WorldConfig(hops=(2, 3), facts_per_document=1, corrections=0.6, filler=2),
+    "one fact a document": WorldConfig(
+        hops=(2, 3), facts_per_document=1, corrections=0.6, filler=2
+    ),
     "tight capacity": WorldConfig(hops=(2, 2), distractors=9, capacity=3),
     "no entry to spare": WorldConfig(hops=(2, 2), distractors=9, capacity=2),
     "capacity and all else": WorldConfig(
-        hops=(1, 3), questions=(1, 2), distractors=9, capacity=7, corrections=0.5, facts_per_document=3
+        hops=(1, 3),
+        questions=(1, 2),
+        distractors=9,
+        capacity=7,
+        corrections=0.5,
+        facts_per_document=3,
     ),
 }
 
@@ -190,14 +238,21 @@ CLAIMED = {
     ("name", "prose", "mode"),
     [
         *((name, prose, "reading") for name in CLAIMED for prose in PROSES),
-        *((name, "plain", mode) for name, it in CLAIMED.items() for mode in MODES[1:] if not it.capacity),
+        *(
+            (name, "plain", mode)
+            for name, it in CLAIMED.items()
+            for mode in MODES[1:]
+            if not it.capacity
+        ),
     ],
 )
 def test_without_faults_it_answers_every_question(name: str, prose: str, mode: str) -> None:
     episodes = play(WorldConfig(**{**vars(CLAIMED[name]), "prose": prose}), questions_shown=mode)
     assert em(episodes) == 1.0
     assert {step.problems for episode in episodes for step in episode.steps} == {()}
-    outcomes = {o.outcome for episode in episodes for step in episode.steps for o in step.operations}
+    outcomes = {
+        o.outcome for episode in episodes for step in episode.steps for o in step.operations
+    }
     assert outcomes == {Outcome.APPLIED}
 
 
@@ -222,5 +277,8 @@ def test_faults_come_at_their_rate_and_repeat_with_the_seed() -> None:
     half = play(config, Faults(create=0.5), n=20)
     assert 0.35 < created(half) / created(play(config, n=20)) < 0.65
     again, other = (play(config, Faults(create=0.5), seed=seed) for seed in (0, 1))
-    written = [[[step.text for step in episode.steps] for episode in some] for some in (half[:6], again, other)]
+    written = [
+        [[step.text for step in episode.steps] for episode in some]
+        for some in (half[:6], again, other)
+    ]
     assert written[0] == written[1] != written[2]

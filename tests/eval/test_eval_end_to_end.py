@@ -47,21 +47,53 @@ def data(tmp_path: Path) -> Path:
 
 def test_model_folder(checkpoint: Path, data: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The same seed: the same records, whatever ran beside an episode; batches of one request make that certain."""
-    command = ["eval", "--policy", str(checkpoint), "--data", str(data), "--max_tokens", "6", "--max_batch_tokens", "1"]
+    command = [
+        "eval",
+        "--policy",
+        str(checkpoint),
+        "--data",
+        str(data),
+        "--max_tokens",
+        "6",
+        "--max_batch_tokens",
+        "1",
+    ]
     found = []
     for in_flight in ("1", "7"):
         out = data.parent / in_flight
-        assert atommem_main([*command, "--out", str(out), "--max_in_flight", in_flight, "--samples_per_task", "2"]) == 0
+        assert (
+            atommem_main(
+                [
+                    *command,
+                    "--out",
+                    str(out),
+                    "--max_in_flight",
+                    in_flight,
+                    "--samples_per_task",
+                    "2",
+                ]
+            )
+            == 0
+        )
         summary = json.loads((out / "summary.json").read_text())
         assert (summary["episodes"], summary["failed"]) == (4, 0)
         assert summary["run"]["memory"]["templates"] == "compact"
-        steps = [step for path in sorted((out / "traces").iterdir()) for step in read_trace(path).episode.steps]
+        steps = [
+            step
+            for path in sorted((out / "traces").iterdir())
+            for step in read_trace(path).episode.steps
+        ]
         assert len(steps) == 4 * 3  # two documents, one question without extra reads
         assert all(1 <= len(step.token_ids) <= 6 for step in steps)
         found.append([(step.text, step.token_ids, step.operations) for step in steps])
     assert found[0] == found[1]
     assert len({text for text, *_ in found[0]}) > 6, "samples of a task differ"
-    assert atommem_main([*command, "--out", str(out), "--samples_per_task", "2", "--temperature", "0.1"]) == 2
+    assert (
+        atommem_main(
+            [*command, "--out", str(out), "--samples_per_task", "2", "--temperature", "0.1"]
+        )
+        == 2
+    )
     assert "sampling.temperature is 0.7 there and 0.1 now" in capfd.readouterr().err
 
 
@@ -88,8 +120,14 @@ def test_a_chat_server(data: Path, method: str) -> None:
 
 def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: Path) -> None:
     pytest.importorskip("tantivy")
-    build_corpus([Page("Ann lives in Oakrest.", "Ann"), Page("Bob lives in Fenford.", "Bob")], tmp_path / "corpus")
-    tasks = [Task(name, (Question(f"Where does {name} live?", ("the town of Oakrest",)),)) for name in ("Ann", "Bob")]
+    build_corpus(
+        [Page("Ann lives in Oakrest.", "Ann"), Page("Bob lives in Fenford.", "Bob")],
+        tmp_path / "corpus",
+    )
+    tasks = [
+        Task(name, (Question(f"Where does {name} live?", ("the town of Oakrest",)),))
+        for name in ("Ann", "Bob")
+    ]
     save_tasks(tasks, tmp_path / "tasks.jsonl")
 
     def script(text: str) -> str:
@@ -98,10 +136,33 @@ def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: 
         return FOUND if "lives in" in text else call("search", query="lives")
 
     with serving(script, AutoTokenizer.from_pretrained(checkpoint)) as url:
-        flags = ["--policy", url, "--tokenizer", str(checkpoint), "--data", str(tmp_path / "tasks.jsonl")]
+        flags = [
+            "--policy",
+            url,
+            "--tokenizer",
+            str(checkpoint),
+            "--data",
+            str(tmp_path / "tasks.jsonl"),
+        ]
         flags += ["--out", str(tmp_path / "out"), "--environment", "web", "--tools", "corpus"]
-        flags += ["--corpus", str(tmp_path / "corpus"), "--embedder", "hashing", "--dialect", "paper"]
-        flags += ["--templates", "full", "--reward", "judge", "--judge_url", url, "--judge_model", "tiny"]
+        flags += [
+            "--corpus",
+            str(tmp_path / "corpus"),
+            "--embedder",
+            "hashing",
+            "--dialect",
+            "paper",
+        ]
+        flags += [
+            "--templates",
+            "full",
+            "--reward",
+            "judge",
+            "--judge_url",
+            url,
+            "--judge_model",
+            "tiny",
+        ]
         flags += ["--max_tokens", "256"]
         assert atommem_main(["eval", *flags]) == 0
         assert atommem_main(["eval", *flags]) == 0, "all there"
@@ -113,7 +174,10 @@ def test_questions_are_asked_of_a_corpus_and_judged(checkpoint: Path, tmp_path: 
     # What no flag says is as the checkpoint was trained, though a server does not tell.
     assert summary["run"]["memory"]["scratchpad_tokens"] == 32
     trace = read_trace(tmp_path / "out" / "traces" / "Ann.0.jsonl")
-    assert [step.observation.origin for step in trace.episode.steps] == [None, "search lives | Ann | Bob"]
+    assert [step.observation.origin for step in trace.episode.steps] == [
+        None,
+        "search lives | Ann | Bob",
+    ]
 
 
 # Files of other projects are evaluated as they are: MemAgent's, the multi-question parquet, LoCoMo's.
@@ -124,23 +188,38 @@ REPLIES = {"Where does Bran live?": "in Port", "Who is a potter?": "Bran"}
 def replies_to(prompt: str) -> str:
     """Replies to the questions in the prompt, in their order."""
     asked = sorted((question for question in REPLIES if question in prompt), key=prompt.rfind)
-    return "".join(f"<final_answer>\\boxed{{{REPLIES[question]}}}</final_answer>" for question in asked)
+    return "".join(
+        f"<final_answer>\\boxed{{{REPLIES[question]}}}</final_answer>" for question in asked
+    )
 
 
 @pytest.mark.parametrize("method", ["atommem", "memagent", "rag"])
 @pytest.mark.parametrize("name", ["eval_200.json", "test.parquet"])
 def test_the_command_takes_memagents_files_unchanged(
-    tmp_path: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    name: str,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, golds = tmp_path / name, [["Port", "in Port"], ["Orla"]]
     rows = [eval_row(input=asked, answers=gold) for asked, gold in zip(REPLIES, golds, strict=True)]
-    data = write_json(path, rows) if path.suffix == ".json" else write_parquet(path, [train_row([*REPLIES], golds)])
+    data = (
+        write_json(path, rows)
+        if path.suffix == ".json"
+        else write_parquet(path, [train_row([*REPLIES], golds)])
+    )
     before = data.read_bytes()
     _, policy = make_setup(replies_to)
     monkeypatch.setattr(workbench, "open_policy", lambda config: policy)
     out = tmp_path / "out"
     command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method]
-    assert atommem_main(["eval", *command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]) == 0
+    assert (
+        atommem_main(
+            ["eval", *command, "--embedder", "hashing", "--max_reads", "0", "--max_in_flight", "2"]
+        )
+        == 0
+    )
     summary = json.loads((out / "summary.json").read_text())
     em = summary["metrics"]["em"]
     assert (em["mean"], em["n"], summary["metrics"]["sub_em"]["mean"]) == (0.5, 2, 0.5)
@@ -157,7 +236,13 @@ async def test_locomo_reports_its_categories_apart(tmp_path: Path) -> None:
     result = await evaluate(tasks, make_method("rag", setup), progress=False)
     rows = [row for row in breakdowns(result.records, ["em"]) if row["by"] == "category"]
     found = {row["value"]: row["mean"] for row in rows}
-    assert found == {"adversarial": 1, "multi_hop": 0, "open_domain": 0, "single_hop": 0, "temporal": 0}
+    assert found == {
+        "adversarial": 1,
+        "multi_hop": 0,
+        "open_domain": 0,
+        "single_hop": 0,
+        "temporal": 0,
+    }
     assert "  adversarial" in breakdown_table(rows).columns[0].cells
 
 
@@ -169,7 +254,11 @@ GOOD = "\ufffd"
 
 def test_task_files_are_cleaned_as_they_are_read(tmp_path: Path) -> None:
     asked = {"text": f"Who {HALF}?", "answers": [HALF, "\U0001f600"], "metadata": {HALF: [HALF]}}
-    row = {"id": f"t{HALF}", "questions": [asked], "documents": [{"title": HALF, "text": f"One {HALF} two."}]}
+    row = {
+        "id": f"t{HALF}",
+        "questions": [asked],
+        "documents": [{"title": HALF, "text": f"One {HALF} two."}],
+    }
     question = Question(f"Who {GOOD}?", (GOOD, "\U0001f600"), metadata={GOOD: [GOOD]})
     expected = Task(f"t{GOOD}", (question,), (Document(GOOD, f"One {GOOD} two."),))
     path = write_lines(tmp_path / "tasks.jsonl", [row])
@@ -188,12 +277,17 @@ async def test_an_episode_full_of_them_is_run_recorded_traced_and_reported(
         return policy._answer(prompt).replace("seen", f"seen {HALF}").replace("{", f"{{{HALF}")
 
     policy.script = answer
-    question, document = Question(f"{HALF} say-x-0", (HALF,)), Document(f"A {HALF}", f"document. {HALF}")
+    question, document = (
+        Question(f"{HALF} say-x-0", (HALF,)),
+        Document(f"A {HALF}", f"document. {HALF}"),
+    )
     out = tmp_path / "eval"
     task = Task(f"t{HALF}", (question,), (document,), source=f"toy {HALF}")
     result = await evaluate([task], runner, out, progress=False)
     assert result.failed == 0
-    (record,) = parse_records((out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl").values()
+    (record,) = parse_records(
+        (out / "episodes.jsonl").read_bytes(), out / "episodes.jsonl"
+    ).values()
     assert record == result.records[0]
     (path,) = (out / "traces").iterdir()
     assert "seen \ufffd" in read_trace(path).episode.steps[0].text

@@ -47,7 +47,9 @@ async def test_scores_and_counts_in_memory() -> None:
     summary = result.summary()
     assert (result.failed, result.failed_fraction) == (2, 0.5)
     assert (summary["metrics"]["em"]["mean"], summary["metrics"]["em"]["n"]) == (1.0, 2)
-    assert (summary["metrics"]["em"]["low"], summary["metrics"]["em"]["high"]) == wilson_interval(2, 2)
+    assert (summary["metrics"]["em"]["low"], summary["metrics"]["em"]["high"]) == wilson_interval(
+        2, 2
+    )
     assert summary["errors"] == {"server gone": 2}
     nothing, _ = await evaluated(TASKS[:1], gone="a")
     assert math.isnan(nothing.em)
@@ -57,10 +59,16 @@ async def test_scores_and_counts_in_memory() -> None:
 async def test_folder_holds_records_traces_and_summary(tmp_path: Path) -> None:
     for _ in range(2):  # the second time read from the folder
         result, _ = await evaluated(TASKS, tmp_path, samples_per_task=2, wrong="abcd")
-        assert (result.em, result.summary()["means"]["reward"]) == (0.0, 0.0), "all wrong is a score"
+        assert (result.em, result.summary()["means"]["reward"]) == (0.0, 0.0), (
+            "all wrong is a score"
+        )
     assert len(lines(tmp_path)) == 8
     on_disk: list[int] = []
-    await evaluated(TASKS, tmp_path / "new", on_record=lambda record: on_disk.append(len(lines(tmp_path / "new"))))
+    await evaluated(
+        TASKS,
+        tmp_path / "new",
+        on_record=lambda record: on_disk.append(len(lines(tmp_path / "new"))),
+    )
     assert on_disk == [1, 2, 3, 4], "SIGKILL loses no episode that has ended"
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["metrics"]["em"]["mean"] == result.em
@@ -105,14 +113,26 @@ X = {"policy": {"path": "x"}}
 
 
 OTHERS: list[tuple[dict[str, Any], str]] = [
-    ({"runner": {"sampling": Sampling(1.0, seed=0)}}, r"sampling\.temperature is 0\.0 there and 1\.0 now"),
-    ({"runner": {"memory": MemoryConfig(layout="paper")}}, r"memory\.layout is 'prefix' there and 'paper' now"),
-    ({"runner": {"memory": MemoryConfig(disabled_actions=["read"])}}, r"disabled_actions is \[\] there"),
+    (
+        {"runner": {"sampling": Sampling(1.0, seed=0)}},
+        r"sampling\.temperature is 0\.0 there and 1\.0 now",
+    ),
+    (
+        {"runner": {"memory": MemoryConfig(layout="paper")}},
+        r"memory\.layout is 'prefix' there and 'paper' now",
+    ),
+    (
+        {"runner": {"memory": MemoryConfig(disabled_actions=["read"])}},
+        r"disabled_actions is \[\] there",
+    ),
     ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
     ({"samples_per_task": 2}, "samples_per_task is 1 there and 2 now"),
     ({"settings": {"policy": {"path": "y"}}}, r"policy\.path is 'x' there and 'y' now"),
     ({"settings": {}}, "policy is .* there and not set now"),
-    ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\. there"),
+    (
+        {"tasks": TASKS[:3]},
+        r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\. there",
+    ),
     ({"tasks": [*TASKS[:3], make_task("d", questions=3, right=False)]}, r"tasks\.sha256"),
 ]
 
@@ -134,7 +154,11 @@ async def test_foreign_and_busy_folders_and_bad_arguments_are_refused(tmp_path: 
     with pytest.raises(ConfigError, match=r"run\.json is not valid JSON"):
         await evaluated(TASKS, tmp_path)
     new = tmp_path / "new"
-    with OutputFolder(new, {"a": 1}), pytest.raises(ConfigError, match="is running in"), OutputFolder(new, {"a": 1}):
+    with (
+        OutputFolder(new, {"a": 1}),
+        pytest.raises(ConfigError, match="is running in"),
+        OutputFolder(new, {"a": 1}),
+    ):
         pass
     with OutputFolder(new, {"a": 2}) as folder:  # without an episode it belongs to nothing
         assert folder.finished == {}
@@ -147,14 +171,23 @@ async def test_foreign_and_busy_folders_and_bad_arguments_are_refused(tmp_path: 
 def contents(out: Path) -> dict[str, list[str]]:
     """The lines of every file of an evaluation, in one order, without what a clock measured."""
     files = (path for path in out.rglob("*") if path.is_file())
-    return {file.name: sorted(re.sub(r'"seconds": [\d.e-]+', "", file.read_text()).splitlines()) for file in files}
+    return {
+        file.name: sorted(re.sub(r'"seconds": [\d.e-]+', "", file.read_text()).splitlines())
+        for file in files
+    }
 
 
-async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_lines(tmp_path: Path) -> None:
+async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_lines(
+    tmp_path: Path,
+) -> None:
     tasks = [make_task(f"t{index}", questions=1 + index % 2) for index in range(5)]
     runner, policy = make_runner()
-    await evaluate(tasks, runner, progress=False)  # this tokenizer hands out its ids as words come up
-    policy.until = {task.id: lambda: random.random() < 0.2 for task in tasks}  # after a random while
+    await evaluate(
+        tasks, runner, progress=False
+    )  # this tokenizer hands out its ids as words come up
+    policy.until = {
+        task.id: lambda: random.random() < 0.2 for task in tasks
+    }  # after a random while
     found = []
     for runner.max_in_flight in (1, 4, 5):
         out = tmp_path / str(runner.max_in_flight)
@@ -165,7 +198,9 @@ async def test_the_order_in_which_episodes_end_changes_nothing_but_the_order_of_
 
 def test_file_stems_are_safe_and_distinct() -> None:
     assert file_stem("hotpot-5a7.x_1") == "hotpot-5a7.x_1"
-    stems = [file_stem(name) for name in ("a/b", "a_b", "a:b", "../../etc", "x" * 300, "x" * 301, "é")]
+    stems = [
+        file_stem(name) for name in ("a/b", "a_b", "a:b", "../../etc", "x" * 300, "x" * 301, "é")
+    ]
     assert len(set(stems)) == len(stems)
     assert all("/" not in stem and len(stem) < 120 for stem in stems)
 
@@ -203,7 +238,9 @@ async def test_a_spent_budget_stops_in_order_and_a_larger_one_continues(tmp_path
     one = (await cost_of_one()).total
     seen: list[EpisodeRecord] = []
     budget = Budget(tokens=2 * one)
-    with pytest.raises(BudgetSpentError, match=rf"{2 * one:,} of {2 * one:,} tokens.*2 of 4 episodes have not run"):
+    with pytest.raises(
+        BudgetSpentError, match=rf"{2 * one:,} of {2 * one:,} tokens.*2 of 4 episodes have not run"
+    ):
         await evaluated(ALIKE, tmp_path, budget=budget, on_record=seen.append)
     assert ended(tmp_path) == ["a", "b"] == [record.task_id for record in seen]
     assert not (tmp_path / "summary.json").exists()
@@ -211,7 +248,9 @@ async def test_a_spent_budget_stops_in_order_and_a_larger_one_continues(tmp_path
     with pytest.raises(BudgetSpentError):
         await evaluated(ALIKE, tmp_path, budget=Budget(tokens=2 * one))
     assert ended(tmp_path) == ["a", "b"]
-    result, _ = await evaluated(ALIKE, tmp_path, budget=Budget(tokens=4 * one), on_record=seen.append)
+    result, _ = await evaluated(
+        ALIKE, tmp_path, budget=Budget(tokens=4 * one), on_record=seen.append
+    )
     assert (result.resumed, len(result.records)) == (2, 4)
     assert [record.task_id for record in seen] == ["a", "b", "a", "b", "c", "d"]
     # All had run when it was spent: that is no error, then or later.
@@ -221,9 +260,15 @@ async def test_a_spent_budget_stops_in_order_and_a_larger_one_continues(tmp_path
 async def test_episodes_in_flight_end_and_money_is_counted_by_both_prices(tmp_path: Path) -> None:
     one = await cost_of_one()
     with pytest.raises(BudgetSpentError):
-        await evaluated(ALIKE, tmp_path / "tokens", runner={"max_in_flight": 3}, budget=Budget(tokens=1))
+        await evaluated(
+            ALIKE, tmp_path / "tokens", runner={"max_in_flight": 3}, budget=Budget(tokens=1)
+        )
     assert sorted(ended(tmp_path / "tokens")) == ["a", "b", "c"]
-    budget = Budget(money=3 * (one.prompt * 2 + one.completion * 5) / 1e6, prompt_price=2.0, completion_price=5.0)
+    budget = Budget(
+        money=3 * (one.prompt * 2 + one.completion * 5) / 1e6,
+        prompt_price=2.0,
+        completion_price=5.0,
+    )
     with pytest.raises(BudgetSpentError, match="in money"):
         await evaluated(ALIKE, tmp_path / "money", budget=budget)
     assert len(ended(tmp_path / "money")) == 3

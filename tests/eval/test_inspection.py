@@ -9,7 +9,14 @@ import pytest
 from atommem.actions import Action
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Step
-from atommem.eval.reporting.inspection import AnswerSource, AnswerTrail, Fate, Inspection, answer_trails, holds
+from atommem.eval.reporting.inspection import (
+    AnswerSource,
+    AnswerTrail,
+    Fate,
+    Inspection,
+    answer_trails,
+    holds,
+)
 from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.operations import Operation, Outcome
 from atommem.observation import Observation, StopReason
@@ -27,7 +34,9 @@ def step(
 ) -> Step:
     read = reading("q", chunk="The chunk says Lorne.")
     observation = read if question is None else Observation("answering", question=question)
-    retrieved = tuple(Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1))
+    retrieved = tuple(
+        Retrieved(place, entry, text, 0.5) for place, (entry, text) in enumerate(shown, 1)
+    )
     view = MemoryView(scratchpad, "query", retrieved)
     actions = () if answer is None else (Action("answer", answer),)
     return Step(index, observation, view, [], [], [], "", "stop", actions, (), operations, size)
@@ -66,12 +75,18 @@ def test_an_answer_that_memory_lost() -> None:
     ):
         steps = [step(0, create(*LORNE)), step(1, loss), step(2, question=0)]
         (trail,) = answer_trails(*make(steps, (None, "Lorne")))
-        assert trail == AnswerTrail(True, entered=True, kept=kept, shown=False, sources=(), step=None)
+        assert trail == AnswerTrail(
+            True, entered=True, kept=kept, shown=False, sources=(), step=None
+        )
 
 
 def test_the_source_is_the_step_that_wrote_the_text_and_a_wrong_answer_has_one() -> None:
     update = Operation(1, "update", Outcome.APPLIED, 1, 1, "on a river", "on the Lorne")
-    steps = [step(0, create(1, "on a river")), step(1, update), step(2, question=0, shown=(LORNE,), answer="Lorne")]
+    steps = [
+        step(0, create(1, "on a river")),
+        step(1, update),
+        step(2, question=0, shown=(LORNE,), answer="Lorne"),
+    ]
     (trail,) = answer_trails(*make(steps, ("Lorne", "Lorne")))
     assert (trail.entered, trail.sources) == (True, (AnswerSource("entry", 1, 1, written=1),))
     pad = Operation(0, "scratchpad", Outcome.APPLIED, before="", after="Lorne or Elsk")
@@ -88,7 +103,10 @@ def test_every_question_has_its_own_step_and_memory() -> None:
         step(3, question=1, answer="Lorne"),
     ]
     trails = answer_trails(*make(steps, ("Lorne", "Lorne"), ("Lorne", "Mara")))
-    assert [(trail.kept, trail.shown, trail.step) for trail in trails] == [(True, True, 2), (True, False, 3)]
+    assert [(trail.kept, trail.shown, trail.step) for trail in trails] == [
+        (True, True, 2),
+        (True, False, 3),
+    ]
 
 
 def test_precision_and_store_size() -> None:
@@ -96,7 +114,10 @@ def test_precision_and_store_size() -> None:
     assert inspection.to_json()["retrieval_precision"] is None
     shown = (LORNE, (2, "by Mara"), (3, "nothing"))
     for steps, given in (
-        ([step(0, create(1, "Lorne"), size=1), step(1, question=0, shown=shown, answer="Lorne")], "Lorne"),
+        (
+            [step(0, create(1, "Lorne"), size=1), step(1, question=0, shown=shown, answer="Lorne")],
+            "Lorne",
+        ),
         ([step(0, size=4), step(1, question=0, answer="Lorne", size=2)], "Lorne"),
         ([step(0, question=0, shown=shown, answer="yes", size=7)], "yes"),
     ):
@@ -111,7 +132,9 @@ def test_precision_and_store_size() -> None:
 def test_a_memory_of_documents_loses_by_not_retrieving() -> None:
     query = Operation(0, "read", Outcome.APPLIED, after="q")
     inspection = Inspection()
-    inspection.add(*make([step(0, query, question=0, shown=((1, "by Mara"),), answer="x")], ("x", "Lorne")))
+    inspection.add(
+        *make([step(0, query, question=0, shown=((1, "by Mara"),), answer="x")], ("x", "Lorne"))
+    )
     assert inspection.only_retrieves
     inspection.fates.update([Fate.NEVER_ENTERED])
     assert (inspection.lost()["never_entered"], inspection.lost()["not_retrieved"]) == (0, 1)
@@ -133,12 +156,23 @@ def test_a_memory_of_documents_loses_by_not_retrieving() -> None:
 def test_a_fate_is_the_first_place_where_the_answer_was_lost(
     right: int, entered: int, kept: int, shown: int, expected: Fate
 ) -> None:
-    metrics = {"fact_entered": float(entered), "fact_kept": float(kept), "fact_retrieved": float(shown)}
+    metrics = {
+        "fact_entered": float(entered),
+        "fact_kept": float(kept),
+        "fact_retrieved": float(shown),
+    }
     question = QuestionRecord("q", "?", "a", ("b",), "", {"em": float(right), **metrics})
     trail = AnswerTrail(True, bool(entered), bool(kept), bool(shown), (), 0)
-    assert Inspection("words").fate(replace(question, metrics={"em": float(right)}), trail) is expected
+    assert (
+        Inspection("words").fate(replace(question, metrics={"em": float(right)}), trail) is expected
+    )
     inspection = Inspection("facts")
     without = QuestionRecord("q", "?", "yes", ("yes",), metrics={"em": 1.0})
     inspection.fates.update(inspection.fate(item, None) for item in (question, without))
     found = inspection.lost()
-    assert (found["by"], found["questions"], found["counted"], found[expected]) == ("facts", 2, 1, 1)
+    assert (found["by"], found["questions"], found["counted"], found[expected]) == (
+        "facts",
+        2,
+        1,
+        1,
+    )

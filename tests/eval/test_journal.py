@@ -33,11 +33,19 @@ def without_times(text: str) -> str:
     ],
 )
 def test_what_is_interrupted_goes_on(
-    words: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    other: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [
-        {"stream": stream, "text": f"in {i} Ann moved to town {i * 7 % 91} with {stream}", "needed": i % 5 == 0}
+        {
+            "stream": stream,
+            "text": f"in {i} Ann moved to town {i * 7 % 91} with {stream}",
+            "needed": i % 5 == 0,
+        }
         for stream in ("dog", "cat")
         for i in range(150)
     ]
@@ -49,7 +57,9 @@ def test_what_is_interrupted_goes_on(
     add = Journal.add
 
     def interrupted(journal: Journal, name: str, value: Any) -> Any:
-        if len(kept(tmp_path)) == 3:  # on disk as soon as they are there: SIGKILL would leave as much
+        if (
+            len(kept(tmp_path)) == 3
+        ):  # on disk as soon as they are there: SIGKILL would leave as much
             raise KeyboardInterrupt
         return add(journal, name, value)
 
@@ -72,7 +82,11 @@ def test_what_is_interrupted_goes_on(
 
 def test_only_what_is_not_a_fault_of_code_is_kept(tmp_path: Path) -> None:
     told: list[str] = []
-    for error, there in ((ConfigError("no"), True), (KeyboardInterrupt(), True), (ValueError("a bug"), False)):
+    for error, there in (
+        (ConfigError("no"), True),
+        (KeyboardInterrupt(), True),
+        (ValueError("a bug"), False),
+    ):
         with suppress(type(error)), resumable(tmp_path, "it", {"a": 1}, told.append) as journal:
             assert journal.add("one", (1, 2)) == [1, 2]
             raise error

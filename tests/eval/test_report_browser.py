@@ -17,7 +17,9 @@ from tests.eval.toys import evaluated, make_task
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_chromium() is None, reason="neither chromium nor google-chrome is installed"),
+    pytest.mark.skipif(
+        find_chromium() is None, reason="neither chromium nor google-chrome is installed"
+    ),
 ]
 
 NAMES = [f"t{index}" for index in range(8)]
@@ -29,9 +31,15 @@ async def report(tmp_path: Path) -> Path:
     for row, wrong, gone in (("untrained", NAMES[2:], NAMES[7:]), ("trained", NAMES[6:], [])):
         tasks = [make_task(name) for name in NAMES]
         await evaluated(tasks, tmp_path / row, wrong=wrong, gone=gone, garbled=["t1"])
-        evaluations += [read_evaluation(tmp_path / row, dataset="toy", documents=count, seed=count) for count in (2, 4)]
+        evaluations += [
+            read_evaluation(tmp_path / row, dataset="toy", documents=count, seed=count)
+            for count in (2, 4)
+        ]
     (tmp_path / "metrics.jsonl").write_text(
-        "".join(f'{{"step": {step}, "reward": 0.5, "actions/create": 0.{step}}}\n' for step in range(1, 5))
+        "".join(
+            f'{{"step": {step}, "reward": 0.5, "actions/create": 0.{step}}}\n'
+            for step in range(1, 5)
+        )
     )
     write_report(evaluations, tmp_path / "out", title="A <b>report</b>", training=tmp_path)
     return tmp_path / "out" / "report.html"
@@ -62,7 +70,9 @@ WIDER = """[...document.querySelectorAll("main *")].filter((node) => !node.close
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-async def test_every_chart_is_drawn_at_both_widths(report: Path, browser: Browser, width: int) -> None:
+async def test_every_chart_is_drawn_at_both_widths(
+    report: Path, browser: Browser, width: int
+) -> None:
     browser.resize(width)
     browser.open(report)
     on = " · toy, 2 documents"
@@ -111,7 +121,9 @@ async def test_the_report_is_clicked_through(report: Path, browser: Browser) -> 
     for status, count in counts.items():
         browser.click(f'#filters [data-status="{status}"]')
         assert browser.text(f'#filters [data-status="{status}"]') == f"{status} {count}"
-        assert browser.evaluate("document.querySelectorAll('#list li:not([hidden])').length") == count
+        assert (
+            browser.evaluate("document.querySelectorAll('#list li:not([hidden])').length") == count
+        )
     browser.click('#filters [data-status="failed"]')
     assert "Failed: server gone" in browser.text("#detail")
     browser.click('#filters [data-status="malformed"]')
@@ -153,11 +165,19 @@ async def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None
     evil = "</script></pre>'\"><img src=x onerror=hacked=1><script>hacked=1</script><!-- ${hacked=1} {{7*7}}"
     evaluations = []
     for row, wrong in (("a", []), ("b", NAMES)):
-        tasks = [replace(task := make_task(name), id=f"{task.id} {evil}", source=evil) for name in NAMES]
+        tasks = [
+            replace(task := make_task(name), id=f"{task.id} {evil}", source=evil) for name in NAMES
+        ]
         await evaluated(tasks, tmp_path / row, wrong=wrong, garbled=["t1"])
         for trace in (tmp_path / row / "traces").iterdir():
-            trace.write_text(trace.read_text().replace("seen", json.dumps(evil)[1:-1]).replace("The first", evil[:9]))
-        evaluations.append(read_evaluation(tmp_path / row, f"{row} {evil}", evil, parameters={"k": len(wrong)}))
+            trace.write_text(
+                trace.read_text()
+                .replace("seen", json.dumps(evil)[1:-1])
+                .replace("The first", evil[:9])
+            )
+        evaluations.append(
+            read_evaluation(tmp_path / row, f"{row} {evil}", evil, parameters={"k": len(wrong)})
+        )
     write_report(evaluations, tmp_path / "out", title=evil, reference=f"a {evil}")
     browser.open(tmp_path / "out" / "report.html")
     assert browser.text("h1") == evil
@@ -168,5 +188,8 @@ async def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None
     assert browser.text("#detail .operation ins") == evil
     browser.click("#outcome button.flip")
     assert browser.evaluate("typeof hacked") == "undefined"
-    assert browser.evaluate("document.querySelectorAll('main img:not([alt]), main script').length") == 0
+    assert (
+        browser.evaluate("document.querySelectorAll('main img:not([alt]), main script').length")
+        == 0
+    )
     assert browser.problems == []

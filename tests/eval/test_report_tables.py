@@ -33,7 +33,10 @@ ENTERED = {**NOWHERE, "fact_entered": 1.0}
 
 
 def test_bold_needs_a_corrected_test() -> None:
-    best, second = made("a", ones(12, 12)), made("b", ones(3, 12), endings={10: "failed", 11: "failed"})
+    best, second = (
+        made("a", ones(12, 12)),
+        made("b", ones(3, 12), endings={10: "failed", 11: "failed"}),
+    )
     results = results_of(best, second, made("c", ones(2, 12)), reference="c")
     em = [item for item in results["comparisons"] if item["metric"] == "em"]
     # a against b on the ten tasks that b has; then a and b against c.
@@ -43,7 +46,11 @@ def test_bold_needs_a_corrected_test() -> None:
     assert [item["p_holm"] for item in em] == holm([0.5**7, 0.5**10, 0.5])
     assert best_rows(results, "em") == {("toy", None): "a"}
     text, tex = markdown_tables(results), latex_tables(results)
-    assert [shown for shown in ("| a | **100.0** [", "| b | 30.0 [", "**2 failed**") if shown not in text] == []
+    assert [
+        shown
+        for shown in ("| a | **100.0** [", "| b | 30.0 [", "**2 failed**")
+        if shown not in text
+    ] == []
     assert "\\textbf{100.0}" in tex
     assert "\\textbf{2 failed}" in tex
     # One task apart: the same best number is no longer bold.
@@ -53,7 +60,9 @@ def test_bold_needs_a_corrected_test() -> None:
 
 
 def test_other_scores_are_tested_and_bold_like_em() -> None:
-    good = made("good", [{"em": 0.0, "sub_em": 1.0, "judge": float(n < 9), **ENTERED} for n in range(20)])
+    good = made(
+        "good", [{"em": 0.0, "sub_em": 1.0, "judge": float(n < 9), **ENTERED} for n in range(20)]
+    )
     poor = made("poor", [{"em": 0.0, "sub_em": 0.0, "judge": float(n < 8)} for n in range(20)])
     results = results_of(good, poor)
     assert [item["metric"] for item in results["comparisons"]] == ["em", "f1", "sub_em", "judge"]
@@ -62,7 +71,8 @@ def test_other_scores_are_tested_and_bold_like_em() -> None:
     text = markdown_tables(results)
     assert "|  | EM | F1 | sub-EM | Judge | n | episodes |" in text
     assert (
-        "| good | 0.0 [0.0, 16.1] | 0.0 [0.0, 16.1] | **100.0** [83.9, 100.0] | 45.0 [25.8, 65.8] | 20 | 20 |" in text
+        "| good | 0.0 [0.0, 16.1] | 0.0 [0.0, 16.1] | **100.0** [83.9, 100.0] | 45.0 [25.8, 65.8] | 20 | 20 |"
+        in text
     )
     # The best of the facts has no test behind it.
     assert "| good | 100.0 [83.9, 100.0] | 0.0 [0.0, 16.1] | 0.0 [0.0, 16.1] |" in text
@@ -76,7 +86,9 @@ def test_seeds_are_one_cell_with_a_spread() -> None:
     em = cell["metrics"]["em"]
     spread = {"mean": 0.5, "sd": 0.25, "low": 0.25, "high": 0.75, "seeds": 3}
     assert (em["mean"], em["between_seeds"]) == (pytest.approx(0.5), pytest.approx(spread))
-    assert (em["n"], em["clusters"]) == (36, 12), "the same twelve tasks three times: not 36 independent ones"
+    assert (em["n"], em["clusters"]) == (36, 12), (
+        "the same twelve tasks three times: not 36 independent ones"
+    )
     assert "sd 25.0 over 3 seeds" in markdown_tables(results)
 
 
@@ -104,11 +116,17 @@ def test_an_evaluation_that_is_not_finished_is_named() -> None:
 
 def test_where_answers_are_lost_is_told_of_methods_with_a_memory_and_prompts_that_fit() -> None:
     overflowing = made("a", [{"em": 0.0, **NOWHERE}] * 4, endings={1: "context_overflow"})
-    reader = replace(made("reader", [{"em": 0.0, **NOWHERE}]), manifest={"method": {"name": "full_context"}})
+    reader = replace(
+        made("reader", [{"em": 0.0, **NOWHERE}]), manifest={"method": {"name": "full_context"}}
+    )
     cells = make_cells([overflowing, reader])
     PageData(cells)
     first, second = make_results(cells)["cells"]
-    assert (first["lost"]["by"], first["lost"]["never_entered"], second["lost"]) == ("facts", 3, None)
+    assert (first["lost"]["by"], first["lost"]["never_entered"], second["lost"]) == (
+        "facts",
+        3,
+        None,
+    )
     assert cells[0].inspection is not None
     assert cells[0].inspection.fates == {Fate.NEVER_ENTERED: 3}
 
@@ -116,7 +134,12 @@ def test_where_answers_are_lost_is_told_of_methods_with_a_memory_and_prompts_tha
 def grid() -> list[Evaluation]:
     points = [(rule, capacity) for rule in ("reject", "fifo") for capacity in (20, 5, "unlimited")]
     return [
-        made("m", ones(1, 1), setting=f"{capacity} {rule}", parameters={"capacity": capacity, "retention": rule})
+        made(
+            "m",
+            ones(1, 1),
+            setting=f"{capacity} {rule}",
+            parameters={"capacity": capacity, "retention": rule},
+        )
         for rule, capacity in points
     ]
 
@@ -128,12 +151,18 @@ def test_a_grid_of_settings_is_an_axis_and_lines() -> None:
     assert [(value["x"], value["row"]) for value in values] == wanted
     assert grids(cells) == {}
     points = [(chunk, k) for chunk in (1, 2) for k in (3, 6)]
-    numbers = ({"setting": f"{chunk}{k}", "parameters": {"chunk": chunk, "k": k}} for chunk, k in points)
+    numbers = (
+        {"setting": f"{chunk}{k}", "parameters": {"chunk": chunk, "k": k}} for chunk, k in points
+    )
     results = results_of(*(made("m", ones(1, 1), **labels) for labels in numbers))
     values = grids(results["cells"])["chunk", "k"]
-    assert [(value["x"], value["y"], value["mean"]) for value in values] == [(c, k, 100.0) for c, k in points]
+    assert [(value["x"], value["y"], value["mean"]) for value in values] == [
+        (c, k, 100.0) for c, k in points
+    ]
     # A heat map shows both parameters, so that lines of each would say the same again.
-    assert [chart.name for chart in make_charts(results) if chart.section == "settings"] == ["chunk_k"]
+    assert [chart.name for chart in make_charts(results) if chart.section == "settings"] == [
+        "chunk_k"
+    ]
 
 
 def test_a_file_of_a_chart_is_the_pages_chart(tmp_path: Path) -> None:
@@ -172,7 +201,9 @@ def test_the_tables_compile(tmp_path: Path) -> None:
         "\\begin{document}\\input{tables}\\end{document}"
     )
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:]
 
 
@@ -192,12 +223,16 @@ def test_provenance_tells_checkpoints_apart_and_names_nobody() -> None:
 
 def test_bounds_are_in_no_test_and_never_bold() -> None:
     oracle, best = made("oracle", ones(20, 20)), made("ours", ones(15, 20))
-    results = results_of(oracle, made("no_memory", ones(0, 20)), best, made("rag", ones(0, 20)), reference="ours")
+    results = results_of(
+        oracle, made("no_memory", ones(0, 20)), best, made("rag", ones(0, 20)), reference="ours"
+    )
     assert {(item["first"], item["second"]) for item in results["comparisons"]} == {("rag", "ours")}
     assert best_rows(results, "em") == {("toy", None): "ours"}
     assert "| oracle | 100.0 [" in markdown_tables(results)
     # By whatever name its row goes: the method stands in run.json.
-    named = replace(oracle, method="gold", manifest={**oracle.manifest, "method": {"name": "oracle"}})
+    named = replace(
+        oracle, method="gold", manifest={**oracle.manifest, "method": {"name": "oracle"}}
+    )
     assert make_cells([named])[0].bound
 
 
@@ -216,7 +251,9 @@ def test_prompts_that_do_not_fit_are_no_score(capsys: pytest.CaptureFixture[str]
     text = markdown_tables(results)
     assert "| mem0 | overflow **16 of 16 episodes overflow** |" in text
     assert "| some | overflow, 100.0 in those that fit **2 of 16 episodes overflow** |" in text
-    assert text.count("| mem0 | 16 **16 of 16 episodes overflow** |") == 1, "nor are its costs a task's"
+    assert text.count("| mem0 | 16 **16 of 16 episodes overflow** |") == 1, (
+        "nor are its costs a task's"
+    )
     alone = markdown_tables(results_of(overflowing("mem0", 16)))
     assert "| mem0 | overflow **16 of 16 episodes overflow** | 0 |" in alone
     Console(width=200).print(main_table(results))
@@ -241,7 +278,10 @@ def test_the_unit_is_found_in_the_records() -> None:
     evaluation = made("a", [{"em": float(n % 2)} for n in range(20)])
     assert results_of(evaluation)["cells"][0]["metrics"]["em"]["unit"] == "group"
     (question,) = evaluation.records[0].questions
-    talks = [replace(record, group=f"talk {number % 2}") for number, record in enumerate(evaluation.records)]
+    talks = [
+        replace(record, group=f"talk {number % 2}")
+        for number, record in enumerate(evaluation.records)
+    ]
     again = [
         replace(record, questions=(replace(question, id=f"q{number % 5}"),))
         for number, record in enumerate(evaluation.records)
@@ -250,8 +290,12 @@ def test_the_unit_is_found_in_the_records() -> None:
         (cell,) = results_of(replace(evaluation, records=tuple(records)))["cells"]
         em = cell["metrics"]["em"]
         assert (em["unit"], em["clusters"], em["n"]) == (unit, units, 20)
-    headings, values = ([str(value) for value in column.cells] for column in report_table({"all": cell}).columns)
-    assert values[headings.index("independent units / questions")] == "2 / 20", "20 tasks, of two conversations"
+    headings, values = (
+        [str(value) for value in column.cells] for column in report_table({"all": cell}).columns
+    )
+    assert values[headings.index("independent units / questions")] == "2 / 20", (
+        "20 tasks, of two conversations"
+    )
 
 
 SOURCES = ("hotpotqa", "2wikimultihopqa", "musique", "squad", "locomo")
@@ -259,12 +303,20 @@ SOURCES = ("hotpotqa", "2wikimultihopqa", "musique", "squad", "locomo")
 
 @pytest.mark.parametrize(("sources", "overflow"), [(0, 0), (1, 0), (5, 0), (3, 2)])
 def test_no_line_is_broken_at_80_columns(sources: int, overflow: int) -> None:
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, soft_wrap=True)
+    console = Console(
+        file=io.StringIO(), width=80, force_terminal=True, color_system=None, soft_wrap=True
+    )
     item = {**summarize(made("a", ones(2, 3)).records), "overflow": overflow}
     score = item["metrics"]["em"]
-    for table in report_tables({**item, "by_source": dict.fromkeys(SOURCES[:sources], item)}, console):
+    for table in report_tables(
+        {**item, "by_source": dict.fromkeys(SOURCES[:sources], item)}, console
+    ):
         console.print(table)
-    console.print(breakdown_table([{"by": "type", "value": "bridge", **score, "metric": m} for m in ("em", "f1")]))
+    console.print(
+        breakdown_table(
+            [{"by": "type", "value": "bridge", **score, "metric": m} for m in ("em", "f1")]
+        )
+    )
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("\u2026" in line for line in lines)

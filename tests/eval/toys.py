@@ -25,10 +25,15 @@ from tests.eval.methods.toys import TextPolicy, make_setup
 from tests.fakes import WordTokenizer
 
 
-def make_task(name: str, *, right: bool = True, questions: int = 1, source: str = "hotpotqa") -> Task:
+def make_task(
+    name: str, *, right: bool = True, questions: int = 1, source: str = "hotpotqa"
+) -> Task:
     """`ToyPolicy` answers ``say-NAME-0``, ``say-NAME-1``, ...; with `right` that is gold."""
     golds = [f"{name}-{index}" if right else "something else" for index in range(questions)]
-    asked = (Question(f"Please say-{name}-{index} now", (gold,), id=f"q{index}") for index, gold in enumerate(golds))
+    asked = (
+        Question(f"Please say-{name}-{index} now", (gold,), id=f"q{index}")
+        for index, gold in enumerate(golds)
+    )
     documents = (Document("One", "The first document."), Document("Two", "The second document."))
     return Task(name, tuple(asked), documents, source=source)
 
@@ -58,7 +63,9 @@ class ToyPolicy(TextPolicy):
         self.most = self._open = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        found = re.search(r"say-(\w+)-\d+", self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        found = re.search(
+            r"say-(\w+)-\d+", self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        )
         assert found is not None
         name, end = found[1], time.monotonic() + 60
         self._open += 1
@@ -87,7 +94,11 @@ class ToyPolicy(TextPolicy):
 
 def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
     """A runner around a `ToyPolicy`; `settings` are fields of `Setup`."""
-    own = {"memory": MemoryConfig(), "sampling": Sampling(temperature=0.0, seed=0), "max_in_flight": 1}
+    own = {
+        "memory": MemoryConfig(),
+        "sampling": Sampling(temperature=0.0, seed=0),
+        "max_in_flight": 1,
+    }
     setup, _ = make_setup(**{**own, **settings})
     policy = ToyPolicy(setup.tokenizer)
     return make_method("atommem", replace(setup, policy=policy)), policy
@@ -112,7 +123,11 @@ async def evaluated(
         more: Those of `evaluate`.
     """
     agent, policy = make_runner(**(runner or {}))
-    policy.wrong, policy.garbled, policy.errors = set(wrong), set(garbled), dict.fromkeys(gone, error)
+    policy.wrong, policy.garbled, policy.errors = (
+        set(wrong),
+        set(garbled),
+        dict.fromkeys(gone, error),
+    )
     result = await evaluate(list(tasks), agent, out, progress=False, **more)
     return result, policy.asked
 
@@ -140,7 +155,11 @@ def made(
         name, own, stop = f"t{number}", dict(episode or {}), (endings or {}).get(number, "answered")
         reward, asked = (None, ()) if stop == "failed" else (given["em"], (question,))
         records.append(EpisodeRecord(name, 0, dataset, stop, None, reward, own, asked, sums, 1.0))
-    manifest = {"tasks": {"count": planned or len(scores), "sha256": "s"}, "samples_per_task": 1, "memory": {}}
+    manifest = {
+        "tasks": {"count": planned or len(scores), "sha256": "s"},
+        "samples_per_task": 1,
+        "memory": {},
+    }
     return Evaluation(Path(row), row, dataset, manifest=manifest, records=tuple(records), **more)
 
 

@@ -23,7 +23,19 @@ ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 ROOMS = ("envs", "train", "eval", "serve", "demo")
 COMMANDS = (
-    *("ask", "serve", "demo", "data", "corpus", "web", "train", "eval", "judge", "compare", "reproduce"),
+    *(
+        "ask",
+        "serve",
+        "demo",
+        "data",
+        "corpus",
+        "web",
+        "train",
+        "eval",
+        "judge",
+        "compare",
+        "reproduce",
+    ),
     *("retention", "audit", "report", "trace", "env", "configs"),
 )
 LAUNCH = ("-m", "accelerate.commands.launch")
@@ -32,9 +44,17 @@ NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"
 
 def run(command: list[str | Path], cwd: Path, timeout: float = 120) -> str:
     """The command's standard output; fails with everything that it wrote when it fails."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV_"))}
-    environment |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV_"))
+    }
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "offline",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    result = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
+    )
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
@@ -46,7 +66,14 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rubbish = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("atommem", "configs", "tests", *ROOMS):
         shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=rubbish)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"):
+    for name in (
+        "pyproject.toml",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CITATION.cff",
+    ):
         shutil.copy(ROOT / name, checkout)
     return checkout
 
@@ -81,14 +108,24 @@ def test_the_wheel_holds_one_package_with_everything_in_it(wheel: Path) -> None:
     found = contents(wheel)
     assert {name.split("/")[0] for name in found} == {"atommem", f"atommem-{VERSION}.dist-info"}
     assert found[f"atommem-{VERSION}.dist-info/top_level.txt"] == b"atommem\n"
-    folders = [(ROOT / "atommem", "atommem"), *((ROOT / room, f"atommem/{room}") for room in (*ROOMS, "configs"))]
+    folders = [
+        (ROOT / "atommem", "atommem"),
+        *((ROOT / room, f"atommem/{room}") for room in (*ROOMS, "configs")),
+    ]
     expected = {
         f"{name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for folder, name in folders
         for path in folder.rglob("*")
         if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts
     }
-    assert {Path(name).suffix for name in expected} >= {".py", ".yaml", ".json", ".js", ".css", ".html"}
+    assert {Path(name).suffix for name in expected} >= {
+        ".py",
+        ".yaml",
+        ".json",
+        ".js",
+        ".css",
+        ".html",
+    }
     assert {name: text for name, text in found.items() if name.startswith("atommem/")} == expected
 
 
@@ -106,10 +143,21 @@ def environment(folder: Path, *what: str | Path) -> Path:
     """A new environment in which pip has installed `what`; returns its interpreter."""
     run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
     python = folder / "bin" / "python"
-    packages = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).strip())
+    packages = Path(
+        run(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder
+        ).strip()
+    )
     # A line of a .pth file adds the folder and does not read the .pth files in it: no editable AtomMem comes along.
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = ["install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed"]
+    install = [
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--ignore-installed",
+    ]
     run([sys.executable, "-m", "pip", "--python", python, *install, *what], folder)
     (packages / "envs").mkdir()
     (packages / "envs" / "__init__.py").write_text(NOT_OURS.format("envs"))
@@ -135,7 +183,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_command_is_there_and_explains_itself(python: Path, folder: Path) -> None:
     code = "import atommem, atommem.train; print(atommem.__file__, atommem.train.__file__)"
-    assert all(Path(path).is_relative_to(python.parents[1]) for path in run([python, "-c", code], folder).split())
+    assert all(
+        Path(path).is_relative_to(python.parents[1])
+        for path in run([python, "-c", code], folder).split()
+    )
     with pytest.raises(AssertionError, match=r"train\.py is not ours"):
         run([python, "-c", "import train"], folder)
     module: list[str | Path] = [python, "-m", "atommem.cli"]
@@ -144,7 +195,14 @@ def test_every_command_is_there_and_explains_itself(python: Path, folder: Path) 
         assert run([*start, "--version"], folder).strip() == f"atommem {VERSION}"
         listed = run([*start, "--help"], folder).splitlines()
         assert tuple(line.split()[0] for line in listed if line.startswith("  ")) == COMMANDS
-    for command in (*COMMANDS, "train grpo", "train sft", "train async", "data build", "eval --suite"):
+    for command in (
+        *COMMANDS,
+        "train grpo",
+        "train sft",
+        "train async",
+        "data build",
+        "eval --suite",
+    ):
         out = run([*module, *command.split(), "--help"], folder)
         assert f"usage: atommem {command.split()[0]}" in out
 
@@ -157,8 +215,26 @@ def test_shipped_files_by_name(python: Path, folder: Path) -> None:
     assert "24 GB" in plan or "rtx4090" in plan
     launcher = Path(run([*atommem, "configs", "accelerate/ddp"], folder).strip())
     assert launcher.is_relative_to(python.parents[1])
-    launch = [python, *LAUNCH, "--config_file", launcher, "--num_processes", "1", "--cpu", "--mixed_precision", "no"]
-    train = ["-m", "atommem.cli", "train", "grpo", "--dry_run", "--config", "train/smollm2_cpu.yaml"]
+    launch = [
+        python,
+        *LAUNCH,
+        "--config_file",
+        launcher,
+        "--num_processes",
+        "1",
+        "--cpu",
+        "--mixed_precision",
+        "no",
+    ]
+    train = [
+        "-m",
+        "atommem.cli",
+        "train",
+        "grpo",
+        "--dry_run",
+        "--config",
+        "train/smollm2_cpu.yaml",
+    ]
     assert "Dry run: grpo" in run([*launch, *train], folder)
     assert "9 cells, " in run([*atommem, "eval", "--suite", "smoke", "--list"], folder)
     code = (
@@ -208,25 +284,51 @@ def test_the_pages_are_true_of_the_wheel_alone(python: Path, demo: Path, tmp_pat
     assert (reader / "runs" / "atlas" / "after" / "summary.json").is_file()
 
 
-def test_without_the_extras_the_core_works_and_says_what_is_missing(wheel: Path, folder: Path, tmp_path: Path) -> None:
+def test_without_the_extras_the_core_works_and_says_what_is_missing(
+    wheel: Path, folder: Path, tmp_path: Path
+) -> None:
     python = environment(tmp_path, wheel)
     packages = next((tmp_path / "lib").glob("python*/site-packages"))
-    heavy = ["torch", "transformers", "trl", "peft", "accelerate", "datasets", "pyarrow", "matplotlib"]
-    (packages / "without.pth").write_text(f"import sys; sys.modules.update(dict.fromkeys({heavy}))\n")
+    heavy = [
+        "torch",
+        "transformers",
+        "trl",
+        "peft",
+        "accelerate",
+        "datasets",
+        "pyarrow",
+        "matplotlib",
+    ]
+    (packages / "without.pth").write_text(
+        f"import sys; sys.modules.update(dict.fromkeys({heavy}))\n"
+    )
     atommem: list[str | Path] = [python.with_name("atommem")]
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
     run([*atommem, "data", "show", "core.jsonl"], folder)
-    for command in ("configs", "demo --help", "train --help", "trace --help", "compare --help", "report --help"):
+    for command in (
+        "configs",
+        "demo --help",
+        "train --help",
+        "trace --help",
+        "compare --help",
+        "report --help",
+    ):
         run([*atommem, *command.split()], folder)
     for command, package in (("train --config smollm2_cpu", "trl"), ("demo --quick", "torch")):
-        with pytest.raises(AssertionError, match=rf"needs the package {package}: pip install 'atommem\[train\]'"):
+        with pytest.raises(
+            AssertionError, match=rf"needs the package {package}: pip install 'atommem\[train\]'"
+        ):
             run([*atommem, *command.split()], folder)
 
 
-def test_an_editable_install_follows_the_links(checkout: Path, folder: Path, tmp_path: Path) -> None:
+def test_an_editable_install_follows_the_links(
+    checkout: Path, folder: Path, tmp_path: Path
+) -> None:
     python = environment(tmp_path, "--editable", checkout)
     code = "import atommem.train.train_cli as ours; print(ours.__file__)"
-    assert Path(run([python, "-c", code], folder).strip()) == checkout / "atommem/train/train_cli.py"
+    assert (
+        Path(run([python, "-c", code], folder).strip()) == checkout / "atommem/train/train_cli.py"
+    )
     run([python.with_name("atommem"), "train", "--help"], folder)
     (checkout / "train" / "added_later.py").write_text("print('seen')\n")
     assert run([python, "-c", "import atommem.train.added_later"], folder) == "seen\n"

@@ -44,19 +44,27 @@ def note_taker(prompt: str) -> str:
     return f"<final_answer>\\boxed{{{found[0] if found else 'nothing'}}}</final_answer>"
 
 
-def scripted(script: Callable[[str], str] = note_taker, checkpoint: str = "scripted", **settings: Any) -> ServedPolicy:
+def scripted(
+    script: Callable[[str], str] = note_taker, checkpoint: str = "scripted", **settings: Any
+) -> ServedPolicy:
     """A policy to be served. Its chunks are of 40 words."""
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
-    engine = Engine.open(policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings)
+    engine = Engine.open(
+        policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings
+    )
     return ServedPolicy.of(engine, "scripted", checkpoint)
 
 
-def make_conversations(db: Path | str, policy: ServedPolicy | None = None, **bounds: Any) -> Conversations:
+def make_conversations(
+    db: Path | str, policy: ServedPolicy | None = None, **bounds: Any
+) -> Conversations:
     """Over a database of its own, or a URL."""
     url = f"sqlite:///{db}" if isinstance(db, Path) else db
-    return Conversations(policy or scripted(), ConversationLog(open_database(url)), Metrics(), **bounds)
+    return Conversations(
+        policy or scripted(), ConversationLog(open_database(url)), Metrics(), **bounds
+    )
 
 
 @dataclass
@@ -73,13 +81,17 @@ class Running:
     def http(self, key: str | None = None) -> httpx.Client:
         """For routes that OpenAI does not have."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)  # no certificates to load
+        return httpx.Client(
+            base_url=self.url, headers=headers, timeout=30, verify=False
+        )  # no certificates to load
 
 
 @contextmanager
 def running(conversations: Conversations, limits: Limits | None = None) -> Iterator[Running]:
     """A server on this machine, until the block ends."""
-    config = uvicorn.Config(make_app(conversations, limits), port=0, log_level="error", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        make_app(conversations, limits), port=0, log_level="error", timeout_graceful_shutdown=5
+    )
     server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),))

@@ -23,7 +23,14 @@ from atommem.serve.schema import metadata, open_database, requests
 
 MADE = {"checkpoint": "c1", "embedder": "words/4"}
 WRITTEN = [
-    Operation(0, "create", entry_id=1, after="", source=Source(0, "a, chunk 1/1", 2, 5), details={"type": "note"}),
+    Operation(
+        0,
+        "create",
+        entry_id=1,
+        after="",
+        source=Source(0, "a, chunk 1/1", 2, 5),
+        details={"type": "note"},
+    ),
     Operation(0, "update", Outcome.UNKNOWN_HANDLE, handle=9),
     Operation(0, "create", entry_id=2, after="é\u2028☃", score=0.1, reason="cut"),
     Operation(0, "read", after="who?"),
@@ -40,14 +47,18 @@ def test_operations_come_back_as_they_were_bit_for_bit(log: ConversationLog) -> 
     about = log.create("ann", {"goal": "x"})
     rows = np.array([[0.5, 0.25, 0, 0], [0.1, 0.2, 0.3, 0.4]], dtype=np.float32)
     cached = TextVectors("words/4", digests_of(["", "é\u2028☃"], "entry"), rows)
-    log.commit(about.id, 0, 0, [Event("step", {"a": 1}, step=0, tokens=7)], WRITTEN, cached=cached, **MADE).result()
+    log.commit(
+        about.id, 0, 0, [Event("step", {"a": 1}, step=0, tokens=7)], WRITTEN, cached=cached, **MADE
+    ).result()
     found = log.load(about.id, "ann", "words/4")
     assert found.operations == WRITTEN
     assert (found.version, found.seq, found.turns, found.sampled) == (1, 5, 1, 7)
     assert (found.checkpoint, found.embedder) == ("c1", "words/4")
     assert found.vectors is not None
     places = found.vectors.find(["é\u2028☃", ""], "entry")
-    assert np.array_equal(found.vectors.rows[places], rows[::-1].astype(np.float16).astype(np.float32))
+    assert np.array_equal(
+        found.vectors.rows[places], rows[::-1].astype(np.float16).astype(np.float32)
+    )
     assert log.load(about.id, "ann", "others/4").vectors is None
     assert log.load(log.create("ann", {}).id, "ann", "words/4").vectors is None
 
@@ -97,7 +108,9 @@ def test_another_s_conversation_is_not_there_and_an_erased_one_leaves_nothing(
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002"])
-def test_an_older_database_gets_the_tables_that_the_code_reads(revision: str, log: ConversationLog) -> None:
+def test_an_older_database_gets_the_tables_that_the_code_reads(
+    revision: str, log: ConversationLog
+) -> None:
     name = log.create("ann", {}).id
     with log.engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{revision}'"))
@@ -113,7 +126,12 @@ def test_an_older_database_gets_the_tables_that_the_code_reads(revision: str, lo
 
 def test_another_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a text of somebody's")
-    for url in ("nonsense", "mysql+nothing://x/y", "postgresql://127.0.0.1:1/none", f"sqlite:///{tmp_path / 'text'}"):
+    for url in (
+        "nonsense",
+        "mysql+nothing://x/y",
+        "postgresql://127.0.0.1:1/none",
+        f"sqlite:///{tmp_path / 'text'}",
+    ):
         with pytest.raises(ConfigError, match="database"):
             open_database(url)
 

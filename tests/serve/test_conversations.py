@@ -68,7 +68,9 @@ def log_of(conversations: Conversations, conversation: str) -> tuple[list[str], 
     log = conversations.log
     loaded = log.load(conversation, "local", "none", True)
     assert replay(loaded.operations) == log.memory_at(conversation)
-    return [event.kind for event in log.events(conversation)], [row["seq"] for row in log.operations(conversation, 0)]
+    return [event.kind for event in log.events(conversation)], [
+        row["seq"] for row in log.operations(conversation, 0)
+    ]
 
 
 def test_a_client_that_leaves_ends_the_turn_and_nothing_is_left_of_it(tmp_path: Path) -> None:
@@ -78,18 +80,25 @@ def test_a_client_that_leaves_ends_the_turn_and_nothing_is_left_of_it(tmp_path: 
         for stream in (False, True):
             gate.close_again()
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{server.url}/v1/responses", json={**body, "stream": stream}, timeout=0.4)
+                httpx.post(
+                    f"{server.url}/v1/responses", json={**body, "stream": stream}, timeout=0.4
+                )
             assert gate.cancelled.wait(5)
             gate.open.set()
         assert log_of(server.conversations, name)[0] == ["item", "step", "ask", "ask"]
         questions = server.conversations.log.events(name, ("ask",))
         unanswered = http.get(f"/v1/responses/{questions[0].response}").json()
-        assert (unanswered["status"], unanswered["incomplete_details"]) == ("incomplete", {"reason": "interrupted"})
+        assert (unanswered["status"], unanswered["incomplete_details"]) == (
+            "incomplete",
+            {"reason": "interrupted"},
+        )
         again = http.post("/v1/responses", json=body).json()
         assert again["output"][1]["content"][0]["text"] == "Ann lives in Rome."
 
 
-def test_clients_that_leave_while_they_wait_for_a_stream_take_nobody_s_place(tmp_path: Path) -> None:
+def test_clients_that_leave_while_they_wait_for_a_stream_take_nobody_s_place(
+    tmp_path: Path,
+) -> None:
     with (
         serving(tmp_path / "log.db", waiting_each=2) as (gate, server, http),
         ThreadPoolExecutor(1) as threads,
@@ -166,16 +175,22 @@ def test_what_may_wait_is_bounded(tmp_path: Path) -> None:
 def test_only_so_many_are_held_open_and_the_others_are_taken_up_again(tmp_path: Path) -> None:
     conversations = make_conversations(tmp_path / "log.db", open_count=2)
     with running(conversations) as server, server.http() as http:
-        names = [http.post("/v1/conversations", json=items(f"secret {n}")).json()["id"] for n in range(5)]
+        names = [
+            http.post("/v1/conversations", json=items(f"secret {n}")).json()["id"] for n in range(5)
+        ]
         assert conversations.open_count == 2
         for number, name in enumerate(names):
-            answer = http.post("/v1/responses", json={"conversation": name, "input": "secret"}).json()
+            answer = http.post(
+                "/v1/responses", json={"conversation": name, "input": "secret"}
+            ).json()
             assert answer["output"][1]["content"][0]["text"] == f"secret {number}"
         assert conversations.open_count == 2
         assert http.get("/v1/conversations/none").status_code == 404
     small = make_conversations(tmp_path / "log.db", open_bytes=0)
     with running(small) as server, server.http() as http:
-        http.post("/v1/responses", json={"conversation": names[0], "input": "secret"}).raise_for_status()
+        http.post(
+            "/v1/responses", json={"conversation": names[0], "input": "secret"}
+        ).raise_for_status()
         assert small.open_count == 0
 
 
@@ -190,7 +205,9 @@ def test_what_is_asked_when_the_server_is_told_to_end_is_answered(tmp_path: Path
     with ThreadPoolExecutor(1) as threads:
         with serving(tmp_path / "log.db") as (gate, server, _):
             gate.close_again()
-            asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json={"input": "Who?"}, timeout=10)
+            asked = threads.submit(
+                httpx.post, f"{server.url}/v1/responses", json={"input": "Who?"}, timeout=10
+            )
             assert gate.entered.wait(5)
             threading.Timer(0.3, gate.open.set).start()
         assert asked.result().status_code == 200

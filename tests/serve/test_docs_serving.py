@@ -37,9 +37,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_python_snippets_run_as_they_stand(name: str, server: Running) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(asked(name, "python").replace(f"http://{ADDRESS}", server.url), name, "exec"), {})
+        exec(
+            compile(asked(name, "python").replace(f"http://{ADDRESS}", server.url), name, "exec"),
+            {},
+        )
     first, *others = printed.getvalue().splitlines()
-    said = ("Copperclock Brenani made", []) if name == "README.md" else ("Ann lives in Rome.", ["Bob sings."])
+    said = (
+        ("Copperclock Brenani made", [])
+        if name == "README.md"
+        else ("Ann lives in Rome.", ["Bob sings."])
+    )
     assert (first, others[-1:]) == said
 
 
@@ -66,7 +73,9 @@ def test_the_compose_file_is_one() -> None:
     names = ("CHECKPOINT", "PUBLIC_NAME", "POSTGRES_PASSWORD", "ATOMMEM_IMAGE")
     assert set(re.findall(r"\$\{(\w+)", text)) == set(names)
     assert all(f"${{{name}:?}}" in text for name in names), "unset, each is refused somewhere"
-    found = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", lambda match: f"/{match[1].lower()}.test", text))
+    found = yaml.safe_load(
+        re.sub(r"\$\{(\w+)(?::\?)?\}", lambda match: f"/{match[1].lower()}.test", text)
+    )
     services = found["services"]
     assert set(services) == {"database", "policy", "gateway"}
     for service in services.values():

@@ -24,11 +24,15 @@ TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
 RIGHT: dict[str, Any] = {"reward": 1.0, "consent": True}
 
 
-async def served(conversations: Conversations, *ratings: dict[str, Any] | None, deleted: bool = False) -> str:
+async def served(
+    conversations: Conversations, *ratings: dict[str, Any] | None, deleted: bool = False
+) -> str:
     """A conversation that reads two texts, and answers a question for each rating."""
     about = conversations.log.create("ann", {})
     async with conversations.use(about.id, "ann") as memory:
-        items = await memory.add([new_item(Message(content=text, name=text.split()[0])) for text in TEXTS])
+        items = await memory.add(
+            [new_item(Message(content=text, name=text.split()[0])) for text in TEXTS]
+        )
         await memory.read()
         if deleted:
             await memory.note(Event("deleted", of=items[0].version))
@@ -41,7 +45,13 @@ async def served(conversations: Conversations, *ratings: dict[str, Any] | None, 
 
 
 def run(tmp_path: Path, *more: str) -> int:
-    given = ["from-conversations", "--db", f"sqlite:///{tmp_path / 'log.db'}", "--out", str(tmp_path / "out")]
+    given = [
+        "from-conversations",
+        "--db",
+        f"sqlite:///{tmp_path / 'log.db'}",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     return command("data")([*given, *more])
 
 
@@ -51,7 +61,9 @@ def traced(tmp_path: Path) -> tuple[str, Episode]:
     return file.stem, read_trace(file).episode
 
 
-async def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, conversations: Conversations) -> None:
+async def test_tasks_and_demonstrations_of_rated_conversations(
+    tmp_path: Path, conversations: Conversations
+) -> None:
     rated = await served(conversations, RIGHT, {"reward": 0.0, "answer": "Oslo", "consent": True})
     await served(conversations, None)
     await conversations.close()
@@ -61,9 +73,16 @@ async def test_tasks_and_demonstrations_of_rated_conversations(tmp_path: Path, c
         ("Where does Ann live?", ("Ann lives in Rome.",)),  # rated right
         ("Where does Bob live?", ("Oslo",)),  # set right
     ]
-    assert [(document.title, document.text) for document in task.documents] == [("Ann", TEXTS[0]), ("Bob", TEXTS[1])]
+    assert [(document.title, document.text) for document in task.documents] == [
+        ("Ann", TEXTS[0]),
+        ("Bob", TEXTS[1]),
+    ]
     stem, episode = traced(tmp_path)
-    assert (stem, episode.reward, episode.answers) == (rated, 0.5, ("Ann lives in Rome.", "Bob lives in Oslo."))
+    assert (stem, episode.reward, episode.answers) == (
+        rated,
+        0.5,
+        ("Ann lives in Rome.", "Bob lives in Oslo."),
+    )
     steps = [event.body for event in conversations.log.events(rated, ("step",))]
     assert [step.token_ids for step in episode.steps] == [step["token_ids"] for step in steps]
     assert all(step.token_ids and step.prompt_ids for step in episode.steps)
@@ -84,9 +103,15 @@ async def test_without_consent_nothing_is_taken_and_what_was_written_is_taken_ba
     assert run(tmp_path) == 0
     stem, episode = traced(tmp_path)
     assert (stem, episode.answers) == (half, ("Bob lives in Oslo.",))
-    asked = [step.observation.values("questions") for step in episode.steps if step.observation.question is not None]
+    asked = [
+        step.observation.values("questions")
+        for step in episode.steps
+        if step.observation.question is not None
+    ]
     assert asked == [["Where does Bob live?"]] * 2
-    assert [question.text for question in load_tasks(tmp_path / "out" / "tasks.jsonl")[0].questions] == asked[0]
+    assert [
+        question.text for question in load_tasks(tmp_path / "out" / "tasks.jsonl")[0].questions
+    ] == asked[0]
     async with conversations.use(half, "ann") as memory:
         await memory.note(Event("feedback", {"response": f"resp_{half}_1", **no}))
     assert run(tmp_path, "--owner", "ann") == 2
@@ -111,7 +136,9 @@ async def test_an_import_or_a_fork_of_it_brings_nothing_to_train_on(
         await memory.ask("Where does Bob live?", "resp_eve")
         await memory.note(Event("feedback", {"response": "resp_eve", **RIGHT}))
     assert run(tmp_path, "--owner", "eve") == 0
-    assert {step.observation.phase for step in traced(tmp_path)[1].steps} == {"answering"}, "nobody read here"
+    assert {step.observation.phase for step in traced(tmp_path)[1].steps} == {"answering"}, (
+        "nobody read here"
+    )
     await conversations.close()
 
 

@@ -39,17 +39,27 @@ def test_without_keys_all_is_this_machine_s(conversations: Conversations) -> Non
     assert keys.find(token) == Key(number, "ann", 5, 100)
     assert keys.find("anything") is keys.find("") is None
     keys.revoke(number)
-    assert keys.find(token) is keys.find("") is None, "at once, and nobody gets in without one again"
+    assert keys.find(token) is keys.find("") is None, (
+        "at once, and nobody gets in without one again"
+    )
     assert token not in str(keys.listed())
     assert len(token) > 43
-    for wrong in (lambda: keys.revoke("none"), *(partial(keys.add, owner) for owner in ("", "a" * 65, "a\nb"))):
+    for wrong in (
+        lambda: keys.revoke("none"),
+        *(partial(keys.add, owner) for owner in ("", "a" * 65, "a\nb")),
+    ):
         with pytest.raises(ConfigError):
             wrong()
 
 
-def test_an_owner_s_conversations_are_for_nobody_else_there(server: Running, keys: dict[str, str]) -> None:
+def test_an_owner_s_conversations_are_for_nobody_else_there(
+    server: Running, keys: dict[str, str]
+) -> None:
     with server.http(keys["ann"]) as ann, server.http(keys["bob"]) as bob, server.http() as nobody:
-        mine = [ann.post("/v1/conversations", json={"metadata": {"title": str(n)}}).json()["id"] for n in range(5)]
+        mine = [
+            ann.post("/v1/conversations", json={"metadata": {"title": str(n)}}).json()["id"]
+            for n in range(5)
+        ]
         first = ann.get("/v1/conversations", params={"limit": 3}).json()
         rest = ann.get("/v1/conversations", params={"limit": 3, "after": first["last_id"]}).json()
         assert (first["has_more"], rest["has_more"]) == (True, False)
@@ -61,7 +71,9 @@ def test_an_owner_s_conversations_are_for_nobody_else_there(server: Running, key
             assert bob.get(other).status_code == 404
         for closed in (path, "/v1/conversations", "/metrics"):
             assert nobody.get(closed).status_code == 401
-        assert nobody.get(path, headers={"Authorization": "Basic " + keys["ann"]}).status_code == 401
+        assert (
+            nobody.get(path, headers={"Authorization": "Basic " + keys["ann"]}).status_code == 401
+        )
         for open_ in ("/health", "/ui", "/ui/front.js"):
             assert nobody.get(open_).status_code == 200
         assert nobody.get("/ready").json() == {"ready": True}
@@ -96,20 +108,31 @@ def test_other_hosts_and_other_sites_are_refused(
         assert http.get("/v1/models", headers=sent).status_code == status
 
 
-def test_a_body_that_is_too_large_is_refused_however_it_is_sent(server: Running, keys: dict[str, str]) -> None:
+def test_a_body_that_is_too_large_is_refused_however_it_is_sent(
+    server: Running, keys: dict[str, str]
+) -> None:
     large = json.dumps({"items": [{"content": "x" * 3_000}]}).encode()
     with server.http(keys["ann"]) as http:
         for body in (large, iter([large[:1000], large[1000:]])):
-            refused = http.post("/v1/conversations", content=body, headers={"Content-Type": "application/json"})
+            refused = http.post(
+                "/v1/conversations", content=body, headers={"Content-Type": "application/json"}
+            )
             assert refused.status_code == 413
         for path in ("/mcp", "/v1/imports", "/v1/chat/completions"):
-            assert http.post(path, content=large, headers={"Content-Type": "application/json"}).status_code == 413, path
+            assert (
+                http.post(
+                    path, content=large, headers={"Content-Type": "application/json"}
+                ).status_code
+                == 413
+            ), path
     _, token = Keys(server.conversations.log).add("cid", max_body_bytes=10_000)
     with server.http(token) as http:
         assert http.post("/v1/conversations", content=large).status_code in (200, 400)
 
 
-def test_a_revoked_key_opens_nothing_within_a_second(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revoked_key_opens_nothing_within_a_second(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guard, "KEY_SECONDS", 0.05)
     keys = Keys(server.conversations.log)
     number, token = keys.add("dan")
@@ -119,7 +142,9 @@ def test_a_revoked_key_opens_nothing_within_a_second(server: Running, monkeypatc
         until(lambda: http.get("/v1/models").status_code == 401, 1)
 
 
-def test_a_key_s_rate_fills_evenly_and_who_asks_too_often_is_told_when_to_come_back(server: Running) -> None:
+def test_a_key_s_rate_fills_evenly_and_who_asks_too_often_is_told_when_to_come_back(
+    server: Running,
+) -> None:
     now = 0.0
     rates = Rates(lambda: now)
     assert [rates.wait("a", 2) for _ in range(3)] == [0, 0, 30]
@@ -134,7 +159,10 @@ def test_a_key_s_rate_fills_evenly_and_who_asks_too_often_is_told_when_to_come_b
 
 
 def test_the_log_is_json_and_has_nothing_that_a_user_said_or_a_bug_did(
-    server: Running, keys: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: Running,
+    keys: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("sesame")
@@ -151,7 +179,11 @@ def test_the_log_is_json_and_has_nothing_that_a_user_said_or_a_bug_did(
 
         def lines() -> dict[str, str]:
             """Of these requests: a request is logged after it was answered, so that others' may come in between."""
-            told = [JsonLines().format(record) for record in caplog.records if record.name == LOGGER.name]
+            told = [
+                JsonLines().format(record)
+                for record in caplog.records
+                if record.name == LOGGER.name
+            ]
             return {found["id"]: line for line in told if (found := json.loads(line))["id"] in ids}
 
         until(lambda: len(lines()) == 4)
@@ -160,6 +192,9 @@ def test_the_log_is_json_and_has_nothing_that_a_user_said_or_a_bug_did(
     one = "/v1/conversations/{conversation}"
     assert [json.loads(line)["route"] for line in told] == ["/v1/conversations", one, "none", one]
     # A bug is told by its place, not by its words.
-    assert (answers[-1].status_code, answers[-1].json()["error"]["message"]) == (500, "the server failed.")
+    assert (answers[-1].status_code, answers[-1].json()["error"]["message"]) == (
+        500,
+        "the server failed.",
+    )
     found = json.loads(told[-1])
     assert (found["level"], found["error"]) == ("error", "RuntimeError")

@@ -29,10 +29,18 @@ def test_every_write_is_done_once(tmp_path: Path) -> None:
     with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
         name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
         path = f"/v1/conversations/{name}"
-        rated = http.post("/v1/responses", json={"conversation": name, "input": "Where does Ann live?"}).json()["id"]
+        rated = http.post(
+            "/v1/responses", json={"conversation": name, "input": "Where does Ann live?"}
+        ).json()["id"]
         exported = http.get(f"{path}/export").text
-        ask = {"conversation": name, "input": [{"content": "Bob sings."}, {"content": "Who sings?"}]}
-        chat = {"conversation": name, "messages": [{"content": "Cid dances."}, {"content": "Who dances?"}]}
+        ask = {
+            "conversation": name,
+            "input": [{"content": "Bob sings."}, {"content": "Who sings?"}],
+        }
+        chat = {
+            "conversation": name,
+            "messages": [{"content": "Cid dances."}, {"content": "Who dances?"}],
+        }
         for route, body in (
             ("/v1/conversations", items("Dan runs.")),
             (f"{path}/items", items("Eve reads.", "Eve writes.")),
@@ -79,11 +87,19 @@ def test_after_a_broken_connection_it_goes_on_where_it_was(tmp_path: Path) -> No
             gate.open.set()
             assert "Rome" in http.post(route, json=body, headers=key).raise_for_status().text
         kinds, _ = log_of(server.conversations, name)
-        assert [kind for kind in kinds if kind != "step"] == ["item", "ask", "answer", "ask", "answer"]
+        assert [kind for kind in kinds if kind != "step"] == [
+            "item",
+            "ask",
+            "answer",
+            "ask",
+            "answer",
+        ]
 
 
 @pytest.mark.slow
-def test_two_gateways_on_one_database_lose_nothing_and_what_is_sent_to_both_is_done_by_one(tmp_path: Path) -> None:
+def test_two_gateways_on_one_database_lose_nothing_and_what_is_sent_to_both_is_done_by_one(
+    tmp_path: Path,
+) -> None:
     """Both write to one conversation at the same time, from eight threads."""
     db = tmp_path / "log.db"
     with running(make_conversations(db)) as first, running(make_conversations(db)) as second:
@@ -99,7 +115,9 @@ def test_two_gateways_on_one_database_lose_nothing_and_what_is_sent_to_both_is_d
             ]
             route, body = routes[request % 3]
             with gateway.http() as http:
-                told = http.post(route, json=body, headers={"Idempotency-Key": f"{request}"}).raise_for_status()
+                told = http.post(
+                    route, json=body, headers={"Idempotency-Key": f"{request}"}
+                ).raise_for_status()
                 return str(told.json().get("id") or told.json()["data"][0]["id"])
 
         with ThreadPoolExecutor(8) as threads:
@@ -120,9 +138,22 @@ def test_a_key_is_for_one_request_of_one_owner(conversations: Conversations) -> 
     with running(conversations) as server, server.http(ann) as http, server.http(bob) as other:
         name = http.post("/v1/conversations", json={}, headers=ONCE).json()["id"]
         refused = http.post("/v1/conversations", json={"metadata": {}}, headers=ONCE)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "idempotency_key_reused")
-        assert http.post(f"/v1/conversations/{name}/items", json=items("x"), headers=ONCE).status_code == 422
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            422,
+            "idempotency_key_reused",
+        )
+        assert (
+            http.post(f"/v1/conversations/{name}/items", json=items("x"), headers=ONCE).status_code
+            == 422
+        )
         assert other.post("/v1/conversations", json={}, headers=ONCE).json()["id"] != name
-        assert http.post("/v1/conversations", json={}, headers={"Idempotency-Key": "x" * 256}).status_code == 400
+        assert (
+            http.post(
+                "/v1/conversations", json={}, headers={"Idempotency-Key": "x" * 256}
+            ).status_code
+            == 400
+        )
         http.delete(f"/v1/conversations/{name}").raise_for_status()
-        assert http.post("/v1/conversations", json={}, headers=ONCE).json()["id"] != name, "what is gone is gone"
+        assert http.post("/v1/conversations", json={}, headers=ONCE).json()["id"] != name, (
+            "what is gone is gone"
+        )

@@ -70,7 +70,9 @@ def test_a_query_ranks_by_what_the_memory_holds(stores: tuple[Any, Any]) -> None
     assert len(ours.search((), query="lives", limit=1, offset=1)) == 1
 
 
-def test_the_last_value_of_a_key_counts_and_what_is_deleted_is_gone_from_the_memory(stores: tuple[Any, Any]) -> None:
+def test_the_last_value_of_a_key_counts_and_what_is_deleted_is_gone_from_the_memory(
+    stores: tuple[Any, Any],
+) -> None:
     ours, _ = stores
     ours.put(ANN, "home", {"text": "Ann lives in Bern."})
     assert ours.get(ANN, "home").value == {"text": "Ann lives in Bern."}
@@ -87,7 +89,9 @@ def test_texts_of_other_clients_are_no_values_and_in_nobody_s_way(
     ours, _ = stores
     with server.http() as http:
         path = f"/v1/conversations/{ours.conversation}/items"
-        http.post(path, json={"items": [{"content": "Bob sings.", "name": name}]}).raise_for_status()
+        http.post(
+            path, json={"items": [{"content": "Bob sings.", "name": name}]}
+        ).raise_for_status()
     assert ours.get(ANN, "home").value == PUTS[0][2]
     assert len(ours.search(())) == len(PUTS)
 

@@ -47,7 +47,9 @@ async def connected(transport: str, folder: Path) -> AsyncIterator[Client]:
                 yield client
         return
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = StdioServerParameters(command=sys.executable, args=["-c", STDIO], env=environment, cwd=folder)
+    started = StdioServerParameters(
+        command=sys.executable, args=["-c", STDIO], env=environment, cwd=folder
+    )
     async with Client(stdio_client(started)) as client:
         yield client
 
@@ -70,23 +72,32 @@ async def test_remember_recall_ask_forget(transport: str, tmp_path: Path) -> Non
     async with connected(transport, tmp_path) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert sorted(tools) == ["ask", "forget", "recall", "remember"]
-        assert all(tool.description and "conversation" in tool.input_schema["properties"] for tool in tools.values())
+        assert all(
+            tool.description and "conversation" in tool.input_schema["properties"]
+            for tool in tools.values()
+        )
         first = await called(client, "remember", text=FACTS, name="bees", goal="Who keeps bees?")
         conversation = first["conversation"]
         assert (first["steps"], first["entries"]) == (1, 1)
-        second = await called(client, "remember", text="Bob lives in Oslo.", conversation=conversation, name="oslo")
+        second = await called(
+            client, "remember", text="Bob lives in Oslo.", conversation=conversation, name="oslo"
+        )
         assert second == {"conversation": conversation, "steps": 1, "entries": 2}
         found = await called(client, "recall", conversation=conversation, query="Oslo")
         assert (found[0]["text"], found[0]["source"]) == ("Bob lives in Oslo.", "oslo, chunk 1/1")
-        answered = await called(client, "ask", conversation=conversation, question="Where does Ann live?")
+        answered = await called(
+            client, "ask", conversation=conversation, question="Where does Ann live?"
+        )
         assert answered["answer"] == FACTS
         assert answered["entries"][0] == FACTS
         held = json.loads((await client.read_resource(f"memory://{conversation}")).contents[0].text)  # type: ignore[union-attr]
         assert [entry["text"] for entry in held["entries"]] == [FACTS, "Bob lives in Oslo."]
-        assert await called(client, "forget", conversation=conversation, entry=held["entries"][1]["id"]) == {
-            "entries": [2]
+        assert await called(
+            client, "forget", conversation=conversation, entry=held["entries"][1]["id"]
+        ) == {"entries": [2]}
+        assert await called(client, "forget", conversation=conversation, source="bees") == {
+            "entries": [1]
         }
-        assert await called(client, "forget", conversation=conversation, source="bees") == {"entries": [1]}
         assert await called(client, "recall", conversation=conversation, query="Ann") == []
 
 
@@ -101,7 +112,9 @@ async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
         assert "question" in await refused(client, "ask", conversation=conversation, question=" ")
         assert "not both" in await refused(client, "forget", conversation=conversation)
         assert "no entry 7" in await refused(client, "forget", conversation=conversation, entry=7)
-        assert "no conversation" in await refused(client, "ask", conversation="conv_1", question="Who?")
+        assert "no conversation" in await refused(
+            client, "ask", conversation="conv_1", question="Who?"
+        )
         with pytest.raises(MCPError, match="no conversation"):
             await client.read_resource("memory://conv_1")
 
@@ -109,10 +122,14 @@ async def test_what_is_wrong_is_said_in_words_and_a_crash_says_nothing(
             raise RuntimeError("a secret")
 
         monkeypatch.setattr(conversations, "use", crash)
-        assert "secret" not in await refused(client, "ask", conversation=conversation, question="Who?")
+        assert "secret" not in await refused(
+            client, "ask", conversation=conversation, question="Who?"
+        )
     assert "secret" not in caplog.text
     assert '"RuntimeError"' in caplog.text.replace("'", '"')
-    assert logging.getLogger().handlers == handlers  # the package would add one, and log what users say
+    assert (
+        logging.getLogger().handlers == handlers
+    )  # the package would add one, and log what users say
     await conversations.close()
 
 
@@ -120,7 +137,9 @@ async def test_another_owner_s_memory_is_not_there(conversations: Conversations)
     (_, ann), (_, bob) = (Keys(conversations.log).add(owner) for owner in ("ann", "bob"))
     with running(conversations) as server:
         async with over_http(server, ann) as client:
-            conversation = (await called(client, "remember", text=FACTS, name="bees"))["conversation"]
+            conversation = (await called(client, "remember", text=FACTS, name="bees"))[
+                "conversation"
+            ]
         async with over_http(server, bob) as client:
             for tool, more in (
                 ("remember", {"text": "x"}),

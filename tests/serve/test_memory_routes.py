@@ -47,14 +47,18 @@ def test_a_fork_goes_its_own_way_from_then_on(http: httpx.Client) -> None:
     assert entries(http, twin) == {1: PARTS[0]}
     assert ask(http, twin, "Where does Bob live?")[1] == PARTS[0], "it has nothing else"
     assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
-    assert entries(http, f"/v1/conversations/{http.post(f'{path}/fork').json()['id']}") == entries(http, path)
+    assert entries(http, f"/v1/conversations/{http.post(f'{path}/fork').json()['id']}") == entries(
+        http, path
+    )
     assert http.post(f"{path}/fork", params={"at": 10_000}).status_code == 400
 
 
 def test_its_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     path = made(http)
     changed = http.post(f"{path}/entries/2", json={"text": "Bob lives in Bergen."}).json()["data"]
-    assert [(line["kind"], line["actor"], line.get("before")) for line in changed] == [("update", "user", PARTS[1])]
+    assert [(line["kind"], line["actor"], line.get("before")) for line in changed] == [
+        ("update", "user", PARTS[1])
+    ]
     assert ask(http, path, "Where does Bob live?")[1] == "Bob lives in Bergen."
     http.delete(f"{path}/entries/1").raise_for_status()
     assert entries(http, path) == {2: "Bob lives in Bergen.", 3: PARTS[2]}
@@ -74,7 +78,9 @@ def test_steps_are_had_from_either_end(http: httpx.Client) -> None:
 
 def test_what_came_from_a_source_is_taken_out(http: httpx.Client) -> None:
     path = made(http, *PARTS[:2], name="https://bad.test/a?b=1")
-    item = http.post(f"{path}/items", json={"items": [{"content": PARTS[2]}]}).json()["data"][0]["id"]
+    item = http.post(f"{path}/items", json={"items": [{"content": PARTS[2]}]}).json()["data"][0][
+        "id"
+    ]
     gone = http.delete(f"{path}/sources/https://bad.test/a%3Fb=1").raise_for_status().json()["data"]
     assert [line["entry_id"] for line in gone if line["kind"] == "delete"] == [1, 2]
     assert entries(http, path) == {3: PARTS[2]}
@@ -82,7 +88,9 @@ def test_what_came_from_a_source_is_taken_out(http: httpx.Client) -> None:
     assert entries(http, path) == {}
     assert item not in [found["id"] for found in http.get(f"{path}/items").json()["data"]]
     assert http.get(f"{path}/items/{item}").status_code == 404
-    assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it until the conversation is deleted"
+    assert entries(http, path, at=1) == {1: PARTS[0]}, (
+        "the log keeps it until the conversation is deleted"
+    )
     # Of two texts of one name one is deleted.
     body = {"items": [{"content": text, "name": "letter"} for text in PARTS[:2]]}
     first, second = (item["id"] for item in http.post(f"{path}/items", json=body).json()["data"])
@@ -92,7 +100,9 @@ def test_what_came_from_a_source_is_taken_out(http: httpx.Client) -> None:
     assert http.get(f"{path}/items/{second}").status_code == 200
 
 
-async def test_what_is_deleted_or_of_a_forgotten_name_is_not_read(conversations: Conversations) -> None:
+async def test_what_is_deleted_or_of_a_forgotten_name_is_not_read(
+    conversations: Conversations,
+) -> None:
     name = conversations.log.create("local", {}).id
     async with conversations.use(name, "local") as held:
         (item,) = await held.add([new_item(Message(content=PARTS[2]))])
@@ -108,7 +118,9 @@ async def test_what_is_deleted_or_of_a_forgotten_name_is_not_read(conversations:
     await conversations.close()
 
 
-async def test_a_goal_that_another_gateway_set_holds_for_the_next_item(conversations: Conversations) -> None:
+async def test_a_goal_that_another_gateway_set_holds_for_the_next_item(
+    conversations: Conversations,
+) -> None:
     about = conversations.log.create("local", {"goal": "Where is Ann?"})
     for goal in ("Where is Ann?", "Where is Bob?"):
         conversations.log.update(about.id, "local", {"goal": goal})
@@ -131,7 +143,9 @@ def test_an_export_of_one_that_goes_on_meanwhile_is_whole(
         return found
 
     monkeypatch.setattr(log, "events", and_then)
-    lines = "".join(json.dumps(line) + "\n" for line in exported(log, path.rpartition("/")[2], "local"))
+    lines = "".join(
+        json.dumps(line) + "\n" for line in exported(log, path.rpartition("/")[2], "local")
+    )
     assert imported(log, "local", lines)
 
 
@@ -142,7 +156,9 @@ def test_an_export_is_imported_as_it_was(http: httpx.Client, server: Running) ->
     http.post(f"{path}/entries/3", json={"text": "Cid\u2028dances."}).raise_for_status()
     lines = http.get(f"{path}/export").raise_for_status().text.splitlines()
     text = "\n".join(json.dumps(json.loads(line), ensure_ascii=False) for line in lines)
-    found = http.post("/v1/imports", content=text.encode(), headers={"Content-Type": "application/x-ndjson"})
+    found = http.post(
+        "/v1/imports", content=text.encode(), headers={"Content-Type": "application/x-ndjson"}
+    )
     twin = f"/v1/conversations/{found.raise_for_status().json()['id']}"
     for route in ("memory", "operations", "steps"):
         first, second = (http.get(f"{name}/{route}").json() for name in (path, twin))
@@ -164,10 +180,14 @@ def test_an_export_is_imported_as_it_was(http: httpx.Client, server: Running) ->
         lambda lines: [lines[0], *lines[2:]],
         lambda lines: [line.replace('"entry_id": 1', '"entry_id": 7') for line in lines],
         lambda lines: [line.replace('"parts"', '"part"') for line in lines],
-        lambda lines: [line.replace('"prompt_tokens"', '"odd": 1e999, "prompt_tokens"') for line in lines],
+        lambda lines: [
+            line.replace('"prompt_tokens"', '"odd": 1e999, "prompt_tokens"') for line in lines
+        ],
         lambda lines: [line.replace('"step": 1,', '"step": 0,') for line in lines],
         lambda lines: [line.replace('"version": 2', '"version": 99999999999') for line in lines],
-        lambda lines: [line.replace('"step": 2,', '"step": 2147483647,') for line in lines],  # no room to go on
+        lambda lines: [
+            line.replace('"step": 2,', '"step": 2147483647,') for line in lines
+        ],  # no room to go on
         lambda lines: [*lines, "[" * 100_000],
     ],
 )
@@ -175,7 +195,9 @@ def test_what_is_no_export_is_refused_whole(http: httpx.Client, damage: Any) -> 
     lines = http.get(f"{made(http)}/export").text.splitlines()
     text = "\n".join(damage(lines))
     assert text != "\n".join(lines), "nothing is damaged"
-    refused = http.post("/v1/imports", content=text, headers={"Content-Type": "application/x-ndjson"})
+    refused = http.post(
+        "/v1/imports", content=text, headers={"Content-Type": "application/x-ndjson"}
+    )
     assert refused.status_code == 400, refused.text
     assert "export" in refused.json()["error"]["message"]
 
@@ -192,20 +214,26 @@ def test_feedback_is_kept_with_its_answer(http: httpx.Client, server: Running) -
     assert http.post(f"{path}/feedback", json={**body, "response": "resp_none"}).status_code == 404
 
 
-async def test_conversations_move_to_another_checkpoint_and_embedder_on_request_or_all_at_once(tmp_path: Path) -> None:
+async def test_conversations_move_to_another_checkpoint_and_embedder_on_request_or_all_at_once(
+    tmp_path: Path,
+) -> None:
     db = tmp_path / "log.db"
     with running(make_conversations(db)) as first, first.http() as http:
         path, *others = [made(http) for _ in range(3)]
         http.post("/v1/conversations", json={}).raise_for_status()
     moved = make_conversations(db, scripted(checkpoint="next", embedder_dim=64))
     with running(moved) as second, second.http() as http:
-        refused = http.post("/v1/responses", json={"conversation": path.rpartition("/")[2], "input": "Who?"})
+        refused = http.post(
+            "/v1/responses", json={"conversation": path.rpartition("/")[2], "input": "Who?"}
+        )
         assert refused.status_code == 409
         assert f"POST {path}/checkpoint" in refused.json()["error"]["message"]
         assert http.post(f"{path}/checkpoint").raise_for_status().json()["checkpoint"] == "next"
         assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
         log = http.get(f"{path}/operations").json()["data"]
-        assert [line["checkpoint"] for line in log] == sorted((line["checkpoint"] for line in log), reverse=True)
+        assert [line["checkpoint"] for line in log] == sorted(
+            (line["checkpoint"] for line in log), reverse=True
+        )
         (event,) = moved.log.events(path.rpartition("/")[2], ("moved",))
         assert event.body["checkpoint"] == "scripted"
         assert entries(http, path, at=1) == {1: PARTS[0]}
@@ -213,5 +241,10 @@ async def test_conversations_move_to_another_checkpoint_and_embedder_on_request_
     assert await again.move_all() == 2, "one is moved, one has nothing to move"
     assert await again.move_all() == 0
     await again.close()
-    with running(make_conversations(db, scripted(checkpoint="next", embedder_dim=64))) as third, third.http() as http:
-        assert [ask(http, name, "Where does Ann live?")[1] for name in (path, *others)] == [PARTS[0]] * 3
+    with (
+        running(make_conversations(db, scripted(checkpoint="next", embedder_dim=64))) as third,
+        third.http() as http,
+    ):
+        assert [ask(http, name, "Where does Ann live?")[1] for name in (path, *others)] == [
+            PARTS[0]
+        ] * 3

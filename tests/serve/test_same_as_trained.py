@@ -31,14 +31,18 @@ def without_source(operations: Any) -> list[Operation]:
     """A served text's chunks are known by its name, too."""
     pieces = [None if item.source is None else item.source.piece for item in operations]
     return [
-        item if piece is None else replace(item, source=replace(item.source, piece=piece.rpartition(", ")[2]))
+        item
+        if piece is None
+        else replace(item, source=replace(item.source, piece=piece.rpartition(", ")[2]))
         for item, piece in zip(operations, pieces, strict=True)
     ]
 
 
 @pytest.mark.parametrize("shown", ["reading", "answering"])
 @pytest.mark.parametrize("chunking", ["documents", "tokens"])
-async def test_training_evaluation_and_serving_are_one(shown: str, chunking: str, tmp_path: Path) -> None:
+async def test_training_evaluation_and_serving_are_one(
+    shown: str, chunking: str, tmp_path: Path
+) -> None:
     tokenizer = WordTokenizer()
     world = {"chunking": chunking, "chunk_tokens": 30, "questions_shown": [shown]}
     environment = environment_config("longdoc", **world)
@@ -48,13 +52,19 @@ async def test_training_evaluation_and_serving_are_one(shown: str, chunking: str
 
     limits = {"max_completion_length": 200, "episode_max_tokens": None, "episode_max_seconds": None}
     args: Any = SimpleNamespace(temperature=1.0, template_kwargs={}, **limits)
-    trained = await Rollouts(args, tokenizer, embedder, MEMORY, environment).runner(policy).run(task)
+    trained = (
+        await Rollouts(args, tokenizer, embedder, MEMORY, environment).runner(policy).run(task)
+    )
 
     environments = make_environments(environment, tokenizer)
     setup = Setup(policy, embedder, tokenizer, environments, MEMORY, Sampling(max_tokens=200))  # type: ignore[arg-type]
     evaluated = await make_method("atommem", setup).run(task)
-    assert [step.token_ids for step in evaluated.steps] == [step.token_ids for step in trained.steps]
-    assert [step.operations for step in evaluated.steps] == [step.operations for step in trained.steps]
+    assert [step.token_ids for step in evaluated.steps] == [
+        step.token_ids for step in trained.steps
+    ]
+    assert [step.operations for step in evaluated.steps] == [
+        step.operations for step in trained.steps
+    ]
     assert evaluated.answers == trained.answers
 
     settings = {"retrieve_k": 3, "entry_tokens": 12, "max_tokens": 200, **world}
@@ -65,10 +75,16 @@ async def test_training_evaluation_and_serving_are_one(shown: str, chunking: str
         texts = chunk_task(task, tokenizer, "documents", 0, False)
         texts = texts if chunking == "documents" else [joined_text(task)]
         parts: Any = [{"type": "input_text", "text": text} for text in texts]
-        conversation = client.conversations.create(metadata=goal, items=[{"role": "user", "content": parts}]).id
-        answer = client.responses.create(model="scripted", conversation=conversation, input=question.text)
+        conversation = client.conversations.create(
+            metadata=goal, items=[{"role": "user", "content": parts}]
+        ).id
+        answer = client.responses.create(
+            model="scripted", conversation=conversation, input=question.text
+        )
         with server.http() as http:
-            steps = http.get(f"/v1/conversations/{conversation}/steps", params={"limit": 100}).json()["data"]
+            steps = http.get(
+                f"/v1/conversations/{conversation}/steps", params={"limit": 100}
+            ).json()["data"]
         log = server.conversations.log.load(conversation, "local", "none", True).operations
 
     assert len(steps) == len(trained.steps) > 3

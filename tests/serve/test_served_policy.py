@@ -42,7 +42,13 @@ def test_the_policy_is_found_inside_of_its_run(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("dialect", "released"), ("templates", "full"), ("chunk_tokens", 7), ("retrieve_k", 9), ("embedder", "random")],
+    [
+        ("dialect", "released"),
+        ("templates", "full"),
+        ("chunk_tokens", 7),
+        ("retrieve_k", 9),
+        ("embedder", "random"),
+    ],
 )
 def test_settings_that_it_was_not_trained_with_are_refused_with_the_remedy(
     run: Path, setting: str, value: object
@@ -62,7 +68,11 @@ def test_a_server_has_the_settings_of_its_tokenizer_s_folder(run: Path) -> None:
 
 
 def test_settings_that_change_no_prompt_are_the_user_s(run: Path) -> None:
-    check_settings({"retrieve_k": 6, "temperature": 1.0}, {"retrieve_k": 6, "temperature": 0.0, "api": "chat"}, "x")
+    check_settings(
+        {"retrieve_k": 6, "temperature": 1.0},
+        {"retrieve_k": 6, "temperature": 0.0, "api": "chat"},
+        "x",
+    )
     policy = ServedPolicy.open(str(run), temperature=0.0, max_tokens=4)
     assert policy.agent.sampling.max_tokens == 4
     assert policy.name == "grpo"
@@ -93,7 +103,10 @@ def test_nobody_listens_to_the_network_without_a_key_and_keys_are_made_listed_an
     assert cli.main(["serve", "--policy", str(run), "--host", "0.0.0.0", *db]) == 2
     assert "atommem serve keys add" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert cli.main(["serve", "--policy", str(run), "--port", str(taken.getsockname()[1]), *db]) == 2
+        assert (
+            cli.main(["serve", "--policy", str(run), "--port", str(taken.getsockname()[1]), *db])
+            == 2
+        )
     assert "(Address already in use): give another --port" in capsys.readouterr().err
     assert cli.main(["serve", "keys", "add", "ann", "--requests_per_minute", "5", *db]) == 0
     token, said = capsys.readouterr()
@@ -113,7 +126,19 @@ def test_nobody_listens_to_the_network_without_a_key_and_keys_are_made_listed_an
 def test_the_command_starts_vllm_serves_and_ends_both_on_sigterm(run: Path, tmp_path: Path) -> None:
     python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
     port, db = str(free_port()), f"sqlite:///{tmp_path / 'log.db'}"
-    command = [sys.executable, "-m", "atommem.cli", "serve", "--policy", str(run), "--vllm", "--port", port, "--db", db]
+    command = [
+        sys.executable,
+        "-m",
+        "atommem.cli",
+        "serve",
+        "--policy",
+        str(run),
+        "--vllm",
+        "--port",
+        port,
+        "--db",
+        db,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VLLM_PYTHON": python}
     pipe = subprocess.PIPE
 
@@ -122,13 +147,18 @@ def test_the_command_starts_vllm_serves_and_ends_both_on_sigterm(run: Path, tmp_
             return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).status_code == 200
         return False
 
-    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True
+    ) as process:
         try:
             assert process.stderr is not None
             url = next(line for line in process.stderr if "starting vLLM" in line).split()[5]
             until(ready, 240)  # minutes, beside other work: it loads all of transformers first
             client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-            assert client.responses.create(model="grpo", input="Where does Ann live?").output_text == "Rome"
+            assert (
+                client.responses.create(model="grpo", input="Where does Ann live?").output_text
+                == "Rome"
+            )
             process.send_signal(signal.SIGTERM)
             told, _ = process.communicate(timeout=30)
         finally:

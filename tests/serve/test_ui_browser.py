@@ -14,7 +14,9 @@ from tests.serve.servers import Running, make_conversations, running, until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_chromium() is None, reason="neither chromium nor google-chrome is installed"),
+    pytest.mark.skipif(
+        find_chromium() is None, reason="neither chromium nor google-chrome is installed"
+    ),
 ]
 EVIL = "</pre>'\"><img src=x onerror=hacked=1><script>hacked=1</script><!-- ${hacked=1}" + "x" * 90
 WIDER = """[...document.querySelectorAll("body *")].filter((node) => node.offsetParent
@@ -69,7 +71,9 @@ def read_text(browser: Browser, text: str, name: str, entries: int) -> None:
     browser.wait(has("#doing", "Done"))
 
 
-def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, browser: Browser) -> None:
+def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(
+    server: Running, browser: Browser
+) -> None:
     browser.open(f"{server.url}/ui")
     browser.wait(has("#model", "scripted"))
     assert browser.text("#welcome h2") == "A memory that reads for you"
@@ -108,7 +112,9 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     press(browser, "#find", "By meaning")
     browser.wait(has("#count", "2 of 2 entries fit best"))
     assert "Oslo" in browser.text("#entries li pre")
-    browser.evaluate("(() => { const s = document.querySelector('#search'); s.value = ''; s.oninput(); })()")
+    browser.evaluate(
+        "(() => { const s = document.querySelector('#search'); s.value = ''; s.oninput(); })()"
+    )
 
     # What was shown at each step: the last one, then back with the arrow key to the first.
     assert "answering" in browser.text("#step .note")
@@ -127,7 +133,9 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     press(browser, "#entry-2", "History")
     browser.wait(has("#entry-2 .history li", "Oslo"))
     browser.resize(400)
-    browser.evaluate("[...document.querySelectorAll('#add, #items details')].forEach((node) => { node.open = true; })")
+    browser.evaluate(
+        "[...document.querySelectorAll('#add, #items details')].forEach((node) => { node.open = true; })"
+    )
     assert browser.evaluate(WIDER) == []
     assert browser.evaluate("document.documentElement.scrollWidth") == 400
     browser.resize(1280)
@@ -176,11 +184,15 @@ def test_a_memory_is_made_fed_asked_edited_and_looked_back_at(server: Running, b
     assert {url for url in browser.requests if not url.startswith(server.url)} == set()
 
 
-def test_an_answer_is_rated_by_keyboard_and_all_is_exported(server: Running, browser: Browser, tmp_path: Path) -> None:
+def test_an_answer_is_rated_by_keyboard_and_all_is_exported(
+    server: Running, browser: Browser, tmp_path: Path
+) -> None:
     with server.http() as http:
         texts = [{"role": "user", "content": EVIL}]
         about = http.post("/v1/conversations", json={"items": texts}).json()
-        response = http.post("/v1/responses", json={"conversation": about["id"], "input": "Where?"}).json()["id"]
+        response = http.post(
+            "/v1/responses", json={"conversation": about["id"], "input": "Where?"}
+        ).json()["id"]
     path = f"/v1/conversations/{about['id']}"
     browser.open(f"{server.url}/ui#{about['id']}")
     browser.wait(has("#items summary", "Feedback", count=1))
@@ -188,7 +200,9 @@ def test_an_answer_is_rated_by_keyboard_and_all_is_exported(server: Running, bro
 
     def tab() -> str:
         browser.press("Tab")
-        return str(browser.evaluate("document.activeElement.textContent || document.activeElement.type"))
+        return str(
+            browser.evaluate("document.activeElement.textContent || document.activeElement.type")
+        )
 
     browser.evaluate("document.querySelector('#items summary').focus()")
     browser.press("Enter")
@@ -201,7 +215,13 @@ def test_an_answer_is_rated_by_keyboard_and_all_is_exported(server: Running, bro
     browser.press("Enter")
     browser.wait(has("#items .feedback", "Noted: wrong, may be trained on"))
     (said,) = server.conversations.log.events(about["id"], ("feedback",))
-    assert said.body == {"response": response, "reward": 0.0, "answer": "Nowhere", "text": "", "consent": True}
+    assert said.body == {
+        "response": response,
+        "reward": 0.0,
+        "answer": "Nowhere",
+        "text": "",
+        "consent": True,
+    }
 
     browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     browser.evaluate("document.querySelector('#export').focus()")

@@ -31,7 +31,9 @@ def environment(**further: str) -> dict[str, str]:
 def launch(folder: Path, *command: object, **further: str) -> subprocess.CompletedProcess[str]:
     """A module with its arguments, to its end."""
     words, own = [sys.executable, "-m", *map(str, command)], environment(**further)
-    return subprocess.run(words, cwd=folder, env=own, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        words, cwd=folder, env=own, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
@@ -60,16 +62,24 @@ class GradientRecorder(TrainerCallback):
         self.gradients: list[dict[str, torch.Tensor]] = []
         self.states: list[dict[str, torch.Tensor]] = []
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         named = [(name.removeprefix("module."), p) for name, p in model.named_parameters()]
-        self.gradients.append({name: p.grad.detach().clone() for name, p in named if p.grad is not None})
+        self.gradients.append(
+            {name: p.grad.detach().clone() for name, p in named if p.grad is not None}
+        )
         self.states.append({name: p.detach().clone() for name, p in named})
 
 
 def at(event: str, update: int, action: Callable[[], None]) -> TrainerCallback:
     """Does something at an event of one update (from 1)."""
     callback = TrainerCallback()
-    setattr(callback, event, lambda args, state, control, **_: action() if state.global_step == update else None)
+    setattr(
+        callback,
+        event,
+        lambda args, state, control, **_: action() if state.global_step == update else None,
+    )
     return callback
 
 
@@ -79,7 +89,12 @@ def terminate() -> None:
 
 def make_config(folder: Path | str, **settings: Any) -> TrainConfig:
     """One update of 8 episodes in groups of 4, without clipping, on the CPU."""
-    defaults = {"num_generations": 4, "max_steps": 1, "max_grad_norm": 0.0, "shuffle_dataset": False}
+    defaults = {
+        "num_generations": 4,
+        "max_steps": 1,
+        "max_grad_norm": 0.0,
+        "shuffle_dataset": False,
+    }
     return TrainConfig(str(folder), **{**BARE, **defaults, **settings})
 
 
@@ -105,14 +120,21 @@ def make_trainer(
     return trainer, recorder, runner
 
 
-def episodes_of(write: Callable[[str, int], Episode], tasks: Sequence[str], group_size: int) -> list[Episode]:
+def episodes_of(
+    write: Callable[[str, int], Episode], tasks: Sequence[str], group_size: int
+) -> list[Episode]:
     """The global batch: all samples of every task, in the sampler's order."""
     return [write(task, sample) for task in tasks for sample in range(group_size)]
 
 
-def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> torch.Tensor:
+def completion_logps(
+    model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float
+) -> torch.Tensor:
     """Log-probabilities of one completion: one row, no padding, the model's own logits."""
-    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
+    logits = (
+        model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        / temperature
+    )
     return logits.log_softmax(-1).gather(1, torch.tensor([*completion])[:, None])[:, 0]
 
 
@@ -148,21 +170,31 @@ def reference_gradients(
         each = credit if isinstance(credit, Sequence) else [credit] * len(episode.steps)
         for step, advantage in zip(episode.steps, each, strict=True):
             logps = completion_logps(model, step.prompt_ids, step.token_ids, temperature)
-            before = (completion_logps(old, step.prompt_ids, step.token_ids, temperature) if old else logps).detach()
+            before = (
+                completion_logps(old, step.prompt_ids, step.token_ids, temperature)
+                if old
+                else logps
+            ).detach()
             ratio = torch.exp(logps - before)
             loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             if beta:
                 with torch.no_grad():
-                    expected = completion_logps(reference, step.prompt_ids, step.token_ids, temperature)
+                    expected = completion_logps(
+                        reference, step.prompt_ids, step.token_ids, temperature
+                    )
                 divergence = torch.exp(expected - logps) - (expected - logps) - 1
                 loss = loss + beta * divergence * ratio
-            weight = {"token": 1.0, "step": 1 / len(step.token_ids), "trajectory": 1 / tokens}[normalization]
+            weight = {"token": 1.0, "step": 1 / len(step.token_ids), "trajectory": 1 / tokens}[
+                normalization
+            ]
             total = total + (weight * loss).sum() / counts[normalization]
             if advantage or beta:
                 apart += weight * float((logps.detach() - torch.tensor(step.logprobs)).abs().sum())
                 over += weight * len(step.token_ids)
     total.backward()
-    gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {
+        n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None
+    }
     model.zero_grad()
     return total.item(), gradients, apart / over
 

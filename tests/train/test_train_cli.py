@@ -38,7 +38,18 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_fields_of_all_configs_are_flags() -> None:
     args, memory, embedder, environment, model = parse(
         "grpo",
-        [*MINIMUM, "--capacity", "20", "--embedder", "hashing", "--chunk_tokens", "500", "--use_peft", "--lora_r", "4"],
+        [
+            *MINIMUM,
+            "--capacity",
+            "20",
+            "--embedder",
+            "hashing",
+            "--chunk_tokens",
+            "500",
+            "--use_peft",
+            "--lora_r",
+            "4",
+        ],
     )
     assert isinstance(args, TrainConfig)
     assert (args.data, memory.capacity) == ("tasks.parquet", 20)
@@ -56,7 +67,10 @@ def test_what_is_missing_is_named() -> None:
 GROUPS = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
 REFUSED = {
     "grpo": [
-        (["--lerning_rate", "1"], r"lerning_rate 1 is not understood \(did you mean --learning_rate\?\)"),
+        (
+            ["--lerning_rate", "1"],
+            r"lerning_rate 1 is not understood \(did you mean --learning_rate\?\)",
+        ),
         (["--lr=1"], r"lr=1 is not understood \(did you mean --learning_rate\?\)"),
         (["--model", "x"], r"\(did you mean --model_name_or_path\?\)"),
         (["--learning_rate", "abc"], "--learning_rate is 'abc': give a number"),
@@ -65,38 +79,67 @@ REFUSED = {
         (["--num_iterations", "0"], "num_iterations 0: give at least 1"),
         (["--loss_type", "bnpo"], "loss_type is 'bnpo': give one of dapo, grpo, dr_grpo, cispo"),
         (["--loss_type", "cispo"], "epsilon_high is 0.28: with loss_type cispo it is the largest"),
-        (["--importance_sampling_level", "word"], "importance_sampling_level is 'word': give one of token, sequence"),
+        (
+            ["--importance_sampling_level", "word"],
+            "importance_sampling_level is 'word': give one of token, sequence",
+        ),
         (["--fp16", "true"], "fp16 is True: only False"),
         (["--neftune_noise_alpha", "5"], r"neftune_noise_alpha is 5.0: only None"),
         (["--vllm_mode", "remote"], "vllm_mode is 'remote': give one of server, colocate"),
-        (["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"], "tensor parallel size is 2: a colocated"),
+        (
+            ["--use_vllm", "true", "--vllm_tensor_parallel_size", "2"],
+            "tensor parallel size is 2: a colocated",
+        ),
         *(
             (["--use_vllm", "true", "--vllm_engine_kwargs", f'{{"{name}": {value}}}'], message)
             for name, value, message in (
-                ("tensor_parallel_size", 2, "tensor parallel size is 2: a colocated engine is of one process"),
-                ("logprobs_mode", '"raw_logprobs"', "has logprobs_mode, which has to be that of what is trained"),
+                (
+                    "tensor_parallel_size",
+                    2,
+                    "tensor parallel size is 2: a colocated engine is of one process",
+                ),
+                (
+                    "logprobs_mode",
+                    '"raw_logprobs"',
+                    "has logprobs_mode, which has to be that of what is trained",
+                ),
                 ("max_model_len", 9, "max_model_len, whose name here is vllm_max_model_length"),
             )
         ),
         (["--episode_max_seconds", "0"], "episode_max_seconds is 0"),
         (["--top_p", "0.9"], "top_p is 0.9: only 1.0"),
-        (["--normalization", "word"], "normalization is 'word': give one of token, step, trajectory, constant"),
+        (
+            ["--normalization", "word"],
+            "normalization is 'word': give one of token, step, trajectory, constant",
+        ),
         (["--num_generations", "1"], "num_generations is 1: a group needs at least 2"),
         (["--temperature", "0"], "temperature is 0 or less"),
         (["--per_device_train_batch_size", "0"], "per_device_train_batch_size is 0"),
         (["--per_device_train_batch_size", "7"], "divisible by num_generations"),
         (["--router_aux_loss_coef", "0.1"], "router_aux_loss_coef is 0.1: only 0"),
         (["--micro_batch_tokens", "0"], "micro_batch_tokens is 0: give at least 1"),
-        (["--chat_template_kwargs", "no object"], "chat_template_kwargs is 'no object': give a JSON object"),
+        (
+            ["--chat_template_kwargs", "no object"],
+            "chat_template_kwargs is 'no object': give a JSON object",
+        ),
         (["--capacity", "0"], "capacity is 0"),
-        (["--per_device_train_batch_size", "6", "--dynamic_sampling", "1"], "and num_generations 4: with dynamic"),
-        (["--per_device_train_batch_size", "6", "--credit", "steps"], "and num_generations 4: with credit"),
+        (
+            ["--per_device_train_batch_size", "6", "--dynamic_sampling", "1"],
+            "and num_generations 4: with dynamic",
+        ),
+        (
+            ["--per_device_train_batch_size", "6", "--credit", "steps"],
+            "and num_generations 4: with credit",
+        ),
         (["--rerolls", "-1"], "rerolls is -1"),
         (["--rerolls", "2", "--carried_groups", "1"], "rerolls is 2: give steps_per_generation 1"),
         (["--credit", "tokens"], "credit is 'tokens'"),
         (["--credit", "steps", "--scale_rewards", "group"], "scale_rewards is 'group'"),
         (["--eval_data", "x"], "eval_strategy is 'no' and eval_data is 'x'"),
-        (["--eval_strategy", "steps", "--eval_steps", "2"], "eval_strategy is 'steps' and eval_data is None"),
+        (
+            ["--eval_strategy", "steps", "--eval_steps", "2"],
+            "eval_strategy is 'steps' and eval_data is None",
+        ),
     ],
     "async": [
         (["--auto_find_batch_size", "true"], "auto_find_batch_size is True: only False"),
@@ -113,8 +156,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("stage", "flags", "message"), [(s, *of) for s, refused in REFUSED.items() for of in refused])
-def test_values_that_cannot_be_honoured_are_refused(stage: str, flags: list[str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "flags", "message"), [(s, *of) for s, refused in REFUSED.items() for of in refused]
+)
+def test_values_that_cannot_be_honoured_are_refused(
+    stage: str, flags: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(stage, [*MINIMUM, *GROUPS, *flags])
 
@@ -124,7 +171,9 @@ def test_a_loss_brings_its_normalization() -> None:
         return str(parse("grpo", [*MINIMUM, *flags])[0].normalization)
 
     expected = {"dapo": "token", "grpo": "step", "dr_grpo": "constant", "cispo": "token"}
-    assert {kind: normalization("--loss_type", kind, "--epsilon_high", "5") for kind in expected} == expected
+    assert {
+        kind: normalization("--loss_type", kind, "--epsilon_high", "5") for kind in expected
+    } == expected
     assert normalization("--loss_type", "grpo", "--normalization", "trajectory") == "trajectory"
 
 
@@ -132,12 +181,18 @@ def test_processes_wait_for_the_longest_episode() -> None:
     """29 steps of 4,096 tokens, the most of qwen3_8b_hotpotqa, take 31 minutes at the dry run's 64 tokens a second. By
     transformers' default the processes that wait for it would have ended the run after 30."""
     longest = 29 * 4096 / 64
-    for config in (parse("grpo", ["--data", "t", "--model_name_or_path", "m"])[0], AsyncTrainConfig()):
+    for config in (
+        parse("grpo", ["--data", "t", "--model_name_or_path", "m"])[0],
+        AsyncTrainConfig(),
+    ):
         assert config.ddp_timeout > 2 * longest
 
 
 def test_a_launcher_that_would_not_let_a_run_save_is_named() -> None:
-    signals = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+    signals = {
+        "TORCHELASTIC_RUN_ID": "x",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
     assert "kills its processes 30 s after SIGTERM" in (launcher_problem(signals) or "")
     signals["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGUSR1"
     assert "30 s" in (launcher_problem(signals) or "")
@@ -150,7 +205,13 @@ def test_what_a_stage_cannot_begin_with_is_refused(tmp_path: Path) -> None:
         parse("sft", [*MINIMUM, "--packing", "true"])
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     (tmp_path / "config.json").write_text("{}")
-    flags = ["--model_name_or_path", str(tmp_path), "--data", str(tmp_path / "tasks.jsonl"), "--use_cpu"]
+    flags = [
+        "--model_name_or_path",
+        str(tmp_path),
+        "--data",
+        str(tmp_path / "tasks.jsonl"),
+        "--use_cpu",
+    ]
     with pytest.raises(ConfigError, match="no tokenizer could be loaded from"):
         main(flags)
     (tmp_path / "adapter_config.json").write_text("{}")
@@ -162,16 +223,23 @@ def test_without_a_gpu_what_only_helps_gpus_is_off() -> None:
     for args in (parse("grpo", MINIMUM)[0], parse("sft", MINIMUM)[0]):
         assert args.bf16 is torch.cuda.is_available()
         assert args.gradient_checkpointing is torch.cuda.is_available()
-    assert parse("grpo", [*MINIMUM, "--gradient_checkpointing", "true"])[0].gradient_checkpointing is True
+    assert (
+        parse("grpo", [*MINIMUM, "--gradient_checkpointing", "true"])[0].gradient_checkpointing
+        is True
+    )
 
 
-def test_a_flag_wins_over_the_file_and_that_over_the_model_folder(model_folder: Path, tmp_path: Path) -> None:
+def test_a_flag_wins_over_the_file_and_that_over_the_model_folder(
+    model_folder: Path, tmp_path: Path
+) -> None:
     base = ["--data", "x", "--use_cpu", "--model_name_or_path", str(model_folder)]
     args, memory, *_ = parse("grpo", base)
     assert (memory.templates, memory.retrieve_k, args.max_completion_length) == ("compact", 2, 4)
     config = tmp_path / "config.yaml"
     config.write_text(f"retrieve_k: 3\nscratchpad_tokens: 9\nmodel_name_or_path: {model_folder}\n")
-    _, memory, *_ = parse("grpo", ["--data", "x", "--use_cpu", "--config", str(config), "--retrieve_k", "5"])
+    _, memory, *_ = parse(
+        "grpo", ["--data", "x", "--use_cpu", "--config", str(config), "--retrieve_k", "5"]
+    )
     assert (memory.templates, memory.retrieve_k, memory.scratchpad_tokens) == ("compact", 5, 9)
 
 
@@ -179,7 +247,9 @@ def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None
     args = parse("grpo", [*MINIMUM, "--chat_template_kwargs", '{"enable_thinking": false}'])[0]
     assert args.template_kwargs == {"enable_thinking": False}
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "atommem_config.json").write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
+    (tmp_path / "atommem_config.json").write_text(
+        '{"chat_template_kwargs": {"enable_thinking": false}}'
+    )
     args = parse("sft", ["--data", "x", "--use_cpu", "--model_name_or_path", str(tmp_path)])[0]
     assert args.template_kwargs == {"enable_thinking": False}
 
@@ -200,7 +270,9 @@ def test_both_stages(model_folder: Path, tmp_path: Path) -> None:
     train(tmp_path, "grpo", first)
     assert len(list((tmp_path / "first" / "traces").rglob("*.jsonl"))) == 24
 
-    train(tmp_path, "sft", "--model_name_or_path first --output_dir cold --data first --max_steps 2")
+    train(
+        tmp_path, "sft", "--model_name_or_path first --output_dir cold --data first --max_steps 2"
+    )
     assert load_config(tmp_path / "cold")["retrieve_k"] == 2
 
     last = "--model_name_or_path cold --output_dir last --save_steps 1"
@@ -236,4 +308,8 @@ def test_asynchronous_training_saves_and_resumes(model_folder: Path, tmp_path: P
     assert (out / "model.safetensors").is_file()
     assert len(list((out / "traces" / "step-1").iterdir())) == 12
     train(tmp_path, "async", f"{flags} --max_steps 3 --resume_from_checkpoint true")
-    assert [entry["step"] for entry in read_metrics(out / METRICS_FILE) if "loss" in entry] == [1, 2, 3]
+    assert [entry["step"] for entry in read_metrics(out / METRICS_FILE) if "loss" in entry] == [
+        1,
+        2,
+        3,
+    ]

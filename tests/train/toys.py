@@ -108,7 +108,9 @@ class WrittenRunner:
         self.seeds: list[int | None] = []
         self.max_in_flight: int | None = None
 
-    async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
+    async def run_all(
+        self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None
+    ) -> list[Episode]:
         self.seeds.append(self.agent.sampling.seed)
         self.jobs += [(task.id, sample) for task, sample in jobs]
         return [self.write(task.id, sample) for task, sample in jobs]
@@ -137,7 +139,9 @@ def make_row(prompt: list[int], completion: list[int]) -> Row:
     return Row(prompt, completion, [0.0] * len(completion), 0, 1.0, 1.0)
 
 
-def make_episode(task_id: str, sample: int, reward: float | None, lengths: Sequence[tuple[int, int]]) -> Episode:
+def make_episode(
+    task_id: str, sample: int, reward: float | None, lengths: Sequence[tuple[int, int]]
+) -> Episode:
     """Random tokens, the same for the same task and sample; `lengths` are (prompt, completion) of each step."""
     digest = hashlib.blake2b(f"{task_id}/{sample}".encode(), digest_size=4).digest()
     rng = random.Random(int.from_bytes(digest, "big"))
@@ -145,7 +149,10 @@ def make_episode(task_id: str, sample: int, reward: float | None, lengths: Seque
         task_id=task_id,
         sample=sample,
         steps=[
-            make_step([rng.randrange(VOCABULARY) for _ in range(p)], [rng.randrange(VOCABULARY) for _ in range(c)])
+            make_step(
+                [rng.randrange(VOCABULARY) for _ in range(p)],
+                [rng.randrange(VOCABULARY) for _ in range(c)],
+            )
             for p, c in lengths
         ],
         reward=reward,
@@ -158,7 +165,9 @@ def random_episode(task_id: str, sample: int, reward: float | None) -> Episode:
     """One to four steps of 2 to 12 prompt and 1 to 7 completion tokens."""
     rng = random.Random(f"lengths/{task_id}/{sample}")
     steps = rng.randint(1, 4)
-    return make_episode(task_id, sample, reward, [(rng.randint(2, 12), rng.randint(1, 7)) for _ in range(steps)])
+    return make_episode(
+        task_id, sample, reward, [(rng.randint(2, 12), rng.randint(1, 7)) for _ in range(steps)]
+    )
 
 
 def mixed_episode(task_id: str, sample: int) -> Episode:

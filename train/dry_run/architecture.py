@@ -52,9 +52,13 @@ def find_config(name: str) -> tuple[Any, str]:
 
     is_folder, shipped = Path(name).is_dir(), SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
     if not is_folder and shipped.is_file():
-        return AutoConfig.for_model(**json.loads(shipped.read_text(encoding="utf-8"))), "shipped architecture"
+        return AutoConfig.for_model(
+            **json.loads(shipped.read_text(encoding="utf-8"))
+        ), "shipped architecture"
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=True), "folder" if is_folder else "hub cache"
+        return AutoConfig.from_pretrained(
+            name, local_files_only=True
+        ), "folder" if is_folder else "hub cache"
     except (OSError, ValueError) as error:
         if is_folder:
             raise ConfigError(f"{name} holds no model that transformers knows: {error}") from error
@@ -81,9 +85,14 @@ def measure(config: ModelConfig) -> ModelShape:
     found, source = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(found)
-        layers, embedding = getattr(model.base_model, "layers", None), model.get_input_embeddings().weight.numel()
+        layers, embedding = (
+            getattr(model.base_model, "layers", None),
+            model.get_input_embeddings().weight.numel(),
+        )
         if layers is None:
-            raise ConfigError(f"{name} ({found.model_type}) has no list of layers: the dry run cannot estimate it.")
+            raise ConfigError(
+                f"{name} ({found.model_type}) has no list of layers: the dry run cannot estimate it."
+            )
         layer = sum(weight.numel() for weight in layers[0].parameters())
         if adapter is not None:
             adapter.inference_mode = False

@@ -47,17 +47,23 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
     if count < 1:
         raise ConfigError(f"{path} has no num_processes: add it, or give --dry_run_processes.")
     if count % config.num_machines:
-        raise ConfigError(f"{path}: {count} processes cannot be spread evenly over {config.num_machines} machines.")
+        raise ConfigError(
+            f"{path}: {count} processes cannot be spread evenly over {config.num_machines} machines."
+        )
     kind = str(getattr(config.distributed_type, "value", config.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
         return Launch("ddp" if count > 1 else "single", count, source=path)
     if kind == "DEEPSPEED":
         given = config.deepspeed_config
-        offload = any(given.get(f"offload_{what}_device", "none") != "none" for what in ("optimizer", "param"))
+        offload = any(
+            given.get(f"offload_{what}_device", "none") != "none" for what in ("optimizer", "param")
+        )
         stage = int(given.get("zero_stage", 2))
         return Launch(f"zero{stage}" if stage else "ddp", count, count, stage, offload, path)
     if kind != "FSDP":
-        raise ConfigError(f"{path}: distributed_type {kind} is not supported: give NO, MULTI_GPU, FSDP or DEEPSPEED.")
+        raise ConfigError(
+            f"{path}: distributed_type {kind} is not supported: give NO, MULTI_GPU, FSDP or DEEPSPEED."
+        )
     given = config.fsdp_config
     if str(given.get("fsdp_version", 1)) != "2":
         raise ConfigError(f"{path}: fsdp_version is not 2: training supports FSDP2 only.")

@@ -47,7 +47,12 @@ class Precision:
             kept = 2 if bf16 else 4
             return cls(kept, kept, compute, compute, master=4 if bf16 else 0)
         # Under autocast the hidden states have the type of the weights; under FSDP2's policy, that of the products.
-        return cls(4 if lora or (bf16 and sharded) else loaded, loaded, compute, compute if sharded else loaded)
+        return cls(
+            4 if lora or (bf16 and sharded) else loaded,
+            loaded,
+            compute,
+            compute if sharded else loaded,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +106,49 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
     samples_whole = run.rollout == "local" and not run.has_second_model and launch.stage >= WEIGHTS
     # Float32 weights under autocast are cast once in a forward pass, and the copies are kept for it.
     is_cast = p.compute < p.frozen and launch.name in ("single", "ddp")
-    kept, less = ("checkpointed", "lower micro_batch_tokens") if run.checkpointing else ("all", CHECKPOINT)
+    kept, less = (
+        ("checkpointed", "lower micro_batch_tokens") if run.checkpointing else ("all", CHECKPOINT)
+    )
     training, updating = ("training",), ("reference", "training", "optimizer step")
-    sampling = "vllm_gpu_memory_utilization" if run.rollout == "colocate" else "rollout_batch_tokens"
-    stays, wake = run.has_second_model or not run.sleeps, "" if run.sleeps else "set vllm_enable_sleep_mode: true, or "
+    sampling = (
+        "vllm_gpu_memory_utilization" if run.rollout == "colocate" else "rollout_batch_tokens"
+    )
+    stays, wake = (
+        run.has_second_model or not run.sleeps,
+        "" if run.sleeps else "set vllm_enable_sleep_mode: true, or ",
+    )
     scored = round(load.scored_tokens / load.micro_batches)
     parts = [
         Part("weights", resident * weights * launch.share(WEIGHTS)),
         Part("optimizer", resident * model.trainable * state * launch.share(OPTIMIZER)),
-        Part("reference model", has_reference * model.parameters * p.frozen * launch.share(WEIGHTS), remedy=NO_KL),
-        Part("embedder", embedder, remedy="take a smaller embedder_model, or an embedding server (embedder: http)"),
+        Part(
+            "reference model",
+            has_reference * model.parameters * p.frozen * launch.share(WEIGHTS),
+            remedy=NO_KL,
+        ),
+        Part(
+            "embedder",
+            embedder,
+            remedy="take a smaller embedder_model, or an embedding server (embedder: http)",
+        ),
         Part("CUDA context", 0.0 if run.device.is_cpu else CUDA_CONTEXT),
         Part("gradients", gradients * launch.share(GRADIENTS), updating),
         Part("buckets of DDP", gradients if launch.name == "ddp" else 0.0),
         Part(f"activations ({kept})", activation_bytes(run, load.micro_batch), training, less),
         Part("LM head", head_bytes(run, scored), training, "lower micro_batch_tokens"),
         Part("gathered weights", gathered_bytes(run), training),
-        Part("weights gathered for sampling", samples_whole * model.parameters * p.compute, ("rollout",), USE_VLLM),
+        Part(
+            "weights gathered for sampling",
+            samples_whole * model.parameters * p.compute,
+            ("rollout",),
+            USE_VLLM,
+        ),
         Part("weights cast for autocast", is_cast * model.parameters * p.compute, training),
-        Part("gathered reference model", has_reference * gathered_bytes(run, backward=False), ("reference",)),
+        Part(
+            "gathered reference model",
+            has_reference * gathered_bytes(run, backward=False),
+            ("reference",),
+        ),
         Part("sampling model", run.has_second_model * model.parameters * p.frozen, remedy=USE_VLLM),
         Part("rollout", rollout, PHASES if stays else ("rollout",), f"{wake}lower {sampling}"),
     ]
@@ -150,7 +179,11 @@ def activation_bytes(run: Run, tokens: int) -> float:
     the one that is computed again. To it add gradients on their way through a layer ``n (2 i + 2 h) b``, and embedding
     and last norm ``n (2 h b + 8 h)``.
     """
-    (h, i, _, _), layers, b = run.model.widths, run.model.config.num_hidden_layers, run.precision.stream
+    (h, i, _, _), layers, b = (
+        run.model.widths,
+        run.model.config.num_hidden_layers,
+        run.precision.stream,
+    )
     layer = layer_bytes_per_token(run.model, b)
     kept = layers * h * b + layer if run.checkpointing else layers * layer
     return tokens * (kept + (2 * i + 2 * h) * b + 2 * h * b + 8 * h)
@@ -162,7 +195,10 @@ def head_bytes(run: Run, scored: int) -> float:
     One tile of logits, the hidden states of the scored tokens and their gradient in float32, and, where the head is
     trained, its gradient in float32.
     """
-    columns, hidden = CPU_COLUMNS if run.device.is_cpu else GPU_COLUMNS, run.model.config.hidden_size
+    columns, hidden = (
+        CPU_COLUMNS if run.device.is_cpu else GPU_COLUMNS,
+        run.model.config.hidden_size,
+    )
     vocabulary = run.model.config.vocab_size
     tile = min(scored, TOKEN_TILE) * min(columns, vocabulary) * run.precision.compute
     return tile + 2 * scored * hidden * 4 + (0 if run.model.lora else vocabulary * hidden * 4)
@@ -179,7 +215,10 @@ def gathered_bytes(run: Run, backward: bool = True) -> float:
         return 0.0
     if run.launch.name == "zero3":
         return min(model.parameters, 1e9) * compute
-    return ((2 + backward) * model.layer + (1 if model.config.tie_word_embeddings else 2) * model.embedding) * compute
+    return (
+        (2 + backward) * model.layer
+        + (1 if model.config.tie_word_embeddings else 2) * model.embedding
+    ) * compute
 
 
 def key_value_bytes_per_token(model: ModelShape, element: int) -> int:
@@ -198,5 +237,8 @@ def local_rollout_bytes(run: Run, rows: int, row: int) -> float:
     cache = tokens * key_value_bytes_per_token(run.model, b)
     attention = (2 * h + 3 * q + 2 * k) * b + row * (1 + b)
     prompts = tokens * max((2 * h + 3 * i) * b, attention)
-    one_layer, logits = cache / run.model.config.num_hidden_layers, rows * run.model.config.vocab_size * 32
+    one_layer, logits = (
+        cache / run.model.config.num_hidden_layers,
+        rows * run.model.config.vocab_size * 32,
+    )
     return cache + max(prompts, one_layer + logits)

@@ -26,8 +26,21 @@ from atommem.train.dry_run.memory_estimate import (
     estimate_memory,
     local_rollout_bytes,
 )
-from atommem.train.dry_run.timeline import Costs, Schedule, Timeline, estimate_costs, schedules, simulate
-from atommem.train.dry_run.workload import Workload, completion_shape, estimate_workload, find_tokenizer, measure_prompt
+from atommem.train.dry_run.timeline import (
+    Costs,
+    Schedule,
+    Timeline,
+    estimate_costs,
+    schedules,
+    simulate,
+)
+from atommem.train.dry_run.workload import (
+    Workload,
+    completion_shape,
+    estimate_workload,
+    find_tokenizer,
+    measure_prompt,
+)
 from atommem.train.dry_run_config import DEVICES, DryRunConfig, trace_settings
 from atommem.train.settings import folder_defaults, parse
 
@@ -40,15 +53,22 @@ class Plan:
     workload: Workload
     parts: list[Part]  # of its memory
     costs: Costs
-    timelines: list[Timeline]  # the run's own, then others on its devices; none where nothing is sampled
+    timelines: list[
+        Timeline
+    ]  # the run's own, then others on its devices; none where nothing is sampled
     settings: dict[str, dict[str, Any]]  # every setting's value and source
     assumptions: list[str]  # what the estimates rest on and no setting says
-    warnings: list[str] = field(default_factory=list)  # what will not work, or could work better, and what to change
+    warnings: list[str] = field(
+        default_factory=list
+    )  # what will not work, or could work better, and what to change
 
     @property
     def phases(self) -> dict[str, float]:
         """Bytes of memory in every phase of an update."""
-        return {phase: sum(part.bytes for part in self.parts if phase in part.phases) for phase in PHASES}
+        return {
+            phase: sum(part.bytes for part in self.parts if phase in part.phases)
+            for phase in PHASES
+        }
 
     @property
     def fits(self) -> bool:
@@ -80,27 +100,41 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
 
         def defaults(self: Any) -> None:
             for name in ("bf16", "gradient_checkpointing"):
-                setattr(self, name, not device.is_cpu if getattr(self, name) is None else getattr(self, name))
+                setattr(
+                    self,
+                    name,
+                    not device.is_cpu if getattr(self, name) is None else getattr(self, name),
+                )
             config_class.__post_init__(self)  # type: ignore[attr-defined]
 
         members = {"world_size": property(lambda self: launch.processes), "__post_init__": defaults}
         return type(config_class.__name__, (config_class,), members)
 
     # Nothing is put on a device here, so that the settings of one that this machine lacks can be checked.
-    args, memory, embedder, environment, model_config = parse(stage, [*argv, "--use_cpu", "true"], adapt)
+    args, memory, embedder, environment, model_config = parse(
+        stage, [*argv, "--use_cpu", "true"], adapt
+    )
     ahead = read_ahead(argv, "model_name_or_path")
     stored = folder_defaults(ahead) if ahead.stored else {}
     make_admission(memory.admission), make_retention(memory.retention)
     model = measure(model_config)
     dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"
-    rollout = "none" if is_cold_start else getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
+    rollout = (
+        "none"
+        if is_cold_start
+        else getattr(args, "vllm_mode", "server")
+        if args.use_vllm
+        else "local"
+    )
     run = Run(
         stage=stage,
         rollout=rollout,
         model=model,
         launch=launch,
         device=device,
-        precision=Precision.of(model.dtype if dtype == "auto" else dtype, bool(args.bf16), launch, model.lora),
+        precision=Precision.of(
+            model.dtype if dtype == "auto" else dtype, bool(args.bf16), launch, model.lora
+        ),
         checkpointing=bool(args.gradient_checkpointing),
         optim=str(getattr(args.optim, "value", args.optim)),
         beta=float(getattr(args, "beta", 0.0)),
@@ -112,16 +146,22 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
     data = data_shape(None if is_cold_start else args.data, environments, settings)
     prompt = measure_prompt(memory, environments, args.template_kwargs)
     completion = completion_shape(args, stage, settings, model.config.model_type)
-    load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes, is_cold_start)
+    load = estimate_workload(
+        args, launch.processes, data, prompt, completion, run.share_prefixes, is_cold_start
+    )
     costs = estimate_costs(run, load, settings.dry_run_utilisation)
     embedder_bytes = 0.0 if is_cold_start else _embedder_bytes(embedder, device.is_cpu)
     plan = Plan(
         run=run,
         workload=load,
-        parts=estimate_memory(run, load, embedder=embedder_bytes or 0.0, rollout=_rollout_bytes(args, run, load)),
+        parts=estimate_memory(
+            run, load, embedder=embedder_bytes or 0.0, rollout=_rollout_bytes(args, run, load)
+        ),
         costs=costs,
         timelines=[] if is_cold_start else _timelines(args, run, load, costs),
-        settings=trace_settings([args, memory, embedder, environment, model_config, settings], argv, stored),
+        settings=trace_settings(
+            [args, memory, embedder, environment, model_config, settings], argv, stored
+        ),
         assumptions=[
             f"data: {data.source}",
             f"tokens: {counted_by}",
@@ -137,7 +177,9 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
     return plan
 
 
-def data_shape(path: str | None, environments: EnvironmentFactory, settings: DryRunConfig) -> TaskShape:
+def data_shape(
+    path: str | None, environments: EnvironmentFactory, settings: DryRunConfig
+) -> TaskShape:
     """How long the tasks of a file are, or those that `settings` describe, for want of one."""
     reason = "traces are not read" if path is None else f"{path} is not there"
     documents, questions = settings.dry_run_documents, settings.dry_run_questions
@@ -168,7 +210,9 @@ def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
         return 0.0
     row = min(load.sampled_row, run.model.context)
     episodes = load.episodes * load.sharing
-    at_once = min(episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size)
+    at_once = min(
+        episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size
+    )
     return local_rollout_bytes(run, max(1, min(at_once, args.rollout_batch_tokens // row)), row)
 
 
@@ -177,7 +221,10 @@ def _embedder_bytes(config: EmbedderConfig, on_cpu: bool) -> float | None:
     if config.embedder != "sentence_transformer":
         return 0.0
     try:
-        return parameters_of(hub_name(config.embedder_model)[0]) * BYTES["float32" if on_cpu else "bfloat16"]
+        return (
+            parameters_of(hub_name(config.embedder_model)[0])
+            * BYTES["float32" if on_cpu else "bfloat16"]
+        )
     except ConfigError:
         return None
 
@@ -191,7 +238,9 @@ def _warnings(plan: Plan, args: Any, memory: MemoryConfig, embedder: EmbedderCon
             "their rounding and are lost. Set dtype: float32 (bf16 stays on), or start with FSDP2 or DeepSpeed."
         )
     if run.launch.offload:
-        found.append("weights and optimizer are offloaded to the host: their memory there is not estimated.")
+        found.append(
+            "weights and optimizer are offloaded to the host: their memory there is not estimated."
+        )
     if longest > context:
         found.append(
             f"the longest prompt and completion have {longest} tokens, the model's context is {context}: "
@@ -201,7 +250,9 @@ def _warnings(plan: Plan, args: Any, memory: MemoryConfig, embedder: EmbedderCon
     missing = [file for file in files if file is not None and not Path(file).is_file()]
     found += [f"{file} is not there yet: `atommem data build` makes it." for file in missing]
     if memory.dialect == "memagent" and embedder.embedder == "sentence_transformer":
-        found.append("the dialect memagent never asks the embedder: embedder: random saves loading one.")
+        found.append(
+            "the dialect memagent never asks the embedder: embedder: random saves loading one."
+        )
     if not plan.fits:
         found.append(_what_to_change(plan))
     return found

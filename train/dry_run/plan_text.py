@@ -30,12 +30,19 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     if plan.timelines:
         console.print(_timeline_table(plan))
     console.print(
-        f"the run: {plan.workload.updates:,} updates of {plan.seconds:,.0f} s, {plan.hours:,.1f} h", style="bold"
+        f"the run: {plan.workload.updates:,} updates of {plan.seconds:,.0f} s, {plan.hours:,.1f} h",
+        style="bold",
     )
     for line in plan.assumptions:
         console.print(f"assumed: {line}", highlight=False, markup=False)
-    given = [f"{name}={_shown(**item)}" for name, item in plan.settings.items() if item["source"] != "default"]
-    console.print("settings that are not defaults: " + ", ".join(given), highlight=False, markup=False)
+    given = [
+        f"{name}={_shown(**item)}"
+        for name, item in plan.settings.items()
+        if item["source"] != "default"
+    ]
+    console.print(
+        "settings that are not defaults: " + ", ".join(given), highlight=False, markup=False
+    )
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="bold yellow", highlight=False, markup=False)
     if not plan.warnings:
@@ -44,10 +51,16 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 def write_plan(plan: Plan, path: str | Path) -> None:
     """Write the plan as one JSON object; bytes and seconds are plain numbers."""
-    memory = {"parts": {part.name: part.bytes for part in plan.parts}, "phases": plan.phases, "fits": plan.fits}
+    memory = {
+        "parts": {part.name: part.bytes for part in plan.parts},
+        "phases": plan.phases,
+        "fits": plan.fits,
+    }
     values = {**asdict(plan), "memory": memory, "hours": plan.hours}
     # What JSON does not know is a model's config, or an enumeration.
-    text = json.dumps(values, indent=2, default=lambda value: getattr(value, "to_dict", value.__str__)())
+    text = json.dumps(
+        values, indent=2, default=lambda value: getattr(value, "to_dict", value.__str__)()
+    )
     write_text(path, text + "\n")
 
 
@@ -73,7 +86,10 @@ def _memory_table(plan: Plan) -> Table:
     without = {"rollout": plan.run.rollout == "none", "reference": not plan.run.beta}
     phases = {phase: total for phase, total in plan.phases.items() if not without.get(phase)}
     rows = [
-        (part.name, *(f"{part.bytes / 1e9:,.2f}" if phase in part.phases else "" for phase in phases))
+        (
+            part.name,
+            *(f"{part.bytes / 1e9:,.2f}" if phase in part.phases else "" for phase in phases),
+        )
         for part in plan.parts
     ]
     table = _table("Memory, one process", ["GB", *phases], rows)
@@ -81,13 +97,22 @@ def _memory_table(plan: Plan) -> Table:
     table.add_row("total", *(f"{total / 1e9:,.2f}" for total in phases.values()))
     device, peak = plan.run.device, max(plan.phases.values())
     fits = "fits" if plan.fits else "does not fit"
-    table.caption = f"peak {peak / 1e9:,.2f} GB, {fits} the {device.memory / 1e9:,.0f} GB of {device.name}"
+    table.caption = (
+        f"peak {peak / 1e9:,.2f} GB, {fits} the {device.memory / 1e9:,.0f} GB of {device.name}"
+    )
     return table
 
 
 def _timeline_table(plan: Plan) -> Table:
-    rows = [(line.name, f"{line.seconds:,.0f}", f"{line.overlap:.0%}", f"{line.idle:.0%}") for line in plan.timelines]
-    table = _table("Timeline, simulated", ["", "s an\nupdate", "sampling\nwhile training", "devices\nidle"], rows)
+    rows = [
+        (line.name, f"{line.seconds:,.0f}", f"{line.overlap:.0%}", f"{line.idle:.0%}")
+        for line in plan.timelines
+    ]
+    table = _table(
+        "Timeline, simulated",
+        ["", "s an\nupdate", "sampling\nwhile training", "devices\nidle"],
+        rows,
+    )
     costs, running = plan.costs, plan.workload.episodes * plan.workload.sharing
     speed = running / (costs.decode + running * costs.sequence)
     table.caption = (
@@ -100,7 +125,9 @@ def _timeline_table(plan: Plan) -> Table:
 
 
 def _table(title: str, head: list[str], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(*head, title=title, title_justify="left", show_header=bool(head), caption_justify="left")
+    table = Table(
+        *head, title=title, title_justify="left", show_header=bool(head), caption_justify="left"
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:

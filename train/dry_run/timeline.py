@@ -65,7 +65,11 @@ def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
     is_local = run.rollout == "local"
     read = (load.raw_tokens if is_local else load.unique_tokens) - load.scored_tokens
     cache = reached * key_value_bytes_per_token(model, element)
-    launching = model.config.num_hidden_layers * LOCAL_LAYER_SECONDS if is_local and not run.device.is_cpu else 0.0
+    launching = (
+        model.config.num_hidden_layers * LOCAL_LAYER_SECONDS
+        if is_local and not run.device.is_cpu
+        else 0.0
+    )
     return Costs(
         prompts=forward_flops(model, read, load.rows, context) / speed,
         decode=model.parameters * element / bandwidth + launching,
@@ -83,7 +87,9 @@ class Schedule:
     name: str
     samplers: int = 0  # devices that only sample; 0: all of them sample, then train
     ahead: int = 0  # updates' worth of groups that may be started before the current one is trained (`max_staleness`)
-    replaced: str = "no"  # groups without variance are: no, in rounds (after all others), now (as they end)
+    replaced: str = (
+        "no"  # groups without variance are: no, in rounds (after all others), now (as they end)
+    )
     carried: bool = False  # an update is trained as soon as its groups are there; running episodes go on after it
 
 
@@ -110,7 +116,9 @@ def schedules(devices: int, ahead: int) -> list[Schedule]:
     colocated = [
         Schedule("colocated, groups without variance replaced in rounds", replaced="rounds"),
         Schedule("colocated, replaced as they end", replaced="now"),
-        Schedule("colocated, as they end, episodes carried over updates", replaced="now", carried=True),
+        Schedule(
+            "colocated, as they end, episodes carried over updates", replaced="now", carried=True
+        ),
     ]
     half = devices // 2
     apart = [
@@ -120,7 +128,9 @@ def schedules(devices: int, ahead: int) -> list[Schedule]:
     return colocated + apart if half else colocated
 
 
-def simulate(schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int) -> Timeline:
+def simulate(
+    schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int
+) -> Timeline:
     """Train on `UPDATES` rollouts on so many devices; `costs` and `load` are of one of `processes` that share the work.
 
     What an episode samples is log-normal.
@@ -149,8 +159,13 @@ def simulate(schedule: Schedule, costs: Costs, load: Workload, *, devices: int, 
             left[started], started = group, started + 1
         if not is_training and ready >= groups:
             ready, until, is_training = ready - groups, now + training, True
-        active = [] if alone and is_training else [sampler for sampler in samplers if sampler.running]
-        rates = [costs.decode + len(sampler.running) * (costs.sequence + prompt_seconds) for sampler in active]
+        active = (
+            [] if alone and is_training else [sampler for sampler in samplers if sampler.running]
+        )
+        rates = [
+            costs.decode + len(sampler.running) * (costs.sequence + prompt_seconds)
+            for sampler in active
+        ]
         ends = [(s.running[0][0] - s.clock) * rate for s, rate in zip(active, rates, strict=True)]
         step = min([*ends, until - now])
         now, busy = now + step, busy + step * (len(active) + trainers * is_training)

@@ -63,16 +63,24 @@ def measure_prompt(
         DialectError: Dialect or templates are unknown or do not fit each other.
     """
     dialect = get_dialect(memory.dialect, memory.templates)
-    builder = PromptBuilder.of(environments.tokenizer, dialect, memory, environments, chat_template_kwargs)
+    builder = PromptBuilder.of(
+        environments.tokenizer, dialect, memory, environments, chat_template_kwargs
+    )
     nothing = MemoryView(capacity=memory.capacity)
     first, last = environments.phases[0], environments.phases[-1]
-    reading, answering = (len(builder.build(environments.blank(phase), nothing)) for phase in (first, last))
-    kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)} - set(memory.disabled_actions)
+    reading, answering = (
+        len(builder.build(environments.blank(phase), nothing)) for phase in (first, last)
+    )
+    kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)} - set(
+        memory.disabled_actions
+    )
     longest = memory.scratchpad_tokens if "scratchpad" in kinds else 0
     expected = longest * SCRATCHPAD_SHARE
     if {"create", "read"} <= kinds:
         shown = min(memory.retrieve_k, memory.capacity or memory.retrieve_k)
-        expected += shown * min(ENTRY_TOKENS, memory.entry_tokens) + min(QUERY_TOKENS, memory.query_tokens)
+        expected += shown * min(ENTRY_TOKENS, memory.entry_tokens) + min(
+            QUERY_TOKENS, memory.query_tokens
+        )
         longest += shown * memory.entry_tokens + memory.query_tokens
     return PromptShape(reading, answering, expected, longest, memory.layout == "prefix")
 
@@ -86,7 +94,9 @@ class CompletionShape(NamedTuple):
     source: str  # of these numbers, in words
 
 
-def completion_shape(args: Any, stage: str, settings: DryRunConfig, model_kind: str) -> CompletionShape:
+def completion_shape(
+    args: Any, stage: str, settings: DryRunConfig, model_kind: str
+) -> CompletionShape:
     """Completions as traces have them, as the settings say, or as thinking makes them.
 
     With thinking, which Qwen3 does unless ``chat_template_kwargs`` says ``enable_thinking: false``, completions are
@@ -98,19 +108,29 @@ def completion_shape(args: Any, stage: str, settings: DryRunConfig, model_kind: 
     """
     longest, spread = int(args.max_completion_length or 1024), SPREAD
     # The data of a cold start are traces.
-    folder = settings.dry_run_traces or (args.data if stage == "sft" and Path(args.data).is_dir() else None)
+    folder = settings.dry_run_traces or (
+        args.data if stage == "sft" and Path(args.data).is_dir() else None
+    )
     if folder:
         files = sorted(Path(folder).rglob("*.jsonl"))[:MOST_TRACES]
-        steps = [[step.completion_tokens for step in read_trace(file).episode.steps] for file in files]
+        steps = [
+            [step.completion_tokens for step in read_trace(file).episode.steps] for file in files
+        ]
         episodes = [sum(tokens) for tokens in steps if tokens]
         if not episodes:
             raise ConfigError(f"dry_run_traces: {folder} holds no trace with a step.")
-        mean, spread = sum(episodes) / sum(map(len, steps)), pstdev(episodes) / (fmean(episodes) or 1.0)
+        mean, spread = (
+            sum(episodes) / sum(map(len, steps)),
+            pstdev(episodes) / (fmean(episodes) or 1.0),
+        )
         source = f"those of {len(episodes)} traces"
     elif settings.dry_run_completion_tokens:
         mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
     elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
-        mean, source = THINKING_TOKENS, "thinking is on: the paper's Table 6; an untrained policy may think longer"
+        mean, source = (
+            THINKING_TOKENS,
+            "thinking is on: the paper's Table 6; an untrained policy may think longer",
+        )
     else:
         mean, source = max(1.0, longest / 4), "without thinking, a quarter of max_completion_length"
     return CompletionShape(min(mean, longest), longest, spread, source)
@@ -128,7 +148,9 @@ class Workload:
     prompt_tokens: float  # of a step, in the mean
     completion_tokens: float
     spread: float  # standard deviation of what an episode samples, over its mean
-    sampled_row: int  # tokens of the longest prompt with an expected memory, and of the longest completion
+    sampled_row: (
+        int  # tokens of the longest prompt with an expected memory, and of the longest completion
+    )
     longest_row: int  # the same with a memory at its limits
     rows: int  # steps of all episodes: what is trained on
     raw_tokens: int
@@ -165,7 +187,10 @@ def estimate_workload(
     Raises:
         ConfigError: A rollout is no whole number of groups, or there are fewer tasks than groups.
     """
-    batch, generations = args.per_device_train_batch_size, 1 if is_cold_start else args.num_generations
+    batch, generations = (
+        args.per_device_train_batch_size,
+        1 if is_cold_start else args.num_generations,
+    )
     sharing = 1 if is_cold_start else getattr(args, "steps_per_generation", None) or 1
     iterations = getattr(args, "updates_per_rollout", sharing) // sharing
     total, tasks = batch * processes, batch * processes * sharing // generations
@@ -200,10 +225,16 @@ def estimate_workload(
         counted = batch * (unique if share_prefixes else raw)
         micro_batches = max(1, ceil(counted / budget))
         # What a group reads in a step stays together.
-        together = max(shared + group * (own + sampled) for _, shared, own in kinds) if share_prefixes else 0.0
+        together = (
+            max(shared + group * (own + sampled) for _, shared, own in kinds)
+            if share_prefixes
+            else 0.0
+        )
         micro_batch = min(budget, max(counted / micro_batches, together))
     return Workload(
-        updates=args.max_steps if args.max_steps > 0 else max(1, int(args.num_train_epochs * epoch)),
+        updates=args.max_steps
+        if args.max_steps > 0
+        else max(1, int(args.num_train_epochs * epoch)),
         tasks=0 if is_cold_start else tasks,
         episodes=0 if is_cold_start else batch,
         group=group,

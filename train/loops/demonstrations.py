@@ -68,13 +68,17 @@ def trace_demonstrations(
             continue
         written_in = trace.config.get("memory", {}).get("dialect", memory.dialect)
         if written_in != memory.dialect:
-            raise ConfigError(f"{file} is written in the dialect {written_in!r}: it cannot teach {memory.dialect!r}.")
+            raise ConfigError(
+                f"{file} is written in the dialect {written_in!r}: it cannot teach {memory.dialect!r}."
+            )
         for step in trace.episode.steps:
             completion = _completion_ids(step, tokenizer)
             if completion:
                 rows.append((builder.build(step.observation, step.view), completion))
     if not rows:
-        raise ConfigError(f"none of the {len(files)} traces in {path} has a reward of at least {min_reward:g}.")
+        raise ConfigError(
+            f"none of the {len(files)} traces in {path} has a reward of at least {min_reward:g}."
+        )
     return rows
 
 

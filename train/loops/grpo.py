@@ -50,7 +50,9 @@ def grpo_trainer(
     tokenizer = load_tokenizer(model)
     given = episode_arguments(settings, tokenizer)
     if make_backend is None:
-        make_backend = partial(select_backend, Rollouts(args, tokenizer, load_embedder(embedder), memory, environment))
+        make_backend = partial(
+            select_backend, Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
+        )
     return MemoryGRPOTrainer(
         make_backend=make_backend,
         failed_step=FailedStep(recorded_command(command)),

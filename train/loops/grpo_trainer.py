@@ -74,7 +74,9 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
                 args=args,
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
                 # Only that there is one: `evaluate` is ours.
-                eval_dataset=Dataset.from_dict({"prompt": [""] * len(held_out)}) if held_out else None,
+                eval_dataset=Dataset.from_dict({"prompt": [""] * len(held_out)})
+                if held_out
+                else None,
                 processing_class=processing_class,
                 **kwargs,
             )
@@ -98,7 +100,9 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         """Counts the updates of an epoch."""
         return updates_of_epoch(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """One update: its episodes, then the forward and backward passes; returns this rank's loss."""
         # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
         model.train()
@@ -121,14 +125,21 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         times; the loss of each is divided by their mean size.
         """
         args, collected = self.args, collect(self, self._order)
-        updates, first = args.steps_per_generation or 1, self.accelerator.process_index * len(collected.episodes)
+        updates, first = (
+            args.steps_per_generation or 1,
+            self.accelerator.process_index * len(collected.episodes),
+        )
         batches = []
         for update in range(updates):
             # Of the global batch, so that it is the same on any number of ranks.
             ends = [len(collected.sizes) * index // updates for index in (update, update + 1)]
             part = slice(*(max(0, end - first) for end in ends))
             batch = Batch.of(
-                args, collected.episodes[part], collected.advantages[part], collected.sizes, self._update.on_policy
+                args,
+                collected.episodes[part],
+                collected.advantages[part],
+                collected.sizes,
+                self._update.on_policy,
             )
             batch = Batch(batch.rows, batch.normalizer / updates)
             # Where another engine sampled, its log-probabilities are not quite those of the weights in training. But
@@ -145,4 +156,6 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
     def load_extra_state(self, folder: Path) -> None:
         """Go on with the rollout that the checkpoint was written in."""
         accelerator = self.accelerator
-        self._sampled, self._batches = load_rollout(folder, accelerator.process_index, accelerator.num_processes)
+        self._sampled, self._batches = load_rollout(
+            folder, accelerator.process_index, accelerator.num_processes
+        )

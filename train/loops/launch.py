@@ -54,7 +54,16 @@ def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequenc
     if args.push_to_hub:
         push(trainer)
     data = getattr(args, "eval_data", None) or "TASKS"
-    call = ["atommem", "eval", "--policy", str(folder), "--data", data, "--out", str(folder / "eval")]
+    call = [
+        "atommem",
+        "eval",
+        "--policy",
+        str(folder),
+        "--data",
+        data,
+        "--out",
+        str(folder / "eval"),
+    ]
     trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(call)}")
     return folder
 
@@ -78,7 +87,9 @@ def launcher_problem(environment: Mapping[str, str]) -> str | None:
     """What keeps the launcher of this process (torch's, which accelerate uses for several) from ending it in order."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
-    seconds = environment.get("PET_SHUTDOWN_TIMEOUT", environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    seconds = environment.get(
+        "PET_SHUTDOWN_TIMEOUT", environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+    )
     handled = environment.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
     if int(seconds) >= _LEAST_SHUTDOWN and "SIGUSR1" in handled:
         return None

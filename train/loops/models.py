@@ -41,9 +41,13 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """
     name = str(config.model_name_or_path)
     try:
-        return read_tokenizer(name, revision=config.model_revision, local_files_only=only_here(name))
+        return read_tokenizer(
+            name, revision=config.model_revision, local_files_only=only_here(name)
+        )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"no tokenizer could be loaded from {name!r}: {not_loaded(name, error)}") from error
+        raise ConfigError(
+            f"no tokenizer could be loaded from {name!r}: {not_loaded(name, error)}"
+        ) from error
 
 
 def load_embedder(config: EmbedderConfig) -> Embedder:
@@ -94,7 +98,9 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
     from peft import AutoPeftModelForCausalLM
 
     loading.pop("revision")
-    model = AutoPeftModelForCausalLM.from_pretrained(config.model_name_or_path, is_trainable=True, **loading)
+    model = AutoPeftModelForCausalLM.from_pretrained(
+        config.model_name_or_path, is_trainable=True, **loading
+    )
     return {"model": model}
 
 
@@ -116,7 +122,9 @@ def shard_reference(model: Any, accelerator: Any) -> Any:
     """
     if not accelerator.is_fsdp2:
         return prepare_fsdp(model, accelerator)
-    reduce_in_float32(accelerator)  # as for the policy: equal weights are to give equal log-probabilities
+    reduce_in_float32(
+        accelerator
+    )  # as for the policy: equal weights are to give equal log-probabilities
     model.requires_grad_(False)  # what is not trained stays in the dtype that it was loaded in
     loaded = broadcast(_fingerprints(model).to(accelerator.device))
     model = fsdp2_prepare_model(accelerator, model)
@@ -126,7 +134,11 @@ def shard_reference(model: Any, accelerator: Any) -> Any:
             module.set_reshard_after_forward(True, recurse=False)
     differs = ~torch.isclose(_fingerprints(model), loaded, rtol=1e-6, atol=0.0).all(dim=1)
     if differs.any():
-        names = [name for (name, _), wrong in zip(model.named_parameters(), differs.tolist(), strict=True) if wrong]
+        names = [
+            name
+            for (name, _), wrong in zip(model.named_parameters(), differs.tolist(), strict=True)
+            if wrong
+        ]
         raise ConfigError(
             f"the reference model of the KL term is not what rank 0 loaded: {names[0]} and {len(names) - 1} others "
             "differ. Give every node the same model folder, or train without it (beta: 0)."
@@ -141,7 +153,9 @@ def _fingerprints(model: Any) -> torch.Tensor:
     for parameter in model.parameters():
         values = parameter.detach().double()
         both = (values.abs().sum(), values.square().sum())
-        sums.append(torch.stack([one.full_tensor() if isinstance(one, DTensor) else one for one in both]))
+        sums.append(
+            torch.stack([one.full_tensor() if isinstance(one, DTensor) else one for one in both])
+        )
     return torch.stack(sums)
 
 
@@ -150,7 +164,10 @@ def reduce_in_float32(accelerator: Any) -> None:
 
     Call it before the model is prepared. accelerate sets all of it to bfloat16, and no launcher file can say otherwise.
     """
-    if accelerator.is_fsdp2 and (policy := accelerator.state.fsdp_plugin.mixed_precision_policy) is not None:
+    if (
+        accelerator.is_fsdp2
+        and (policy := accelerator.state.fsdp_plugin.mixed_precision_policy) is not None
+    ):
         accelerator.state.fsdp_plugin.mixed_precision_policy = replace(
             policy, reduce_dtype=torch.float32, output_dtype=None
         )

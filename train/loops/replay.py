@@ -67,15 +67,23 @@ def read_failed(folder: str | Path) -> FailedRun:
         report = json.loads(path.read_text(encoding="utf-8"))
         settings = report["settings"]
         run = FailedRun(
-            report["update"], report["error"], report["checkpoint"], settings["arguments"], settings["config"]
+            report["update"],
+            report["error"],
+            report["checkpoint"],
+            settings["arguments"],
+            settings["config"],
         )
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} cannot be read ({error!r}): give a failed/step-N folder of a GRPO run.") from error
+        raise DataError(
+            f"{path} cannot be read ({error!r}): give a failed/step-N folder of a GRPO run."
+        ) from error
     for trace in sorted((Path(folder) / EPISODES_FOLDER).glob("*.jsonl")):
         episode = read_trace(trace).episode
         run.episodes[episode.task_id, episode.sample] = episode
     if not run.episodes:
-        raise DataError(f"{folder} holds no episodes: the run stopped before the update had any ({run.error}).")
+        raise DataError(
+            f"{folder} holds no episodes: the run stopped before the update had any ({run.error})."
+        )
     return run
 
 
@@ -88,7 +96,9 @@ class RecordedRunner:
         memory: The settings that the episodes ran under.
     """
 
-    def __init__(self, episodes: Mapping[tuple[str, int], Episode], environments: Any, memory: MemoryConfig) -> None:
+    def __init__(
+        self, episodes: Mapping[tuple[str, int], Episode], environments: Any, memory: MemoryConfig
+    ) -> None:
         self.episodes = episodes
         self.max_in_flight = None
         nothing = SimpleNamespace(close=_nothing)
@@ -101,7 +111,9 @@ class RecordedRunner:
             memory=memory,
         )
 
-    async def run_all(self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None) -> list[Episode]:
+    async def run_all(
+        self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None
+    ) -> list[Episode]:
         """The episode of each ``(task, sample)``.
 
         Raises:
@@ -132,7 +144,9 @@ class Inspection(TrainerCallback):
         def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
             loss = training_step(model, *args, **kwargs)
             self.bad = [
-                name for name, p in model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())
+                name
+                for name, p in model.named_parameters()
+                if p.grad is not None and not bool(p.grad.isfinite().all())
             ]
             return loss
 
@@ -140,7 +154,11 @@ class Inspection(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called after the update."""
-        control.should_training_stop, control.should_save, control.should_evaluate = True, False, False
+        control.should_training_stop, control.should_save, control.should_evaluate = (
+            True,
+            False,
+            False,
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -172,7 +190,9 @@ def replay(run: FailedRun, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: The checkpoint before the update is gone, or other updates began its episodes.
     """
     if run.checkpoint is not None and not Path(run.checkpoint).is_dir():
-        raise ConfigError(f"the state before the update was {run.checkpoint}, which is gone: restore it.")
+        raise ConfigError(
+            f"the state before the update was {run.checkpoint}, which is gone: restore it."
+        )
     with tempfile.TemporaryDirectory() as scratch:
         return _replay(run, [*run.arguments, *overrides], Path(scratch))
 
@@ -184,18 +204,27 @@ def _replay(run: FailedRun, arguments: list[str], scratch: Path) -> dict[str, An
     processes = PartialState().num_processes
     args = parse("grpo", arguments).args
     if args.rerolls:
-        raise ConfigError(f"the run had rerolls {args.rerolls}, which no record has: it cannot be repeated.")
+        raise ConfigError(
+            f"the run had rerolls {args.rerolls}, which no record has: it cannot be repeated."
+        )
     if args.carried_groups:
         raise ConfigError(
             f"the run had carried_groups {args.carried_groups}: the update trained on groups that the one before it "
             "began, and cannot be repeated by itself."
         )
     total = (args.generation_batch_size or 0) // (args.steps_per_generation or 1)
-    arguments += ["--per_device_train_batch_size", str(total // processes), "--output_dir", str(scratch)]
+    arguments += [
+        "--per_device_train_batch_size",
+        str(total // processes),
+        "--output_dir",
+        str(scratch),
+    ]
     # As it was sampled, so that it is corrected: there is no engine.
     settings = parse("grpo", [*arguments, "--report_to", "none", "--save_strategy", "no"])
     inspection = Inspection()
-    runner: Any = RecordedRunner(run.episodes, find_environment(settings.environment.environment), settings.memory)
+    runner: Any = RecordedRunner(
+        run.episodes, find_environment(settings.environment.environment), settings.memory
+    )
     trainer = grpo_trainer(settings, make_backend=lambda _: Backend(runner), callbacks=[inspection])
     inspection.watch(trainer)
     print(f"update {run.update + 1} stopped the run: {run.error}")
@@ -212,7 +241,9 @@ def _replay(run: FailedRun, arguments: list[str], scratch: Path) -> dict[str, An
     else:
         logged = next(entry for entry in reversed(trainer.state.log_history) if "loss" in entry)
         outcome |= {"loss": logged["loss"], "grad_norm": logged.get("grad_norm")}
-        print(f"this time it went through: loss {logged['loss']:.6g}, gradient norm {logged.get('grad_norm')}")
+        print(
+            f"this time it went through: loss {logged['loss']:.6g}, gradient norm {logged.get('grad_norm')}"
+        )
     finally:
         trainer.close()
     return outcome

@@ -21,7 +21,10 @@ def save_rollout(folder: Path, rank: int, number: int, batches: Sequence[Batch])
         OSError, RuntimeError: The disk is full or fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    states = [{"normalizer": batch.normalizer, "rows": [_plain(row) for row in batch.rows]} for batch in batches]
+    states = [
+        {"normalizer": batch.normalizer, "rows": [_plain(row) for row in batch.rows]}
+        for batch in batches
+    ]
     torch.save({"number": number, "batches": states}, _file(folder, rank))
 
 
@@ -37,7 +40,10 @@ def load_rollout(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]
     states = [torch.load(file, weights_only=True) for file in files[rank::ranks] or files[:1]]
     has_rows = rank < len(files)
     return states[0]["number"], [
-        Batch([_row(row) for part in parts for row in part["rows"] if has_rows], parts[0]["normalizer"])
+        Batch(
+            [_row(row) for part in parts for row in part["rows"] if has_rows],
+            parts[0]["normalizer"],
+        )
         for parts in zip(*(state["batches"] for state in states), strict=True)
     ]
 
@@ -52,4 +58,6 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _row(state: dict[str, Any]) -> Row:
-    return Row(**{name: value.numpy() if name in ARRAYS else value for name, value in state.items()})
+    return Row(
+        **{name: value.numpy() if name in ARRAYS else value for name, value in state.items()}
+    )

@@ -67,7 +67,9 @@ def make_sft_trainer(
             callbacks).
     """
     args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
-    trainer = ColdStartTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **kwargs)
+    trainer = ColdStartTrainer(
+        model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **kwargs
+    )
     tune_lm_head_for_cpu(trainer.accelerator.device.type)
     return trainer
 
@@ -82,9 +84,13 @@ def run_sft(settings: Settings) -> Path:
 
     def make() -> ColdStartTrainer:
         tokenizer = load_tokenizer(model)
-        rows = trace_demonstrations(args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs)
+        rows = trace_demonstrations(
+            args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs
+        )
         dataset = sft_dataset(rows, args.max_length)
         arguments = model_arguments(model, args)
-        return make_sft_trainer(args=args, dataset=dataset, tokenizer=tokenizer, settings=settings.stored, **arguments)
+        return make_sft_trainer(
+            args=args, dataset=dataset, tokenizer=tokenizer, settings=settings.stored, **arguments
+        )
 
     return launch(settings, make, SFT_COLUMNS)

@@ -67,7 +67,9 @@ class Batch:
     ) -> Batch:
         """The steps of this rank's `episodes`, equal ones together where that is exact; `sizes` are of all ranks."""
         beta = getattr(args, "beta", 0.0)  # TRL's asynchronous configuration has none
-        rows = episode_rows(episodes, advantages, args.normalization, args.overlong_filtering, with_kl=beta != 0)
+        rows = episode_rows(
+            episodes, advantages, args.normalization, args.overlong_filtering, with_kl=beta != 0
+        )
         over = normalizer(sizes, args.normalization, args.max_completion_length)
         return cls(merge_equal_rows(rows) if on_policy else rows, over)
 
@@ -110,7 +112,9 @@ class UpdateStep:
             logger.warning(f"prefix_sharing is off: rows are padded instead, because {obstacle}.")
         self.prefix_sharing = prefix_sharing and obstacle is None
         cost = pair_cost(unwrapped.config.get_text_config())
-        self.planner = MicroBatchPlanner(cost, token_budget, self.prefix_sharing, accelerator.process_index)
+        self.planner = MicroBatchPlanner(
+            cost, token_budget, self.prefix_sharing, accelerator.process_index
+        )
         self._pad_token_id = pad_token_id
         self._reference = reference
         if self.prefix_sharing:
@@ -128,7 +132,9 @@ class UpdateStep:
             This rank's loss, of which the mean over ranks is the update's; and what is logged, the same on all ranks:
             that mean, means over tokens by their weights, and raw over computed tokens.
         """
-        sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), device=self.accelerator.device))
+        sums: dict[str, torch.Tensor] = defaultdict(
+            lambda: torch.zeros((), device=self.accelerator.device)
+        )
         micro_batches = self._plan(batch.rows)
         with self._sharing(model):
             for index, rows in enumerate(micro_batches):
@@ -163,15 +169,24 @@ class UpdateStep:
                 ends = np.cumsum([len(row.logprobs) for row in rows])
                 for row, of_row in zip(rows, np.split(logps, ends), strict=False):
                     row.old_logprobs = of_row
-        return Batch([row for rows in micro_batches for row in rows if row.weight], batch.normalizer)
+        return Batch(
+            [row for rows in micro_batches for row in rows if row.weight], batch.normalizer
+        )
 
     def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
         """This rank's micro-batches; where others have more, it takes part with a row that weighs nothing."""
         pad = [self._pad_token_id]
-        return [rows or [Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)] for rows in self.planner.plan(rows)]
+        return [
+            rows or [Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)]
+            for rows in self.planner.plan(rows)
+        ]
 
     def _sharing(self, model: Any) -> AbstractContextManager[Any]:
-        return use_tree_attention(self.accelerator.unwrap_model(model)) if self.prefix_sharing else nullcontext()
+        return (
+            use_tree_attention(self.accelerator.unwrap_model(model))
+            if self.prefix_sharing
+            else nullcontext()
+        )
 
     def _inputs(self, rows: Sequence[Row]) -> MicroBatch:
         inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
@@ -185,7 +200,9 @@ class UpdateStep:
         with self.accelerator.autocast():
             logps, entropies = inputs.score(model)
         assert entropies is not None, "TRL's head of a policy computes them"
-        total, log = self.objective(logps, tokens, None if self.on_policy else tokens.old, reference)
+        total, log = self.objective(
+            logps, tokens, None if self.on_policy else tokens.old, reference
+        )
         # The gradients of all ranks are averaged.
         loss = total * self.accelerator.num_processes / normalizer
         # It would divide by a number of micro-batches that it is not told; transformers asks for the same.
@@ -193,7 +210,12 @@ class UpdateStep:
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
         log |= {"entropy": entropies.detach(), DIFFERENCE: (logps.detach() - tokens.sampled).abs()}
         sums = {name: (tokens.weights * value).sum() for name, value in log.items()}
-        return sums | {"loss": loss.detach(), "weight": tokens.weights.sum(), "raw": raw, "computed": inputs.computed}
+        return sums | {
+            "loss": loss.detach(),
+            "weight": tokens.weights.sum(),
+            "raw": raw,
+            "computed": inputs.computed,
+        }
 
     @torch.no_grad()
     def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
@@ -212,7 +234,11 @@ class UpdateStep:
     def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:
         """Under DDP, ranks wait for each other only in the last micro-batch. FSDP2 would keep the gradients of all
         parameters on every rank meanwhile, in the dtype of the pass: there every micro-batch is reduced to shards."""
-        if last or self.accelerator.distributed_type == DistributedType.DEEPSPEED or self.accelerator.is_fsdp2:
+        if (
+            last
+            or self.accelerator.distributed_type == DistributedType.DEEPSPEED
+            or self.accelerator.is_fsdp2
+        ):
             return nullcontext()
         return self.accelerator.no_sync(model)
 

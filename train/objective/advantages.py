@@ -9,7 +9,9 @@ EPSILON = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
 
 
-def group_advantages(rewards: Sequence[float | None], group_size: int, scale_rewards: str = "none") -> list[float]:
+def group_advantages(
+    rewards: Sequence[float | None], group_size: int, scale_rewards: str = "none"
+) -> list[float]:
     """Advantage of every episode: its reward minus the mean reward of its group.
 
     DeepSeekMath's eq. for outcome supervision without the division by the standard deviation, which
@@ -49,4 +51,6 @@ def has_variance(group: Sequence[float | None]) -> bool:
 def zero_variance_fraction(rewards: Sequence[float | None], group_size: int) -> float:
     """Share of the groups that teach nothing (`has_variance`)."""
     starts = range(0, len(rewards), group_size)
-    return sum(not has_variance(rewards[start : start + group_size]) for start in starts) / max(len(starts), 1)
+    return sum(not has_variance(rewards[start : start + group_size]) for start in starts) / max(
+        len(starts), 1
+    )

@@ -47,10 +47,17 @@ class Objective:
     @classmethod
     def of(cls, args: Any) -> Objective:
         """That of a training configuration."""
-        given = {field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)}
+        given = {
+            field.name: getattr(args, field.name)
+            for field in fields(cls)
+            if hasattr(args, field.name)
+        }
         if not (args.use_vllm and getattr(args, "vllm_importance_sampling_correction", False)):
             given["vllm_importance_sampling_mode"] = None
-        return cls(**given | {"epsilon_high": args.epsilon if args.epsilon_high is None else args.epsilon_high})
+        return cls(
+            **given
+            | {"epsilon_high": args.epsilon if args.epsilon_high is None else args.epsilon_high}
+        )
 
     def __call__(
         self,
@@ -81,22 +88,34 @@ class Objective:
             bounded = ratio if self.delta is None else ratio.clamp(max=self.delta)
             losses = -torch.min(bounded * advantages, ratio.clamp(least, most) * advantages)
             low, high = (ratio < least) & (advantages < 0), (ratio > most) & (advantages > 0)
-            log = {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low | high}
+            log = {
+                "clip_ratio/low_mean": low,
+                "clip_ratio/high_mean": high,
+                "clip_ratio/region_mean": low | high,
+            }
         log["ratio"] = ratio
         if self.vllm_importance_sampling_mode is not None:
             bounds = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
             difference = old - tokens.sampled
-            factor, log[MASKED] = correction(difference, tokens.counts, self.vllm_importance_sampling_mode, *bounds)
+            factor, log[MASKED] = correction(
+                difference, tokens.counts, self.vllm_importance_sampling_mode, *bounds
+            )
             losses = losses * factor
         if ref_logps is not None:
             log["kl"] = torch.exp(ref_logps - logps) - (ref_logps - logps) - 1
             log["kl"] = log["kl"] * (ratio if self.use_bias_correction_kl else 1.0)
             losses = losses + self.beta * log["kl"]
-        return (tokens.weights * losses).sum(), {name: value.detach() for name, value in log.items()}
+        return (tokens.weights * losses).sum(), {
+            name: value.detach() for name, value in log.items()
+        }
 
 
 def correction(
-    difference: torch.Tensor, counts: Sequence[int], mode: str, clip_min: float | None, clip_max: float | None
+    difference: torch.Tensor,
+    counts: Sequence[int],
+    mode: str,
+    clip_min: float | None,
+    clip_max: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """pi_old / pi_sampler of each token, bounded, as two engines compute slightly different numbers; and `MASKED`.
 
@@ -107,12 +126,18 @@ def correction(
             ``..._truncate`` clamps it to the bounds, ``..._mask`` sets what lies outside to 0.
         clip_min, clip_max: The bounds; None is none.
     """
-    ratio = torch.exp(by_row(torch.sum, difference, counts) if mode.startswith("sequence") else difference)
+    ratio = torch.exp(
+        by_row(torch.sum, difference, counts) if mode.startswith("sequence") else difference
+    )
     bounded = ratio if clip_min is None and clip_max is None else ratio.clamp(clip_min, clip_max)
     outside = bounded != ratio
-    return (bounded if mode.endswith("truncate") else ratio.masked_fill(outside, 0.0)), outside | (ratio < 0.01)
+    return (bounded if mode.endswith("truncate") else ratio.masked_fill(outside, 0.0)), outside | (
+        ratio < 0.01
+    )
 
 
-def by_row(reduce: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+def by_row(
+    reduce: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor, counts: Sequence[int]
+) -> torch.Tensor:
     """`reduce` of each row's values, at each of its tokens."""
     return torch.cat([reduce(row).expand(len(row)) for row in values.split(list(counts))])

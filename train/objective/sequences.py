@@ -43,7 +43,9 @@ class Row:
     ids: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        parts = [np.asarray(part, dtype=np.int32) for part in (self.prompt_ids, self.completion_ids)]
+        parts = [
+            np.asarray(part, dtype=np.int32) for part in (self.prompt_ids, self.completion_ids)
+        ]
         self.ids = np.concatenate(parts)
         self.prompt_ids, self.completion_ids = np.split(self.ids, [len(parts[0])])
         self.logprobs = np.asarray(self.logprobs, dtype=np.float32)
@@ -76,7 +78,10 @@ class Tokens:
         counts = [len(row.logprobs) for row in rows]
         logprobs = np.concatenate([(row.logprobs, row.old_logprobs) for row in rows], axis=1)
         of_rows = np.repeat([(row.advantage, row.weight) for row in rows], counts, axis=0).T
-        return cls(counts, *torch.from_numpy(np.concatenate([logprobs, of_rows], dtype=np.float32)).to(device))
+        return cls(
+            counts,
+            *torch.from_numpy(np.concatenate([logprobs, of_rows], dtype=np.float32)).to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +100,13 @@ class EpisodeSize:
                 is no number.
         """
         if episode.reward is not None and not isfinite(episode.reward):
-            raise DataError(f"task {episode.task_id!r} was given the reward {episode.reward}: it has to be a number.")
+            raise DataError(
+                f"task {episode.task_id!r} was given the reward {episode.reward}: it has to be a number."
+            )
         if episode.reward is None and not episode.failed:
-            raise DataError(f"task {episode.task_id!r} has no gold answer, so no reward: train on others.")
+            raise DataError(
+                f"task {episode.task_id!r} has no gold answer, so no reward: train on others."
+            )
         if not is_trained(episode, overlong_filtering):
             return cls(0, 0)
         lengths = [len(step.token_ids) for step in episode.steps if step.token_ids]
@@ -112,10 +121,14 @@ def is_trained(episode: Episode, overlong_filtering: bool) -> bool:
     """Whether `episode` enters the loss: a failed one does not, with overlong filtering (DAPO's, arXiv 2503.14476,
     section 3.4) neither does one that a limit cut short. Its reward still counts in its group's mean.
     """
-    return episode.reward is not None and not (overlong_filtering and episode.stop_reason in OVERLONG)
+    return episode.reward is not None and not (
+        overlong_filtering and episode.stop_reason in OVERLONG
+    )
 
 
-def normalizer(sizes: Sequence[EpisodeSize], normalization: str, max_completion_length: int) -> float:
+def normalizer(
+    sizes: Sequence[EpisodeSize], normalization: str, max_completion_length: int
+) -> float:
     """What the weighted sum of the token losses is divided by.
 
     Args:
@@ -134,7 +147,9 @@ def normalizer(sizes: Sequence[EpisodeSize], normalization: str, max_completion_
         return float(sum(size.tokens for size in sizes))
     if normalization == "trajectory":
         return float(sum(size.tokens > 0 for size in sizes))
-    return float(sum(size.steps for size in sizes)) * (max_completion_length if normalization == "constant" else 1)
+    return float(sum(size.steps for size in sizes)) * (
+        max_completion_length if normalization == "constant" else 1
+    )
 
 
 def token_weight(length: int, size: EpisodeSize, normalization: str) -> float:

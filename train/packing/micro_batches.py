@@ -62,9 +62,13 @@ class MicroBatchPlanner:
         ends = list(accumulate(bundles(lengths, shared)))
         starts = [0, *ends][: len(ends)]
         running = [0.0, *accumulate(row_costs(lengths, shared, self.pair_cost))]
-        costs = gather_object([[running[end] - running[start] for start, end in zip(starts, ends, strict=True)]])
+        costs = gather_object(
+            [[running[end] - running[start] for start, end in zip(starts, ends, strict=True)]]
+        )
         owners = balance(costs)[self.rank]
-        parts = [(owner, rows[start:end]) for owner, start, end in zip(owners, starts, ends, strict=True)]
+        parts = [
+            (owner, rows[start:end]) for owner, start, end in zip(owners, starts, ends, strict=True)
+        ]
         given = gather_object([part for part in parts if part[0] != self.rank])
         kept = [row for owner, part in parts if owner == self.rank for row in part]
         return kept + [row for owner, part in given if owner == self.rank for row in part]

@@ -73,7 +73,11 @@ class MicroBatch:
 def pad_rows(rows: Sequence[Row], pad_token_id: int) -> MicroBatch:
     """A rectangle of (rows, longest row), padded on the right; `rows` are at least one."""
     shape = (len(rows), max(map(len, rows)))
-    input_ids, mask, labels = torch.full(shape, pad_token_id), torch.zeros(shape).long(), torch.full(shape, IGNORED)
+    input_ids, mask, labels = (
+        torch.full(shape, pad_token_id),
+        torch.zeros(shape).long(),
+        torch.full(shape, IGNORED),
+    )
     for index, row in enumerate(rows):
         prompt, end = len(row.prompt_ids), len(row)
         input_ids[index, :end] = torch.from_numpy(row.ids)

@@ -40,7 +40,12 @@ def widths(config: Any) -> tuple[int, int, int, int]:
     hidden, heads = config.hidden_size, config.num_attention_heads
     head = getattr(config, "head_dim", None) or hidden // heads
     keys = getattr(config, "num_key_value_heads", None) or heads
-    return hidden, getattr(config, "intermediate_size", None) or 4 * hidden, heads * head, keys * head
+    return (
+        hidden,
+        getattr(config, "intermediate_size", None) or 4 * hidden,
+        heads * head,
+        keys * head,
+    )
 
 
 def row_costs(lengths: Sequence[int], shared: Sequence[int], pair: float) -> list[float]:
@@ -75,7 +80,10 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
         For each rank, the rank that takes each of its bundles.
     """
     owners = [[rank] * len(bundle_costs) for rank, bundle_costs in enumerate(costs)]
-    held = [[(cost, rank, i) for i, cost in enumerate(bundle_costs)] for rank, bundle_costs in enumerate(costs)]
+    held = [
+        [(cost, rank, i) for i, cost in enumerate(bundle_costs)]
+        for rank, bundle_costs in enumerate(costs)
+    ]
     loads = [sum(bundle_costs) for bundle_costs in costs]
     enough = TOLERANCE * sum(loads) / max(len(loads), 1)
     # Of rounding: two ranks whose difference is one bundle would hand it to and fro for ever.
@@ -97,7 +105,13 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
         owners[home][index] = low
 
 
-def cut(lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, count: int | None = None) -> list[int]:
+def cut(
+    lengths: Sequence[int],
+    shared: Sequence[int],
+    pair: float,
+    budget: int,
+    count: int | None = None,
+) -> list[int]:
     """Cut rows into micro-batches of at most `budget` unique tokens.
 
     Args:
@@ -126,7 +140,9 @@ def cut(lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int,
     return best
 
 
-def _greedy(lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, most: float) -> list[int]:
+def _greedy(
+    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, most: float
+) -> list[int]:
     counts: list[int] = []
     tokens, cost = 0, 0.0
     alone = row_costs(lengths, [0] * len(lengths), pair)

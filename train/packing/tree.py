@@ -106,11 +106,16 @@ def kernel_arguments(tree: Tree, device: torch.device) -> dict[str, Any]:
     for span in tree.spans:
         above = [*(outer for outer in above if outer[2] > span[0]), span]
         paths.append(np.concatenate([np.arange(start, end) for start, end, _ in above]))
-    lengths = {"q": [end - start for start, end, _ in tree.spans], "k": [len(path) for path in paths]}
+    lengths = {
+        "q": [end - start for start, end, _ in tree.spans],
+        "k": [len(path) for path in paths],
+    }
     return {
         "tree_kv_index": torch.from_numpy(np.concatenate(paths)).to(device),
         **{
-            f"tree_cu_seqlens_{x}": torch.tensor([0, *accumulate(lengths[x])], dtype=torch.int32).to(device)
+            f"tree_cu_seqlens_{x}": torch.tensor(
+                [0, *accumulate(lengths[x])], dtype=torch.int32
+            ).to(device)
             for x in lengths
         },
         **{f"tree_max_seqlen_{x}": max(lengths[x]) for x in lengths},

@@ -36,14 +36,23 @@ class _MergedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        tree: Tree,
+        scale: float,
     ) -> torch.Tensor:
         # Parts are added up in float32, whatever the model computes in.
         out = torch.zeros_like(query, dtype=torch.float32)
         lse = query.new_full(query.shape[:-1], -torch.inf, dtype=torch.float32)
         for queries, keys, causal in _blocks(tree):
             part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query[:, :, queries], *_shared(key, value, keys, len(query)), 0.0, causal, scale=scale
+                query[:, :, queries],
+                *_shared(key, value, keys, len(query)),
+                0.0,
+                causal,
+                scale=scale,
             )
             _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
         out = out.to(query.dtype)
@@ -56,15 +65,17 @@ class _MergedAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value)]
         for queries, keys, causal in _blocks(ctx.tree):
-            d_query, d_key, d_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grads[0][:, :, queries],
-                query[:, :, queries],
-                *_shared(key, value, keys, len(query)),
-                out[:, :, queries],
-                lse[:, :, queries],
-                0.0,
-                causal,
-                scale=ctx.scale,
+            d_query, d_key, d_value = (
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    grads[0][:, :, queries],
+                    query[:, :, queries],
+                    *_shared(key, value, keys, len(query)),
+                    out[:, :, queries],
+                    lse[:, :, queries],
+                    0.0,
+                    causal,
+                    scale=ctx.scale,
+                )
             )
             gradients[0][:, :, queries] += d_query
             gradients[1][:, :, keys] += d_key.sum(0, keepdim=True)
@@ -80,14 +91,20 @@ def _blocks(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
             yield slice(end, below), slice(start, end), False
 
 
-def _shared(key: torch.Tensor, value: torch.Tensor, keys: slice, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _shared(
+    key: torch.Tensor, value: torch.Tensor, keys: slice, group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     return key[:, :, keys].expand(group, -1, -1, -1), value[:, :, keys].expand(group, -1, -1, -1)
 
 
-def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
+def _merge(
+    out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
+) -> None:
     """Add a block to what its queries have seen so far, in place."""
     total = torch.logaddexp(lse, part_lse)
-    out.mul_((lse - total).exp_().unsqueeze(-1)).add_(part * (part_lse - total).exp_().unsqueeze(-1))
+    out.mul_((lse - total).exp_().unsqueeze(-1)).add_(
+        part * (part_lse - total).exp_().unsqueeze(-1)
+    )
     lse.copy_(total)
 
 
@@ -97,7 +114,12 @@ def _compiled_flex_attention() -> Any:
 
 
 def flex_tree_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, flex: Any = None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tree: Tree,
+    scale: float,
+    flex: Any = None,
 ) -> torch.Tensor:
     """The visibility rule as the block mask of `flex_attention`; shapes as `tree_attention` gets and returns them.
 
@@ -111,12 +133,18 @@ def flex_tree_attention(
 @cache
 def has_flash_attention_3(device: torch.device) -> bool:
     """Whether TRL's kernel runs here: a Hopper GPU, and the ``kernels`` library, which fetches it from the hub."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9 or not is_kernels_available():
+    if (
+        device.type != "cuda"
+        or torch.cuda.get_device_capability(device)[0] != 9
+        or not is_kernels_available()
+    ):
         return False
     try:
         trl_packing._flash_attn()
     except Exception as error:  # whatever a download or a library that does not fit raises
-        logger.warning(f"FlashAttention-3 cannot be loaded ({error}): prefixes are shared by flex_attention instead.")
+        logger.warning(
+            f"FlashAttention-3 cannot be loaded ({error}): prefixes are shared by flex_attention instead."
+        )
         return False
     return True
 
@@ -153,7 +181,9 @@ def tree_attention(
     if device.type != "cpu":
         if value.dtype != torch.float32 and has_flash_attention_3(device):
             arguments = tree.once(kernel_arguments, device)
-            return trl_packing.tree_attention(module, query, key, value, None, scaling=scale, **arguments)
+            return trl_packing.tree_attention(
+                module, query, key, value, None, scaling=scale, **arguments
+            )
         return flex_tree_attention(query, key, value, tree, scale), None
     _, heads, tokens, width = query.shape
     key_heads = key.size(1)

@@ -33,8 +33,12 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
         scored.append(path[len(row.prompt_ids) - 1 : -1])
         length += added
     token_index = np.concatenate(scored)
-    ids = np.concatenate([row.ids[common:] for row, common in zip(rows, shared, strict=True)]).astype(np.int64)
-    depths = np.concatenate([np.arange(common, len(row)) for row, common in zip(rows, shared, strict=True)])
+    ids = np.concatenate(
+        [row.ids[common:] for row, common in zip(rows, shared, strict=True)]
+    ).astype(np.int64)
+    depths = np.concatenate(
+        [np.arange(common, len(row)) for row, common in zip(rows, shared, strict=True)]
+    )
     labels = np.full(length, IGNORED)
     labels[token_index] = np.concatenate([row.completion_ids for row in rows])
     boundaries = sorted(starts)

@@ -104,7 +104,11 @@ def check_whole(folder: Path) -> None:
     problem = _problem(folder)
     if problem is None:
         return
-    others = (path for path in reversed(all_checkpoints(folder.parent)) if path.resolve() != folder.resolve())
+    others = (
+        path
+        for path in reversed(all_checkpoints(folder.parent))
+        if path.resolve() != folder.resolve()
+    )
     good = next((path for path in others if _problem(path) is None), None)
     raise CheckpointError(
         f"{folder} is damaged: {problem}. Nothing was changed. "
@@ -119,7 +123,11 @@ def check_whole(folder: Path) -> None:
 def _problem(folder: Path) -> str | None:
     state, found = PartialState(), damage(folder)
     changed = [] if found else changed_files(folder, state.process_index, state.num_processes)
-    own = [found] if found else [f"the contents of {name} are not what was written" for name in changed]
+    own = (
+        [found]
+        if found
+        else [f"the contents of {name} are not what was written" for name in changed]
+    )
     return next(iter(gather_object(own)), None)
 
 
@@ -180,4 +188,8 @@ def load_training_args(folder: Path) -> dict[str, Any]:
 
 
 def _batch(args: Mapping[str, Any]) -> int:
-    return int(args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] * args["world_size"])
+    return int(
+        args["per_device_train_batch_size"]
+        * args["gradient_accumulation_steps"]
+        * args["world_size"]
+    )

@@ -50,7 +50,9 @@ def seal(folder: Path, paths: Iterable[Path]) -> dict[str, int]:
     return checksums
 
 
-def publish(partial: Path, output_dir: str | Path, checksums: Mapping[str, int] | None = None) -> Path:
+def publish(
+    partial: Path, output_dir: str | Path, checksums: Mapping[str, int] | None = None
+) -> Path:
     """Give a checkpoint that has been written completely its name; returns the new path.
 
     A folder of that name (of a run that was continued from an earlier checkpoint) is replaced.
@@ -69,7 +71,12 @@ def publish(partial: Path, output_dir: str | Path, checksums: Mapping[str, int] 
     sealed |= seal(partial, [partial / name for name in sizes if name not in sealed])
     marker = {"saved_ns": time.time_ns(), "files": sizes, "crc32": sealed}
     (partial / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
-    for path in [partial / MARKER, *(p for p in partial.rglob("*") if p.is_dir()), partial, partial.parent]:
+    for path in [
+        partial / MARKER,
+        *(p for p in partial.rglob("*") if p.is_dir()),
+        partial,
+        partial.parent,
+    ]:
         _sync(path)
     # From here on `recover` would publish it.
     discard(final)

@@ -44,14 +44,31 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = CommandParser(prog="atommem train export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="A checkpoint-N folder.")
-    parser.add_argument("--out", type=Path, required=True, help="The model folder to make; must not exist.")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="Default: as it was saved.")
-    parser.add_argument("--license", default=UNKNOWN, help="The model's licence for its card (default: unknown).")
-    parser.add_argument("--max_shard_size", default="5GB", help="Largest file of weights (default: 5GB).")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="The model folder to make; must not exist."
+    )
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), help="Default: as it was saved."
+    )
+    parser.add_argument(
+        "--license", default=UNKNOWN, help="The model's licence for its card (default: unknown)."
+    )
+    parser.add_argument(
+        "--max_shard_size", default="5GB", help="Largest file of weights (default: 5GB)."
+    )
     given = parser.parse_args(list(argv))
     dtype = getattr(torch, given.dtype) if given.dtype else None
     export(given.checkpoint, given.out, dtype, given.license, given.max_shard_size)
-    call = ["atommem", "eval", "--policy", str(given.out), "--data", "TASKS", "--out", str(given.out / "eval")]
+    call = [
+        "atommem",
+        "eval",
+        "--policy",
+        str(given.out),
+        "--data",
+        "TASKS",
+        "--out",
+        str(given.out / "eval"),
+    ]
     print(f"saved to {given.out}; evaluate it: {shlex.join(call)}")
     return 0
 
@@ -99,31 +116,46 @@ def export(
         save_model_card(partial, load_training_args(checkpoint), state, license_id)
         partial.rename(out)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{checkpoint} could not be exported: {why_not_written(error, out)}.") from error
+        raise CheckpointError(
+            f"{checkpoint} could not be exported: {why_not_written(error, out)}."
+        ) from error
     finally:
         shutil.rmtree(partial.parent, ignore_errors=True)
 
 
 def _write_weights(
-    folder: Path, shapes: Mapping[str, torch.Tensor], load: Load, dtype: torch.dtype | None, max_shard_size: str
+    folder: Path,
+    shapes: Mapping[str, torch.Tensor],
+    load: Load,
+    dtype: torch.dtype | None,
+    max_shard_size: str,
 ) -> None:
     adapter = (folder / "adapter_config.json").is_file()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if not adapter else {}
     tied = config.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes
-    kept = {name: shapes[name].to(dtype) for name in shapes if not (tied and name == "lm_head.weight")}
+    kept = {
+        name: shapes[name].to(dtype) for name in shapes if not (tied and name == "lm_head.weight")
+    }
     pattern = "adapter_model{suffix}.safetensors" if adapter else "model{suffix}.safetensors"
-    size: Any = sum(tensor.nbytes for tensor in kept.values()) + 1 if adapter else max_shard_size  # peft reads one file
+    size: Any = (
+        sum(tensor.nbytes for tensor in kept.values()) + 1 if adapter else max_shard_size
+    )  # peft reads one file
     plan = split_torch_state_dict_into_shards(kept, filename_pattern=pattern, max_shard_size=size)
     for file, names in plan.filename_to_tensors.items():
         # No name holds them: they are freed before the next ones are loaded.
         save_file(
-            {name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in load(names).items()},
+            {
+                name: tensor.to(dtype or tensor.dtype).contiguous()
+                for name, tensor in load(names).items()
+            },
             folder / file,
             metadata={"format": "pt"},
         )
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        )
     if config:
         config["dtype"] = str(next(iter(kept.values())).dtype).removeprefix("torch.")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -134,7 +166,9 @@ def _of_parts(checkpoint: Path) -> tuple[dict[str, torch.Tensor], Load]:
     reader = dcp.FileSystemReader(checkpoint / MODEL_FOLDER)
     found = reader.read_metadata().state_dict_metadata
     shapes = {
-        name.removeprefix("model."): torch.empty(data.size, dtype=data.properties.dtype, device="meta")
+        name.removeprefix("model."): torch.empty(
+            data.size, dtype=data.properties.dtype, device="meta"
+        )
         for name, data in found.items()
         if isinstance(data, TensorStorageMetadata)
     }

@@ -119,7 +119,10 @@ class FailedStep:
         Returns:
             The folder, or None when nothing could be written anywhere.
         """
-        for base in (Path(output_dir), Path(tempfile.gettempdir()) / f"atommem-{Path(output_dir).name}"):
+        for base in (
+            Path(output_dir),
+            Path(tempfile.gettempdir()) / f"atommem-{Path(output_dir).name}",
+        ):
             folder = base / FAILED / f"step-{update + 1}"
             with suppress(OSError, RuntimeError):  # torch has its own error for a full disk
                 folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +135,9 @@ class FailedStep:
                         "world_size": world_size,
                         "settings": dict(self.settings),
                     }
-                    (folder / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+                    (folder / REPORT_FILE).write_text(
+                        json.dumps(report, indent=2) + "\n", encoding="utf-8"
+                    )
                 if rng is not None:
                     torch.save(dict(rng), folder / f"rng_state_{rank}.pth")
                 for index, episode in enumerate(self.episodes if self.update == update else []):

@@ -14,11 +14,29 @@ from atommem.train.resume.checkpoint_files import MARKER
 from atommem.train.resume.model_card import save_model_card, training_facts
 
 STATE_FILES = (
-    *("optimizer*", "scheduler*", "scaler*", "rng_state*", "rollout_*", "trainer_state.json", "latest"),
+    *(
+        "optimizer*",
+        "scheduler*",
+        "scaler*",
+        "rng_state*",
+        "rollout_*",
+        "trainer_state.json",
+        "latest",
+    ),
     *("training_args.*", "global_step*", "pytorch_model_fsdp_*", "zero_to_fp32.py", MARKER),
 )
 """What of a checkpoint is no part of the model."""
-_PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "failed/*", "eval/*", "run_id")
+_PRIVATE = (
+    "_*",
+    ".*",
+    "checkpoint-*",
+    "wandb/*",
+    "traces/*",
+    "samples/*",
+    "failed/*",
+    "eval/*",
+    "run_id",
+)
 """What of an output folder stays at home: texts of the data, and what tells of the machine. TensorBoard's events go."""
 
 
@@ -65,7 +83,9 @@ class HubTrainer(Trainer):
         folder = Path(self.args.output_dir)
         self.describe(folder, self.hub_model_id)
         self._finish_current_push()
-        return self._upload(folder, commit_message, revision, token, _PRIVATE, run_as_future=not blocking)
+        return self._upload(
+            folder, commit_message, revision, token, _PRIVATE, run_as_future=not blocking
+        )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """transformers asks for it before a checkpoint is whole: `push_checkpoint` follows then."""
@@ -73,7 +93,11 @@ class HubTrainer(Trainer):
     def push_checkpoint(self, folder: Path) -> None:
         """Begin to upload what `hub_strategy` says of a checkpoint; while another upload runs, this one is left out."""
         strategy = self.args.hub_strategy
-        if not self.args.push_to_hub or strategy == HubStrategy.END or not self.is_world_process_zero():
+        if (
+            not self.args.push_to_hub
+            or strategy == HubStrategy.END
+            or not self.is_world_process_zero()
+        ):
             return
         if self.pushing() and not self.args.hub_always_push:
             return
@@ -83,7 +107,9 @@ class HubTrainer(Trainer):
         if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else folder.name
             message += ", checkpoint"
-            jobs.append(self._upload(folder, message, *settings, (), run_as_future=True, path_in_repo=place))
+            jobs.append(
+                self._upload(folder, message, *settings, (), run_as_future=True, path_in_repo=place)
+            )
         self._pushed = folder
         if self.pushing():
             self.push_in_progress.jobs.extend(jobs)

@@ -93,7 +93,10 @@ class StopRequest:
             self.signal = signal.Signals(number)
             self._asked = time.monotonic()
             # Not print: the handler may have interrupted one.
-            os.write(2, f"\n{self.signal.name}: saving a checkpoint, then stopping (again to exit at once)\n".encode())
+            os.write(
+                2,
+                f"\n{self.signal.name}: saving a checkpoint, then stopping (again to exit at once)\n".encode(),
+            )
             if self._cancel is not None:
                 self._cancel()
         elif number != signal.SIGUSR1 and time.monotonic() - self._asked > SAME_REQUEST_SECONDS:

@@ -14,8 +14,22 @@ from atommem.config import load_config
 
 UNKNOWN = "unknown"
 _SHOWN = (
-    *("learning_rate", "lr_scheduler_type", "per_device_train_batch_size", "world_size", "num_generations"),
-    *("normalization", "scale_rewards", "beta", "epsilon", "epsilon_high", "temperature", "max_completion_length"),
+    *(
+        "learning_rate",
+        "lr_scheduler_type",
+        "per_device_train_batch_size",
+        "world_size",
+        "num_generations",
+    ),
+    *(
+        "normalization",
+        "scale_rewards",
+        "beta",
+        "epsilon",
+        "epsilon_high",
+        "temperature",
+        "max_completion_length",
+    ),
     *("max_staleness", "min_reward", "bf16", "use_vllm", "seed"),
 )
 _METRICS = ("reward", "em", "f1", "loss", "entropy", "kl", "mean_token_accuracy")
@@ -33,7 +47,11 @@ def training_facts(trainer: Any) -> dict[str, Any]:
 
 
 def save_model_card(
-    folder: Path, facts: Mapping[str, Any], state: Mapping[str, Any], license_id: str = UNKNOWN, name: str = ""
+    folder: Path,
+    facts: Mapping[str, Any],
+    state: Mapping[str, Any],
+    license_id: str = UNKNOWN,
+    name: str = "",
 ) -> None:
     """Write the card of the model in `folder`; names of local files stand in it without their folders.
 
@@ -75,7 +93,11 @@ def _text(
         if adapter
         else f"vllm serve {name} --served-model-name policy --enable-prefix-caching"
     )
-    origin = f"{'A LoRA adapter of' if adapter else 'Trained from'} `{base}`" if base else "A model of its own, trained"
+    origin = (
+        f"{'A LoRA adapter of' if adapter else 'Trained from'} `{base}`"
+        if base
+        else "A model of its own, trained"
+    )
     updates = f"{state['global_step']:,} of {state['max_steps']:,} updates"
     return f"""# {name}
 
@@ -121,7 +143,9 @@ trained from.
 
 
 def _made_with(facts: Mapping[str, Any]) -> str:
-    made = [f"{package} {version(package)}" for package in ("atommem", "trl", "transformers", "torch")]
+    made = [
+        f"{package} {version(package)}" for package in ("atommem", "trl", "transformers", "torch")
+    ]
     return ", ".join([*made, f"git {facts['git_commit']}"] if facts.get("git_commit") else made)
 
 
@@ -140,15 +164,23 @@ def _evaluation(history: Sequence[Mapping[str, Any]]) -> str:
     last = next((entry for entry in reversed(history) if "eval_em" in entry), None)
     if last is None:
         return "No held-out evaluation was part of the run."
-    figures = [(name, _with_interval(last, name)) for name in ("eval_em", "eval_f1", "eval_n") if name in last]
+    figures = [
+        (name, _with_interval(last, name))
+        for name in ("eval_em", "eval_f1", "eval_n")
+        if name in last
+    ]
     return f"Held-out tasks, after update {last['step']}:\n\n{_table(('', ''), figures)}"
 
 
 def _with_interval(entry: Mapping[str, Any], name: str) -> str:
     low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
-    return f"{entry[name]:.4g}" + ("" if low is None or high is None else f" (95%: {low:.4g} to {high:.4g})")
+    return f"{entry[name]:.4g}" + (
+        "" if low is None or high is None else f" (95%: {low:.4g} to {high:.4g})"
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines
+    )

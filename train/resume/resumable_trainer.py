@@ -73,7 +73,11 @@ class ResumableTrainer(HubTrainer):
     """
 
     def __init__(
-        self, *args: Any, settings: Sequence[Any] = (), failed_step: FailedStep | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        settings: Sequence[Any] = (),
+        failed_step: FailedStep | None = None,
+        **kwargs: Any,
     ) -> None:
         self.stop_request = StopRequest()
         self.settings = settings
@@ -97,7 +101,9 @@ class ResumableTrainer(HubTrainer):
             except TrainingFault as fault:
                 # DeepSpeed steps inside the backward pass: its parameters are beyond saving by now.
                 stepped = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-                if not isinstance(fault, (CheckpointError, DivergedError) if stepped else CheckpointError):
+                if not isinstance(
+                    fault, (CheckpointError, DivergedError) if stepped else CheckpointError
+                ):
                     self._save_before_step()
                 self._fail(fault, fault)
             except OSError as error:
@@ -155,9 +161,13 @@ class ResumableTrainer(HubTrainer):
 
         self._all_or_nothing(write, folder, output_dir)
         rank, ranks = self.args.process_index, self.args.world_size
-        checksums = self._all_or_nothing(lambda: seal(folder, share(folder, rank, ranks)), folder, output_dir)
+        checksums = self._all_or_nothing(
+            lambda: seal(folder, share(folder, rank, ranks)), folder, output_dir
+        )
         everywhere = gather_object([checksums])
-        self._all_or_nothing(lambda: self._publish(folder, output_dir, everywhere), folder, output_dir)
+        self._all_or_nothing(
+            lambda: self._publish(folder, output_dir, everywhere), folder, output_dir
+        )
         self._saved_step = self.state.global_step
 
     def save_extra_state(self, folder: Path) -> None:
@@ -173,11 +183,17 @@ class ResumableTrainer(HubTrainer):
         (folder / TRAINING_ARGS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
 
-    def _publish(self, folder: Path, output_dir: Path, checksums: Sequence[Mapping[str, int]]) -> None:
+    def _publish(
+        self, folder: Path, output_dir: Path, checksums: Sequence[Mapping[str, int]]
+    ) -> None:
         if self.args.should_save:
             publish(folder, output_dir, dict(item for part in checksums for item in part.items()))
             kept = (self.state.best_model_checkpoint, self.pushing())
-            prune(output_dir, self.args.save_total_limit, [Path(one) for one in kept if one is not None])
+            prune(
+                output_dir,
+                self.args.save_total_limit,
+                [Path(one) for one in kept if one is not None],
+            )
             shutil.rmtree(folder.parent, ignore_errors=True)
             self.push_checkpoint(output_dir / folder.name)
 
@@ -185,7 +201,10 @@ class ResumableTrainer(HubTrainer):
         """The trainer below looked for the best checkpoint where it wrote this one: name it where it will be."""
         if self.state.best_global_step:
             best = checkpoint_name(self.state.best_global_step)
-            if self.state.best_global_step == self.state.global_step or (output_dir / best).is_dir():
+            if (
+                self.state.best_global_step == self.state.global_step
+                or (output_dir / best).is_dir()
+            ):
                 self.state.best_model_checkpoint = str(output_dir / best)
 
     def _all_or_nothing(self, part: Callable[[], Result], folder: Path, output_dir: Path) -> Result:
@@ -240,7 +259,9 @@ class ResumableTrainer(HubTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self._in_parts(checkpoint):
             sharded.load_optimizer(self, checkpoint)
-            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+            self.lr_scheduler.load_state_dict(
+                torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
+            )
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
@@ -267,7 +288,9 @@ class ResumableTrainer(HubTrainer):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Called at the beginning of every update, on all ranks: a safe place to stop."""
         self.meet()
-        if self.state.global_step >= self.state.max_steps:  # resumed after its end: transformers would train once more
+        if (
+            self.state.global_step >= self.state.max_steps
+        ):  # resumed after its end: transformers would train once more
             self.control.should_training_stop = True
             return [], None
         return super().get_batch_samples(*args, **kwargs)
@@ -294,7 +317,9 @@ class ResumableTrainer(HubTrainer):
         if code == _STOP:
             raise TrainingInterrupted(f"stopped before update {update}.")
 
-    def check_failed_fraction(self, failed: int, episodes: int, most: float, of: str | None = None) -> None:
+    def check_failed_fraction(
+        self, failed: int, episodes: int, most: float, of: str | None = None
+    ) -> None:
         """End the run when a rollout lost too many episodes to go by the rest; the same on all ranks.
 
         Args:
@@ -306,7 +331,9 @@ class ResumableTrainer(HubTrainer):
             RolloutFailedError: More than the fraction `most` of `episodes` failed.
         """
         if failed > most * episodes:
-            reasons = sorted({str(episode.error) for episode in self.failed_step.episodes if episode.failed})
+            reasons = sorted(
+                {str(episode.error) for episode in self.failed_step.episodes if episode.failed}
+            )
             raise RolloutFailedError(
                 f"{failed} of {episodes} episodes of {of or f'update {self.state.global_step + 1}'} failed, more than "
                 f"max_failed_fraction {most:g}: {reasons[0] if reasons else 'see the other processes'}"
@@ -382,7 +409,11 @@ def _resume_hint(saved: bool, output_dir: str) -> str:
 
 def rng_states() -> dict[str, Any]:
     """States of Python's, numpy's and torch's generators, on the devices of this process too."""
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
+    states = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
     return states

@@ -41,18 +41,25 @@ def writes_shards(trainer: Any) -> bool:
 def load_model(trainer: Any, checkpoint: str) -> None:
     """Load weights (of an adapter, if there is one) into a model that is not sharded."""
     with ALONE():
-        load_fsdp_model(_UNSHARDED, trainer.accelerator, trainer.model, checkpoint, adapter_only=True)
+        load_fsdp_model(
+            _UNSHARDED, trainer.accelerator, trainer.model, checkpoint, adapter_only=True
+        )
 
 
 def load_optimizer(trainer: Any, checkpoint: str) -> None:
     """Load the optimizer's state where the model is not sharded."""
     with ALONE():
-        load_fsdp_optimizer(_UNSHARDED, trainer.accelerator, trainer.optimizer, trainer.model, checkpoint)
+        load_fsdp_optimizer(
+            _UNSHARDED, trainer.accelerator, trainer.optimizer, trainer.model, checkpoint
+        )
 
 
 def save_description(trainer: Any, folder: Path) -> None:
     """Write configuration and tokenizer beside the parts, so that a checkpoint is all that an export needs."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    for part in getattr(model, "peft_config", {}).values() or (model.config, model.generation_config):
+    for part in getattr(model, "peft_config", {}).values() or (
+        model.config,
+        model.generation_config,
+    ):
         part.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)

@@ -59,8 +59,13 @@ class AdapterPublisher:
         problem = ""
         with trainer._dist.gather_params(adapted):
             try:
-                save_lora_adapter(model, trainer.accelerator, model.active_adapters[0], adapter.path)
-            except (OSError, SafetensorError) as error:  # on the main process, which writes, when all is gathered
+                save_lora_adapter(
+                    model, trainer.accelerator, model.active_adapters[0], adapter.path
+                )
+            except (
+                OSError,
+                SafetensorError,
+            ) as error:  # on the main process, which writes, when all is gathered
                 problem = f"the adapter could not be written to {adapter.path}: {error}"
         # Until it is written, the others wait here.
         problem = broadcast_object_list([problem])[0]
@@ -89,4 +94,6 @@ def check_servable(model: Any) -> None:
     try:
         validate_lora_for_vllm_sync(model)
     except ValueError as error:
-        raise ConfigError(f"vLLM cannot serve this adapter, and merged weights are not sent: {error}") from error
+        raise ConfigError(
+            f"vLLM cannot serve this adapter, and merged weights are not sent: {error}"
+        ) from error

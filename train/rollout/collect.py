@@ -71,7 +71,9 @@ def collect(trainer: RolloutTrainer, order: TaskOrder) -> Collected:
     if ahead:
         trainer.log_with_update({"carried_groups": float(sum(part.carried for part in parts))})
     if args.dynamic_sampling:
-        trainer.log_with_update({"dynamic_sampling/replaced_groups": float(sum(replaced[i] for i in starts))})
+        trainer.log_with_update(
+            {"dynamic_sampling/replaced_groups": float(sum(replaced[i] for i in starts))}
+        )
     everything = episodes + [episode for part in parts for episode in part.replaced]
     trainer.end_rollout(everything, rewards, time.perf_counter() - started)
     advantages: list[float | Sequence[float]] = [
@@ -84,18 +86,26 @@ def collect(trainer: RolloutTrainer, order: TaskOrder) -> Collected:
 
 
 def _with_states(
-    episodes: Sequence[Episode], rewards: Sequence[float | None], advantages: Sequence[Any], group_size: int
+    episodes: Sequence[Episode],
+    rewards: Sequence[float | None],
+    advantages: Sequence[Any],
+    group_size: int,
 ) -> list[float | Sequence[float]]:
     """For each step the advantage of its episode, and that of its state."""
     found: list[float | Sequence[float]] = []
     for start in range(0, len(episodes), group_size):
         end = start + group_size
         states = by_state(episodes[start:end], rewards[start:end])
-        found += [[whole + of for of in each] for whole, each in zip(advantages[start:end], states, strict=True)]
+        found += [
+            [whole + of for of in each]
+            for whole, each in zip(advantages[start:end], states, strict=True)
+        ]
     return found
 
 
-def _rerolled(trainer: RolloutTrainer, parts: Sequence[GroupPart], collected: Collected) -> Collected:
+def _rerolled(
+    trainer: RolloutTrainer, parts: Sequence[GroupPart], collected: Collected
+) -> Collected:
     """`collected`, and what came after one moment of each group, compared among themselves. All ranks together."""
     args = trainer.args
     begun = moments(parts, f"{args.seed}/{trainer.state.global_step}")
@@ -112,13 +122,20 @@ def _rerolled(trainer: RolloutTrainer, parts: Sequence[GroupPart], collected: Co
         advantages += group_advantages(rewards, len(group), str(args.scale_rewards))
         episodes += [replace(episode, steps=episode.steps[moment.begin :]) for episode in group]
         flat.append(float(not has_variance(rewards)))
-    tails = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes[len(collected.episodes) :]]
+    tails = [
+        EpisodeSize.of(episode, args.overlong_filtering)
+        for episode in episodes[len(collected.episodes) :]
+    ]
     flat, tails = gather_object(flat), gather_object(tails)
-    trainer.log_with_update({"rerolls/groups": len(flat), "rerolls/zero_std": sum(flat) / max(len(flat), 1)})
+    trainer.log_with_update(
+        {"rerolls/groups": len(flat), "rerolls/zero_std": sum(flat) / max(len(flat), 1)}
+    )
     return Collected(episodes, advantages, collected.sizes + tails)
 
 
-def _parts(trainer: RolloutTrainer, order: TaskOrder, update: int, own: range) -> Iterator[GroupPart]:
+def _parts(
+    trainer: RolloutTrainer, order: TaskOrder, update: int, own: range
+) -> Iterator[GroupPart]:
     """What falls to a rank of the groups of an update: the places `own` of its episodes."""
     args, groups, size = trainer.args, order.groups_per_update, trainer.args.num_generations or 1
     tasks = [trainer.tasks[order.task(update * groups + place)] for place in range(groups)]

@@ -36,7 +36,11 @@ class ColocateBackend(Backend):
     """
 
     def __init__(
-        self, runner: EpisodeRunner, policy: VllmEnginePolicy, publisher: AdapterPublisher | None, sleeps: bool
+        self,
+        runner: EpisodeRunner,
+        policy: VllmEnginePolicy,
+        publisher: AdapterPublisher | None,
+        sleeps: bool,
     ) -> None:
         super().__init__(runner)
         self.policy = policy
@@ -104,7 +108,9 @@ def colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
     PartialState().wait_for_everyone()  # engines take different times to load, and collectives have a time limit
     policy = VllmEnginePolicy(engine, rollouts.tokenizer)
     publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
-    return ColocateBackend(rollouts.runner(policy, args.max_in_flight), policy, publisher, args.vllm_enable_sleep_mode)
+    return ColocateBackend(
+        rollouts.runner(policy, args.max_in_flight), policy, publisher, args.vllm_enable_sleep_mode
+    )
 
 
 def make_engine(args: TrainConfig, model: Any) -> Any:
@@ -113,12 +119,23 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
     Raises:
         ConfigError: vLLM is not installed or cannot take the weights, or the model comes from no folder or hub.
     """
-    path = model.get_base_model().config.name_or_path if isinstance(model, PeftModel) else model.config.name_or_path
+    path = (
+        model.get_base_model().config.name_or_path
+        if isinstance(model, PeftModel)
+        else model.config.name_or_path
+    )
     if not path:
-        raise ConfigError("the model has no name_or_path: vLLM loads it from a folder or the hub, so save it first.")
+        raise ConfigError(
+            "the model has no name_or_path: vLLM loads it from a folder or the hub, so save it first."
+        )
     # In this process, not in one that it starts: weights are handed over as they are.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
+    for name, value in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+    ):
         os.environ.setdefault(name, value)
     try:
         from vllm import EngineArgs
@@ -126,7 +143,9 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         from vllm.utils.network_utils import get_open_port
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
-        raise ConfigError(f"vllm_mode colocate needs vLLM: pip install 'atommem[vllm]' ({error}).") from error
+        raise ConfigError(
+            f"vllm_mode colocate needs vLLM: pip install 'atommem[vllm]' ({error})."
+        ) from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
     if not isinstance(model, PeftModel):

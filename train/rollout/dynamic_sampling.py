@@ -33,7 +33,9 @@ class GroupPart:
     episodes: list[Episode] = field(default_factory=list)
     replaced: list[Episode] = field(default_factory=list)
 
-    async def run(self, runner: EpisodeRunner, on_episode: Callable[[int, Episode], None] | None = None) -> None:
+    async def run(
+        self, runner: EpisodeRunner, on_episode: Callable[[int, Episode], None] | None = None
+    ) -> None:
         """Run the episodes; a replacement begins as soon as the last one before it has ended."""
         keeping: dict[str, Any] = {} if self.kept is None else {"kept": self.kept}
         while True:
@@ -66,10 +68,16 @@ async def run_parts(
         for first in asyncio.as_completed(running):
             await first
             waited_for = [task for task, part in zip(running, parts, strict=True) if part.carried]
-            if sum(task.done() for task in running) >= enough and all(task.done() for task in waited_for):
+            if sum(task.done() for task in running) >= enough and all(
+                task.done() for task in waited_for
+            ):
                 break
     finally:
-        ended = [part for task, part in zip(running, parts, strict=True) if task.done() and not task.cancelled()]
+        ended = [
+            part
+            for task, part in zip(running, parts, strict=True)
+            if task.done() and not task.cancelled()
+        ]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -44,7 +44,10 @@ class Rollouts:
                 environments=make_environments(self.environment, self.tokenizer),
                 memory=self.memory,
                 sampling=Sampling(
-                    temperature=args.temperature, top_p=1.0, top_k=0, max_tokens=args.max_completion_length or 1024
+                    temperature=args.temperature,
+                    top_p=1.0,
+                    top_k=0,
+                    max_tokens=args.max_completion_length or 1024,
                 ),
                 chat_template_kwargs=args.template_kwargs,
                 encode_threads=ENCODE_THREADS,

@@ -39,7 +39,8 @@ class FullWeights:
     def __init__(
         self,
         timeout: float,
-        connect: Callable[[Sequence[str], Callable[[str], dict[str, Any]], float], Any] | None = None,
+        connect: Callable[[Sequence[str], Callable[[str], dict[str, Any]], float], Any]
+        | None = None,
     ) -> None:
         self._timeout = timeout
         self._connect = connect or connect_nccl
@@ -72,7 +73,9 @@ class FullWeights:
         for _ in weights:  # gathering a parameter takes all ranks
             pass
         if broken is not None:
-            raise OutageError(f"servers broke while they were given weights; {', '.join(joined)}: {broken!r}")
+            raise OutageError(
+                f"servers broke while they were given weights; {', '.join(joined)}: {broken!r}"
+            )
         if pool is not None:
             trainer.run_async(_restrict(pool, joined))
 
@@ -86,12 +89,18 @@ class FullWeights:
         for _ in pool.servers:
             up = trainer.run_async(_healthy(pool))
             # One that was dropped may have been started anew: then it has left the group, which is made again.
-            if up and up == self._joined and all(server.serving for server in pool.servers if server.url in up):
+            if (
+                up
+                and up == self._joined
+                and all(server.serving for server in pool.servers if server.url in up)
+            ):
                 return up
             self._leave()
             try:
                 if up:
-                    self._client = self._connect(up, lambda dtype: describe_weights(trainer, dtype), self._timeout)
+                    self._client = self._connect(
+                        up, lambda dtype: describe_weights(trainer, dtype), self._timeout
+                    )
                     self._joined = up
                     return up
             except ConfigError as error:
@@ -140,7 +149,9 @@ class Servers:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def ask(*arguments: Any, **settings: Any) -> None:
-            together([partial(getattr(client, name), *arguments, **settings) for client in self._clients])
+            together(
+                [partial(getattr(client, name), *arguments, **settings) for client in self._clients]
+            )
 
         return ask
 
@@ -152,7 +163,9 @@ class Servers:
         """
         dtypes = {client.get_dtype() for client in self._clients}
         if len(dtypes) > 1:
-            raise ConfigError(f"{self.server_url} serve in {sorted(dtypes)}: start all with the same --dtype.")
+            raise ConfigError(
+                f"{self.server_url} serve in {sorted(dtypes)}: start all with the same --dtype."
+            )
         return str(dtypes.pop())
 
     def get_world_size(self) -> int:
@@ -188,7 +201,9 @@ def together(calls: Sequence[Callable[[], Any]]) -> None:
             raise error
 
 
-def connect_nccl(urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float) -> Any:
+def connect_nccl(
+    urls: Sequence[str], describe: Callable[[str], dict[str, Any]], timeout: float
+) -> Any:
     """TRL's client of these servers, joined to them by NCCL; what it sends is in their dtype.
 
     Args:
@@ -209,7 +224,9 @@ def connect_nccl(urls: Sequence[str], describe: Callable[[str], dict[str, Any]],
         try:
             check_devices(client.server_url, client.get_server_info())
         except requests.HTTPError as error:
-            raise ConfigError(f"{client.server_url} does not show its settings ({error}): {SERVER_FLAGS}.") from error
+            raise ConfigError(
+                f"{client.server_url} does not show its settings ({error}): {SERVER_FLAGS}."
+            ) from error
         except requests.RequestException as error:
             raise OutageError(f"{client.server_url} went away: {error}") from error
     servers = Servers(clients)
@@ -226,7 +243,9 @@ def connect_nccl(urls: Sequence[str], describe: Callable[[str], dict[str, Any]],
         raise OutageError(str(error)) from error
     send = transfer.send_weights
     # Half the bytes, and what the servers would make of them anyway.
-    transfer.send_weights = lambda weights: send((name, weight.to(getattr(torch, dtype))) for name, weight in weights)
+    transfer.send_weights = lambda weights: send(
+        (name, weight.to(getattr(torch, dtype))) for name, weight in weights
+    )
     return transfer
 
 
@@ -239,7 +258,9 @@ def check_devices(url: str, server_info: dict[str, Any]) -> None:
             f"them). {USE_LORA}"
         )
     if not torch.cuda.is_available():
-        raise ConfigError(f"full weights go to {url} over NCCL, and this process has no GPU. {USE_LORA}")
+        raise ConfigError(
+            f"full weights go to {url} over NCCL, and this process has no GPU. {USE_LORA}"
+        )
 
 
 def describe_weights(trainer: TrainingSide, dtype: str) -> dict[str, Any]:
@@ -248,7 +269,9 @@ def describe_weights(trainer: TrainingSide, dtype: str) -> dict[str, Any]:
     names, shapes = [], []
     for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
         names.append(vllm_name(name))
-        shapes.append(list(getattr(parameter, "ds_shape", parameter.shape)))  # ZeRO-3 leaves the shape empty
+        shapes.append(
+            list(getattr(parameter, "ds_shape", parameter.shape))
+        )  # ZeRO-3 leaves the shape empty
     return {"names": names, "dtype_names": [dtype] * len(names), "shapes": shapes}
 
 
@@ -270,4 +293,8 @@ def named_weights(trainer: TrainingSide) -> Iterator[tuple[str, torch.Tensor]]:
 
 def vllm_name(name: str) -> str:
     """A parameter's name in the checkpoint: without what wrappers put into it."""
-    return name.removeprefix("module.").replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+    return (
+        name.removeprefix("module.")
+        .replace("_checkpoint_wrapped_module.", "")
+        .replace("_orig_mod.", "")
+    )

@@ -37,14 +37,18 @@ def held_out_records(
     ]
 
 
-def report_held_out(trainer: ResumableTrainer, records: Sequence[EpisodeRecord], prefix: str) -> dict[str, float]:
+def report_held_out(
+    trainer: ResumableTrainer, records: Sequence[EpisodeRecord], prefix: str
+) -> dict[str, float]:
     """Log an evaluation as `Trainer.evaluate` does, the same on all ranks; returns what is logged.
 
     Raises:
         RolloutFailedError: Too many episodes failed.
     """
     failed = sum(record.failed for record in records)
-    trainer.check_failed_fraction(failed, len(records), trainer.args.max_failed_fraction, "the evaluation")
+    trainer.check_failed_fraction(
+        failed, len(records), trainer.args.max_failed_fraction, "the evaluation"
+    )
     metrics = {f"{prefix}_{name}": value for name, value in held_out_metrics(records).items()}
     trainer.model.eval()  # as after transformers' own: TRL files metrics by it
     trainer.log(dict(metrics))
@@ -63,7 +67,11 @@ def held_out_metrics(records: Sequence[Any]) -> dict[str, float]:
     scores = summary["metrics"]
     metrics: dict[str, float] = dict(summary["means"])
     for name, estimate in scores.items():
-        metrics |= {name: estimate["mean"], f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
+        metrics |= {
+            name: estimate["mean"],
+            f"{name}_low": estimate["low"],
+            f"{name}_high": estimate["high"],
+        }
     if summary["metric"] in scores:
         metrics["n"] = scores[summary["metric"]]["n"]
     sources = sorted({record.source for record in records if record.source})

@@ -45,7 +45,9 @@ def _unsharded(trainer: TrainingSide) -> Iterator[None]:
         return
     from torch.distributed.fsdp import FSDPModule
 
-    sharded = [module for module in trainer.model_wrapped.modules() if isinstance(module, FSDPModule)]
+    sharded = [
+        module for module in trainer.model_wrapped.modules() if isinstance(module, FSDPModule)
+    ]
     for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
@@ -54,11 +56,18 @@ def _unsharded(trainer: TrainingSide) -> Iterator[None]:
     finally:
         for module in sharded:
             module.reshard()
-            module.set_reshard_after_forward(trainer.accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False)
+            module.set_reshard_after_forward(
+                trainer.accelerator.state.fsdp_plugin.reshard_after_forward, recurse=False
+            )
 
 
 def local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
     """A backend that samples from `model`, which is trained."""
     args: TrainConfig = rollouts.args
-    sizes = {"max_batch_size": args.rollout_batch_size, "max_batch_tokens": args.rollout_batch_tokens}
-    return LocalBackend(rollouts.runner(LocalPolicy(model, rollouts.tokenizer, **sizes), args.max_in_flight))
+    sizes = {
+        "max_batch_size": args.rollout_batch_size,
+        "max_batch_tokens": args.rollout_batch_tokens,
+    }
+    return LocalBackend(
+        rollouts.runner(LocalPolicy(model, rollouts.tokenizer, **sizes), args.max_in_flight)
+    )

@@ -17,7 +17,12 @@ from atommem.garbage import no_full_collection
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backend import Backend
 from atommem.train.rollout.dynamic_sampling import GroupPart
-from atommem.train.rollout.held_out import held_out_jobs, held_out_records, held_out_sampling, report_held_out
+from atommem.train.rollout.held_out import (
+    held_out_jobs,
+    held_out_records,
+    held_out_sampling,
+    report_held_out,
+)
 from atommem.train.train_config import TrainConfig
 from atommem.train.watch.progress import OnEpisode
 from atommem.train.watch.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
@@ -37,7 +42,11 @@ class RolloutTrainer(ResumableTrainer):
     held_out: Sequence[Any]
 
     def set_up_rollouts(
-        self, backend: Backend, tasks: Sequence[Any], held_out: Sequence[Any], on_episodes: EpisodesHook | None
+        self,
+        backend: Backend,
+        tasks: Sequence[Any],
+        held_out: Sequence[Any],
+        on_episodes: EpisodesHook | None,
     ) -> None:
         """Say what samples, on which tasks, and who sees the episodes of every update."""
         self.backend = backend
@@ -80,7 +89,10 @@ class RolloutTrainer(ResumableTrainer):
         self.meet(broken)
 
     def sample(
-        self, work: Callable[[OnEpisode | None], Coroutine[Any, Any, Result]], count: int, name: str = "episodes"
+        self,
+        work: Callable[[OnEpisode | None], Coroutine[Any, Any, Result]],
+        count: int,
+        name: str = "episodes",
     ) -> Result:
         """What `work` gives, which runs this rank's episodes; returns when all ranks have theirs.
 
@@ -101,12 +113,16 @@ class RolloutTrainer(ResumableTrainer):
         try:
             with (
                 self.backend.rollout(self),
-                self.progress.rollout(count, name) if self.progress else nullcontext() as on_episode,
+                self.progress.rollout(count, name)
+                if self.progress
+                else nullcontext() as on_episode,
                 clock.busy(EPISODES),
             ):
                 try:
                     done = self.run_async(self.stop_request.guard(work(on_episode)))
-                except Exception as error:  # whatever an engine dies of: the weights before this update are good
+                except (
+                    Exception
+                ) as error:  # whatever an engine dies of: the weights before this update are good
                     broken = error
         except Exception as error:  # or as it wakes, or goes to sleep
             broken = error
@@ -115,7 +131,9 @@ class RolloutTrainer(ResumableTrainer):
         assert done is not None, "a rank that gave up its rollout made all of them stop"
         return done
 
-    def end_rollout(self, episodes: Sequence[Episode], rewards: Sequence[float | None], seconds: float) -> None:
+    def end_rollout(
+        self, episodes: Sequence[Episode], rewards: Sequence[float | None], seconds: float
+    ) -> None:
         """Log an update's rollout, keep its episodes, show them to `on_episodes`.
 
         Args:
@@ -126,7 +144,9 @@ class RolloutTrainer(ResumableTrainer):
         Raises:
             RolloutFailedError: Too many episodes failed.
         """
-        parts = gather_object([self._rollout_log.sums(episodes, self.backend.runner.agent.activity)])
+        parts = gather_object(
+            [self._rollout_log.sums(episodes, self.backend.runner.agent.activity)]
+        )
         sums = add_sums(parts)
         summary = rollout_means(sums, len(parts))
         summary["seconds/rollout"] = seconds
@@ -160,7 +180,9 @@ class RolloutTrainer(ResumableTrainer):
         agent.sampling = held_out_sampling(self.args, sampling)
         try:
             self.publish()
-            episodes = self.sample(lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation")
+            episodes = self.sample(
+                lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"
+            )
         finally:
             agent.sampling = sampling
         mine = held_out_records(agent.environments, jobs, episodes)

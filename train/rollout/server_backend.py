@@ -20,7 +20,11 @@ from atommem.train.rollout.episodes import Rollouts
 from atommem.train.rollout.full_weights import FullWeights
 from atommem.train.train_config import TrainConfig
 
-COUNTERS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:prompt_tokens_total")
+COUNTERS = (
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prompt_tokens_total",
+)
 
 
 class WeightSync(Protocol):
@@ -59,7 +63,9 @@ class AdapterSync:
         self._main = trainer.accelerator.is_main_process
         if self._main:
             for old in outdated:
-                trainer.run_async(_gather(server.control.unload_adapter(old.name) for server in pool.serving))
+                trainer.run_async(
+                    _gather(server.control.unload_adapter(old.name) for server in pool.serving)
+                )
             self._publisher.remove(outdated)
 
     async def close(self, pool: ServerPool) -> None:
@@ -109,7 +115,10 @@ class ServerBackend(Backend):
         process only."""
         measured, self._grown = rollout_metrics(self._grown), {}
         if measured:
-            measured |= {"servers/lost": self.pool.lost - self._lost, "servers/serving": len(self.pool.serving)}
+            measured |= {
+                "servers/lost": self.pool.lost - self._lost,
+                "servers/serving": len(self.pool.serving),
+            }
         self._lost = self.pool.lost
         return measured
 
@@ -127,10 +136,14 @@ class ServerBackend(Backend):
             except OutageError:
                 return url, {}
 
-        return dict(await _gather(ask(server.url, server.control.metrics) for server in self.pool.serving))
+        return dict(
+            await _gather(ask(server.url, server.control.metrics) for server in self.pool.serving)
+        )
 
 
-def counter_growth(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> dict[str, float]:
+def counter_growth(
+    before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]
+) -> dict[str, float]:
     """By how much each of `COUNTERS` grew on all servers between two readings (by URL, then by name).
 
     A counter that went back is of a server that was started anew, and counts from 0.
@@ -160,7 +173,9 @@ def server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
     args: TrainConfig = rollouts.args
     pool = server_pool(rollouts, max_in_flight=1024)  # the servers queue what is too much for them
     return ServerBackend(
-        rollouts.runner(pool, args.max_in_flight), pool, weight_sync(args, isinstance(model, PeftModel))
+        rollouts.runner(pool, args.max_in_flight),
+        pool,
+        weight_sync(args, isinstance(model, PeftModel)),
     )
 
 

@@ -41,7 +41,11 @@ class TaskOrder:
         epoch, place = divmod(group, self.updates_per_epoch * self.groups_per_update)
         if self._epoch[0] != epoch:
             generator = torch.Generator().manual_seed(self._seed + 1_000_003 * epoch)
-            order = torch.randperm(self._tasks, generator=generator) if self._shuffle else torch.arange(self._tasks)
+            order = (
+                torch.randperm(self._tasks, generator=generator)
+                if self._shuffle
+                else torch.arange(self._tasks)
+            )
             self._epoch = (epoch, order.tolist())
         return self._epoch[1][place]
 

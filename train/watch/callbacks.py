@@ -95,7 +95,9 @@ class ConsoleTable(TrainerCallback):
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.columns = columns
         if self.console.is_terminal:
-            ends = accumulate((len(_SEPARATOR) + _width(heading) for heading, _, _ in columns), initial=16)
+            ends = accumulate(
+                (len(_SEPARATOR) + _width(heading) for heading, _, _ in columns), initial=16
+            )
             self.columns = columns[: sum(end <= self.console.width for end in ends) - 1]
         self._now = now
         self._printed = 0
@@ -116,10 +118,16 @@ class ConsoleTable(TrainerCallback):
             return
         if self._printed % self._HEADING_EVERY == 0:
             headings = (f"{heading:>{_width(heading)}}" for heading, _, _ in self.columns)
-            self.console.print(Text(_SEPARATOR.join((f"{'step':>6}", f"{'left':>8}", *headings)), style="bold"))
+            self.console.print(
+                Text(_SEPARATOR.join((f"{'step':>6}", f"{'left':>8}", *headings)), style="bold")
+            )
         self._printed += 1
-        cells = (_cell(logs.get(key), style, _width(heading)) for heading, key, style in self.columns)
-        self.console.print(Text(_SEPARATOR.join((f"{state.global_step:>6}", f"{self._left(state):>8}", *cells))))
+        cells = (
+            _cell(logs.get(key), style, _width(heading)) for heading, key, style in self.columns
+        )
+        self.console.print(
+            Text(_SEPARATOR.join((f"{state.global_step:>6}", f"{self._left(state):>8}", *cells)))
+        )
 
     def _left(self, state: Any) -> str:
         if self._began is None or state.global_step <= self._began[1]:
@@ -130,7 +138,9 @@ class ConsoleTable(TrainerCallback):
 
     def _print_evaluation(self, step: int, score: HeldOutScore, logs: Mapping[str, Any]) -> None:
         text = f"{step:>6}  held-out {score.name} {score.mean:.3f} ({score.low:.3f} to {score.high:.3f}"
-        text += f", n {logs['eval_n']:.0f})" + (f", F1 {logs['eval_f1']:.3f}" if "eval_f1" in logs else "")
+        text += f", n {logs['eval_n']:.0f})" + (
+            f", F1 {logs['eval_f1']:.3f}" if "eval_f1" in logs else ""
+        )
         if logs["eval_failed"]:
             text += f", {logs['eval_failed']:.0f} episodes failed"
         self.console.print(Text(text, style="bold"))
@@ -188,7 +198,9 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         except ValueError:
             break
         if not isinstance(entries[-1], dict):
-            raise DataError(f"{path} has a line {line[:80]!r}, which is no entry of a training run's metrics.")
+            raise DataError(
+                f"{path} has a line {line[:80]!r}, which is no entry of a training run's metrics."
+            )
     return entries
 
 

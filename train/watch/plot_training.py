@@ -29,11 +29,17 @@ def main(argv: Sequence[str]) -> int:
     file = Path(given.run) / METRICS_FILE
     if not file.is_file():
         raise DataError(f"{file} is not there: give the output folder of a run.")
-    print(plot_training(read_metrics(file), Path(given.out) if given.out else Path(given.run) / PLOT_FILE))
+    print(
+        plot_training(
+            read_metrics(file), Path(given.out) if given.out else Path(given.run) / PLOT_FILE
+        )
+    )
     return 0
 
 
-def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mapping[str, float] | None = None) -> Path:
+def plot_training(
+    metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mapping[str, float] | None = None
+) -> Path:
     """Draw three panels and write them as an image.
 
     Args:
@@ -47,7 +53,9 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
     """
     updates = [entry for entry in metrics if entry.get("reward") is not None]
     if not updates:
-        raise DataError("there is no update to plot: the run has logged none yet, or was no GRPO run.")
+        raise DataError(
+            "there is no update to plot: the run has logged none yet, or was no GRPO run."
+        )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,10 +64,19 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
     FigureCanvasAgg(figure)
     scores, actions, store = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
     steps = [entry["step"] for entry in updates]
-    scores.plot(steps, [entry["reward"] for entry in updates], color="tab:blue", label="mean reward in training")
+    scores.plot(
+        steps,
+        [entry["reward"] for entry in updates],
+        color="tab:blue",
+        label="mean reward in training",
+    )
     _draw_evaluations(scores, metrics)
-    for color, (label, value) in zip(("tab:green", "tab:red", "tab:gray") * 9, (lines or {}).items(), strict=False):
-        scores.axhline(value, color=color, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
+    for color, (label, value) in zip(
+        ("tab:green", "tab:red", "tab:gray") * 9, (lines or {}).items(), strict=False
+    ):
+        scores.axhline(
+            value, color=color, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}"
+        )
     scores.set_ylabel("score")
     scores.set_ylim(0, 1.02)
     for action in action_names(*updates):
@@ -73,7 +90,13 @@ def plot_training(metrics: Sequence[Mapping[str, Any]], path: Path, lines: Mappi
     store.set_ylim(bottom=0)
     store.set_xlabel("GRPO update")
     for axes in (scores, actions):  # beside them: what is drawn may be anywhere
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0, fontsize="small", frameon=False)
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            borderaxespad=0,
+            fontsize="small",
+            frameon=False,
+        )
     for axes in (scores, actions, store):
         axes.grid(alpha=0.3)
     with replacing(path) as draft:

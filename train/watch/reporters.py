@@ -30,14 +30,20 @@ def run_facts(settings: Sequence[Any], checkpoint: str) -> dict[str, Any]:
         checkpoint: The model that training began with.
     """
     facts = {name: value for one in settings for name, value in asdict(one).items()}
-    return facts | {"checkpoint": checkpoint, "atommem_version": version("atommem"), "git_commit": _git_commit()}
+    return facts | {
+        "checkpoint": checkpoint,
+        "atommem_version": version("atommem"),
+        "git_commit": _git_commit(),
+    }
 
 
 def _git_commit() -> str | None:
     """The commit that is checked out where the command runs, with ``-dirty`` where files differ from it."""
     call = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--match", ""]
     try:
-        return subprocess.run(call, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            call, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -53,7 +59,9 @@ def prepare_reporters(args: Any) -> None:
     """
     for name in args.report_to:
         if name in TABLES and find_spec(name) is None:
-            raise ConfigError(f"report_to names {name}, which is not installed: pip install {name}, or leave it out.")
+            raise ConfigError(
+                f"report_to names {name}, which is not installed: pip install {name}, or leave it out."
+            )
     if not set(args.report_to) & set(TABLES):
         return
     out = Path(args.output_dir)
@@ -107,7 +115,10 @@ def report_table(
         for one in services:
             service = importlib.import_module(one)
             # Goes out with the update's own entry, which follows.
-            service.log({name: service.Table(dataframe=frame)}, **({"commit": False} if one == "wandb" else {}))
+            service.log(
+                {name: service.Table(dataframe=frame)},
+                **({"commit": False} if one == "wandb" else {}),
+            )
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -56,7 +56,11 @@ class RolloutLog:
         sums = episode_sums(episodes)
         for episode in episodes:
             if not episode.failed and (capacity := self._memory.of_task(episode.task_id).capacity):
-                add_value(sums, "store_fill", episode.steps[-1].store_size / capacity if episode.steps else 0.0)
+                add_value(
+                    sums,
+                    "store_fill",
+                    episode.steps[-1].store_size / capacity if episode.steps else 0.0,
+                )
             source = self._sources.get(episode.task_id)
             if source and episode.reward is not None:
                 for name, value in {"reward": episode.reward, **episode.metrics}.items():
@@ -75,7 +79,11 @@ def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
         ranks: Their number.
     """
     found = means(sums)
-    seconds = {key.removeprefix(_TIME): value / ranks for key, value in sums.items() if key.startswith(_TIME)}
+    seconds = {
+        key.removeprefix(_TIME): value / ranks
+        for key, value in sums.items()
+        if key.startswith(_TIME)
+    }
     episodes, wait = seconds.pop(EPISODES, 0.0), seconds.pop(WAIT, 0.0)
     for stage in (SYNC, "generate", "embed", "retrieve"):
         found[f"seconds/{stage}"] = seconds.get(stage, 0.0)

@@ -39,7 +39,10 @@ _PROMPT_TOKENS = 300
 
 
 def trace_writer(
-    folder: Path, tasks: Sequence[Any], describe_task: Callable[[Any], TaskDescription], memory: MemoryConfig
+    folder: Path,
+    tasks: Sequence[Any],
+    describe_task: Callable[[Any], TaskDescription],
+    memory: MemoryConfig,
 ) -> Callable[[int, Sequence[Episode]], None]:
     """An `on_episodes` of the trainer that writes the episodes of every update to ``folder/step-N/``, one file each:
     the number of the task in the data, and of the sample.
@@ -129,13 +132,17 @@ class SampleEpisodes:
             console = Console(file=file, width=120, color_system=None, legacy_windows=False)
             for episode in episodes:
                 header = self.describe_task(self._tasks[episode.task_id]).to_json()
-                console.print(render_trace(Trace(header, {"memory": asdict(self.memory)}, episode, True)))
+                console.print(
+                    render_trace(Trace(header, {"memory": asdict(self.memory)}, episode, True))
+                )
                 console.print()
 
 
 def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
     """The best, the worst, the second best, ... of those that did not fail: `count` of them, or all."""
-    ranked = sorted((e for e in episodes if e.reward is not None), key=lambda e: e.reward or 0.0, reverse=True)
+    ranked = sorted(
+        (e for e in episodes if e.reward is not None), key=lambda e: e.reward or 0.0, reverse=True
+    )
     chosen: list[Episode] = []
     while ranked and len(chosen) < count:
         chosen.append(ranked.pop(0 if len(chosen) % 2 == 0 else -1))
@@ -144,13 +151,19 @@ def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
 
 def describe(contents: Contents) -> str:
     """What a memory holds, as lines of text."""
-    lines = [f"scratchpad: {contents.scratchpad or '(empty)'}", f"query: {contents.query or '(none)'}"]
-    return "\n".join([*lines, *(f"entry {entry.id}: {entry.text}" for entry in contents.entries.values())])
+    lines = [
+        f"scratchpad: {contents.scratchpad or '(empty)'}",
+        f"query: {contents.query or '(none)'}",
+    ]
+    return "\n".join(
+        [*lines, *(f"entry {entry.id}: {entry.text}" for entry in contents.entries.values())]
+    )
 
 
 def _actions(step: Step) -> str:
     outcomes = [
-        f"{operation.kind}: {operation.outcome}" + ("" if operation.actor == POLICY else f" by {operation.actor}")
+        f"{operation.kind}: {operation.outcome}"
+        + ("" if operation.actor == POLICY else f" by {operation.actor}")
         for operation in step.operations
         if operation.kind != "retrieve"
     ]

@@ -63,9 +63,13 @@ class Corpus:
         self.folder = Path(folder)
         manifest = _manifest(self.folder)
         if not os.access(self.folder, os.W_OK):
-            raise ConfigError(f"{self.folder}: cannot be written, and its indexes want locks: read a copy of it.")
+            raise ConfigError(
+                f"{self.folder}: cannot be written, and its indexes want locks: read a copy of it."
+            )
         if (self.folder / "lexical").exists() and not (self.folder / "pages.sqlite").exists():
-            raise DataError(f"{self.folder}: has an index and no pages.sqlite: build the corpus anew.")
+            raise DataError(
+                f"{self.folder}: has an index and no pages.sqlite: build the corpus anew."
+            )
         self._pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
         self._lexical = LexicalIndex(self.folder / "lexical")
         self._digest: tuple[tuple[int, ...], str] | None = None
@@ -120,7 +124,9 @@ class Corpus:
             await self._dense.add(self._pages.after(self._dense.last()))
         return added
 
-    async def search(self, queries: Sequence[str], count: int, mode: str | None = None) -> list[list[Found]]:
+    async def search(
+        self, queries: Sequence[str], count: int, mode: str | None = None
+    ) -> list[list[Found]]:
         """For each query the pages that fit best, each once, at most `count`.
 
         Args:
@@ -139,7 +145,10 @@ class Corpus:
             vectors = list(await self._dense.embedder.embed(queries, "query"))
         # Off the event loop: a common word in a million passages takes a tenth of a second.
         return await asyncio.to_thread(
-            lambda: [self._found(query, vector, count, mode) for query, vector in zip(queries, vectors, strict=True)]
+            lambda: [
+                self._found(query, vector, count, mode)
+                for query, vector in zip(queries, vectors, strict=True)
+            ]
         )
 
     def page(self, name: str) -> Page | None:
@@ -234,11 +243,15 @@ def fused(rankings: Iterable[Ranked]) -> Ranked:
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
-async def _added(pages: Iterable[Page], folder: Path, embedder: EmbedderConfig | None) -> dict[str, int]:
+async def _added(
+    pages: Iterable[Page], folder: Path, embedder: EmbedderConfig | None
+) -> dict[str, int]:
     corpus = Corpus(folder, None if embedder is None else asdict(embedder))
     try:
         if embedder is not None and corpus.modes == MODES[:1]:
-            raise ConfigError(f"{folder}: was built without an embedder: add without one, or build it anew elsewhere.")
+            raise ConfigError(
+                f"{folder}: was built without an embedder: add without one, or build it anew elsewhere."
+            )
         return {"added": await corpus.add(pages), **corpus.counts}
     finally:
         await corpus.close()
@@ -248,7 +261,9 @@ def _start(folder: Path, embedder: EmbedderConfig | None, passage_characters: in
     if passage_characters < 1:
         raise ConfigError(f"passage_characters is {passage_characters}: give at least 1.")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: holds other files and no corpus: give an empty or new folder.")
+        raise ConfigError(
+            f"{folder}: holds other files and no corpus: give an empty or new folder."
+        )
     made = None if embedder is None else make_embedder(embedder)
     manifest = {
         "version": 1,
@@ -265,7 +280,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: is no corpus ({error}): make one with atommem corpus build --out.") from error
+        raise ConfigError(
+            f"{folder}: is no corpus ({error}): make one with atommem corpus build --out."
+        ) from error
     if not isinstance(manifest, dict) or manifest.get("version") != 1:
         raise ConfigError(f"{path}: is of another version: build the corpus anew.")
     return manifest

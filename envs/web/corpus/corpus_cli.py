@@ -41,25 +41,43 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSON, JSON Lines or parquet; a row has text (or contents), and title, url and id as far as known",
     )
-    build.add_argument("--benchmark", choices=list(BENCHMARKS), help="the files are a benchmark's: take its paragraphs")
-    build.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus")
+    build.add_argument(
+        "--benchmark",
+        choices=list(BENCHMARKS),
+        help="the files are a benchmark's: take its paragraphs",
+    )
+    build.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder of the corpus"
+    )
     build.add_argument(
         "--passage_characters",
         type=int,
         default=PASSAGE_CHARACTERS,
         help="longest passage that is searched; pages are read whole (default: %(default)s)",
     )
-    build.add_argument("--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)")
+    build.add_argument(
+        "--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)"
+    )
     build.set_defaults(run=_build)
     search = commands.add_parser("search", help="print the pages that fit a query best")
     search.add_argument("query", help="what is looked for")
-    serve = commands.add_parser("serve", help="serve it over HTTP: /retrieve, /access, and MCP at /mcp")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=8000, help="0 is any free one (default: %(default)s)")
+    serve = commands.add_parser(
+        "serve", help="serve it over HTTP: /retrieve, /access, and MCP at /mcp"
+    )
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default: %(default)s)"
+    )
+    serve.add_argument(
+        "--port", type=int, default=8000, help="0 is any free one (default: %(default)s)"
+    )
     for command, run in ((search, _search), (serve, _serve)):
         command.add_argument("folder", type=Path, metavar="DIR", help="folder of the corpus")
-        command.add_argument("--mode", choices=MODES, help="how it is searched (default: hybrid if it has vectors)")
-        command.add_argument("--results", type=int, default=5, help="pages of a search (default: %(default)s)")
+        command.add_argument(
+            "--mode", choices=MODES, help="how it is searched (default: hybrid if it has vectors)"
+        )
+        command.add_argument(
+            "--results", type=int, default=5, help="pages of a search (default: %(default)s)"
+        )
         command.set_defaults(run=run)
     for command in (build, search, serve):
         add_flags(command, EmbedderConfig, leave_out=["embedder"])
@@ -68,11 +86,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _build(args: argparse.Namespace) -> int:
     check_writable("out", args.out, folder=True)
-    embedder = None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
+    embedder = (
+        None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
+    )
     read = read_pages if args.benchmark is None else partial(benchmark_pages, args.benchmark)
     pages = tqdm(chain.from_iterable(map(read, args.input)), "adding", unit="page", disable=None)
     done = build_corpus(pages, args.out, embedder, args.passage_characters)
-    print(f"{args.out}: {done['added']} pages added; {done['pages']} pages in {done['passages']} passages.")
+    print(
+        f"{args.out}: {done['added']} pages added; {done['pages']} pages in {done['passages']} passages."
+    )
     return 0
 
 
@@ -81,7 +103,10 @@ def _corpus(args: argparse.Namespace) -> Corpus:
     corpus = Corpus(args.folder, given_flags(args, EmbedderConfig))
     check_choice("mode", args.mode or corpus.modes[-1], corpus.modes)
     if not corpus.complete:
-        print(f"{args.folder}: not all pages can be found yet: build it again to its end.", file=sys.stderr)
+        print(
+            f"{args.folder}: not all pages can be found yet: build it again to its end.",
+            file=sys.stderr,
+        )
     return corpus
 
 
@@ -92,7 +117,9 @@ def _search(args: argparse.Namespace) -> int:
         if not found:
             print("no page was found", file=sys.stderr)
         for hit in found:
-            print(f"{hit.score:.4f}  {printable(hit.page.id)}: {printable(' '.join(hit.passage.split())[:160])}")
+            print(
+                f"{hit.score:.4f}  {printable(hit.page.id)}: {printable(' '.join(hit.passage.split())[:160])}"
+            )
         await corpus.close()
 
     asyncio.run(search())
@@ -105,6 +132,9 @@ def _serve(args: argparse.Namespace) -> int:
 
     port = free_port(args.host, args.port)
     corpus = _corpus(args)
-    print(f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{port}", file=sys.stderr)
+    print(
+        f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{port}",
+        file=sys.stderr,
+    )
     make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=port)
     return 0

@@ -72,4 +72,9 @@ def _parse(row: Row) -> Page:
     name = next((row.values[key] for key in _IDS if row.values.get(key) not in (None, "")), "")
     if not isinstance(name, str | int):
         raise row.error("id", f"is {name!r}, expected a string or a number")
-    return Page(text, " ".join(title.split())[:_TITLE_CHARACTERS], clean(row.optional_text("url")), clean(str(name)))
+    return Page(
+        text,
+        " ".join(title.split())[:_TITLE_CHARACTERS],
+        clean(row.optional_text("url")),
+        clean(str(name)),
+    )

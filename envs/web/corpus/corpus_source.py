@@ -23,9 +23,13 @@ class CorpusSource(ToolSource):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if config.corpus is None:
-            raise ConfigError("tools name corpus, and corpus is not set: give the folder of atommem corpus build.")
+            raise ConfigError(
+                "tools name corpus, and corpus is not set: give the folder of atommem corpus build."
+            )
         self._corpus = Corpus(config.corpus, {"embedder_model": config.corpus_embedder})
-        check_choice("corpus_search", config.corpus_search or self._corpus.modes[-1], self._corpus.modes)
+        check_choice(
+            "corpus_search", config.corpus_search or self._corpus.modes[-1], self._corpus.modes
+        )
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -46,7 +50,9 @@ class CorpusSource(ToolSource):
         await self._corpus.close()
 
     async def _search(self, query: str, task: Any) -> ToolResult:
-        (found,) = await self._corpus.search([query], self.config.search_results, self.config.corpus_search)
+        (found,) = await self._corpus.search(
+            [query], self.config.search_results, self.config.corpus_search
+        )
         if not found:
             raise PageError(f"No page was found for: {query}")
         text = "\n".join(f"{hit.page.title}: {snippet(hit.passage, query)}" for hit in found)

@@ -38,7 +38,9 @@ class LexicalIndex:
 
     def __init__(self, folder: Path) -> None:
         if find_spec("tantivy") is None:
-            raise ConfigError("a corpus needs tantivy, which is not installed: pip install 'atommem[web]'.")
+            raise ConfigError(
+                "a corpus needs tantivy, which is not installed: pip install 'atommem[web]'."
+            )
         import tantivy
 
         fields = tantivy.SchemaBuilder()
@@ -47,7 +49,12 @@ class LexicalIndex:
         self._schema = fields.build()
         steps = tantivy.Filter
         analyzer = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-        for step in (steps.remove_long(_LONGEST_WORD), steps.lowercase(), steps.ascii_fold(), steps.stemmer("english")):
+        for step in (
+            steps.remove_long(_LONGEST_WORD),
+            steps.lowercase(),
+            steps.ascii_fold(),
+            steps.stemmer("english"),
+        ):
             analyzer = analyzer.filter(step)
         self._analyzer = analyzer.build()
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,14 +104,20 @@ class LexicalIndex:
         if not terms:
             return []
         wanted = [tantivy.Query.term_query(self._schema, "text", term, "freq") for term in terms]
-        return self._hits(tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in wanted]), count)
+        return self._hits(
+            tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in wanted]), count
+        )
 
     def last(self) -> int:
         """The greatest number in the index; 0 where it is empty."""
         import tantivy
 
         with self._whole():
-            hits = self._searcher().search(tantivy.Query.all_query(), 1, count=False, order_by_field="number").hits
+            hits = (
+                self._searcher()
+                .search(tantivy.Query.all_query(), 1, count=False, order_by_field="number")
+                .hits
+            )
         return int(hits[0][0]) if hits else 0
 
     def _hits(self, query: tantivy.Query, count: int) -> Ranked:
@@ -113,7 +126,10 @@ class LexicalIndex:
             hits: Sequence[Any] = searcher.search(query, count, count=False).hits
             numbers = searcher.fast_field_values("number", [place for _, place in hits])
         # Ties in the order in which pages came, however the index has sorted its segments.
-        ranked = [(int(number or 0), float(score)) for number, (score, _) in zip(numbers, hits, strict=True)]
+        ranked = [
+            (int(number or 0), float(score))
+            for number, (score, _) in zip(numbers, hits, strict=True)
+        ]
         return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
 
     @contextmanager
@@ -123,7 +139,9 @@ class LexicalIndex:
         except BaseException as error:  # a panic of Rust's is no Exception
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise
-            raise DataError(f"{self._folder}: cannot be read ({str(error)[:200]}): build the corpus anew.") from error
+            raise DataError(
+                f"{self._folder}: cannot be read ({str(error)[:200]}): build the corpus anew."
+            ) from error
 
     def _searcher(self) -> tantivy.Searcher:
         """Of what this process or another has written last."""

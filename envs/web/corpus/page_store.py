@@ -45,7 +45,9 @@ class PageStore:
 
     def __init__(self, path: Path, passage_characters: int) -> None:
         self._passage_characters = passage_characters
-        self._file = SqliteFile(path, "corpus", _SCHEMA, " Build the corpus anew if the file is damaged.")
+        self._file = SqliteFile(
+            path, "corpus", _SCHEMA, " Build the corpus anew if the file is damaged."
+        )
         self._rows = self._file.rows
 
     def add(self, pages: Sequence[Page]) -> tuple[int, list[int]]:
@@ -66,7 +68,9 @@ class PageStore:
                 f"join pages d on d.number = p.page where p.number in ({_marks(part)})",
                 *part,
             )
-            found |= {number: (Page(*page), page[0][start:stop]) for number, start, stop, *page in rows}
+            found |= {
+                number: (Page(*page), page[0][start:stop]) for number, start, stop, *page in rows
+            }
         return found
 
     def after(self, number: int) -> Iterator[Passage]:
@@ -99,13 +103,17 @@ class PageStore:
         found: dict[str, str] = {}
         for part in batched(names, _PLACEHOLDERS):
             marks = _marks(part)
-            found |= self._rows(f"select core, title from pages where core in ({marks}) order by number desc", *part)
+            found |= self._rows(
+                f"select core, title from pages where core in ({marks}) order by number desc", *part
+            )
         return found
 
     def counts(self) -> tuple[int, int, int]:
         """Pages, passages, and the number of the last passage ever added."""
         last = self._rows("select seq from sqlite_sequence where name = 'passages'")
-        ((pages, passages),) = self._rows("select (select count(*) from pages), (select count(*) from passages)")
+        ((pages, passages),) = self._rows(
+            "select (select count(*) from pages), (select count(*) from passages)"
+        )
         return pages, passages, last[0][0] if last else 0
 
     def digest(self) -> str:
@@ -124,7 +132,11 @@ class PageStore:
         execute, digest = self._rows, _digest(page)
         name = page.id or page.url
         if not name:
-            same = execute("select digest from pages where core = ? and title = ?", core(page.title), page.title)
+            same = execute(
+                "select digest from pages where core = ? and title = ?",
+                core(page.title),
+                page.title,
+            )
             digests = [row[0] for row in same]
             if digest in digests:
                 return None
@@ -135,13 +147,18 @@ class PageStore:
         old = execute("select number, digest from pages where id = ?", name)
         gone: list[int] = []
         if not old:
-            statement = "insert into pages (url, title, core, text, digest, id) values (?, ?, ?, ?, ?, ?)"
+            statement = (
+                "insert into pages (url, title, core, text, digest, id) values (?, ?, ?, ?, ?, ?)"
+            )
             ((number,),) = execute(f"{statement} returning number", *values, name)
         elif old[0][1] == digest:
             return None
         else:
             number = old[0][0]
-            gone = [row[0] for row in execute("delete from passages where page = ? returning number", number)]
+            gone = [
+                row[0]
+                for row in execute("delete from passages where page = ? returning number", number)
+            ]
             statement = "update pages set url = ?, title = ?, core = ?, text = ?, digest = ? where number = ?"
             execute(statement, *values, number)
         for span in cut(page.text, self._passage_characters):
@@ -161,7 +178,10 @@ def cut(text: str, limit: int) -> list[tuple[int, int]]:
     spans, start = [], 0
     while len(text) - start > limit:
         earliest = start + limit // 2
-        ends = (text.rfind(mark, earliest, start + limit) + len(mark) for mark in ("\n\n", "\n", ". ", "。", " "))
+        ends = (
+            text.rfind(mark, earliest, start + limit) + len(mark)
+            for mark in ("\n\n", "\n", ". ", "。", " ")
+        )
         stop = next((end for end in ends if end > earliest), start + limit)
         spans.append((start, stop))
         start = stop

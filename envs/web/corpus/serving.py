@@ -40,11 +40,16 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
         queries = _texts(body, "queries")
         count = results if body.get("topk") is None else body["topk"]
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_RESULTS:
-            raise _BadRequestError(f"topk is {count!r}: give a whole number from 1 to {_MOST_RESULTS}.")
+            raise _BadRequestError(
+                f"topk is {count!r}: give a whole number from 1 to {_MOST_RESULTS}."
+            )
         found = await corpus.search(queries, count, mode)
         scored = bool(body.get("return_scores"))
         return [
-            [{"document": _document(hit), "score": hit.score} if scored else _document(hit) for hit in hits]
+            [
+                {"document": _document(hit), "score": hit.score} if scored else _document(hit)
+                for hit in hits
+            ]
             for hits in found
         ]
 
@@ -57,7 +62,9 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
     async def search(query: str) -> list[dict[str, Any]]:
         """Finds documents: the id, the score and a snippet of each."""
         hits = (await corpus.search([query[:_LONGEST]], results, mode))[0]
-        return [{"docid": hit.page.id, "score": hit.score, "snippet": _contents(hit)} for hit in hits]
+        return [
+            {"docid": hit.page.id, "score": hit.score, "snippet": _contents(hit)} for hit in hits
+        ]
 
     @server.tool()
     async def get_document(docid: str) -> dict[str, Any] | None:
@@ -100,14 +107,25 @@ def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
 def _texts(body: dict[str, Any], name: str) -> list[str]:
     texts = body.get(name)
-    if not isinstance(texts, list) or len(texts) > _MOST_QUERIES or not all(isinstance(text, str) for text in texts):
-        raise _BadRequestError(f"{name} is {str(texts)[:60]!r}: give a list of at most {_MOST_QUERIES} strings.")
+    if (
+        not isinstance(texts, list)
+        or len(texts) > _MOST_QUERIES
+        or not all(isinstance(text, str) for text in texts)
+    ):
+        raise _BadRequestError(
+            f"{name} is {str(texts)[:60]!r}: give a list of at most {_MOST_QUERIES} strings."
+        )
     return [text[:_LONGEST] for text in texts]
 
 
 def _document(hit: Found) -> dict[str, Any]:
     page = hit.page
-    return {"id": page.id, "contents": _contents(hit), "title": page.title, "url": page.url or page.id}
+    return {
+        "id": page.id,
+        "contents": _contents(hit),
+        "title": page.title,
+        "url": page.url or page.id,
+    }
 
 
 def _contents(hit: Found) -> str:

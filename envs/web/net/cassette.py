@@ -57,7 +57,9 @@ class RecordedCall:
     @classmethod
     def of(cls, tool: str, backend: str, arguments: Mapping[str, Any]) -> RecordedCall:
         """The call with these arguments."""
-        return cls(tool, backend, json.dumps(dict(arguments), sort_keys=True, separators=(",", ":")))
+        return cls(
+            tool, backend, json.dumps(dict(arguments), sort_keys=True, separators=(",", ":"))
+        )
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -77,7 +79,9 @@ class RecordedCall:
     @property
     def key(self) -> bytes:
         """By which it is found."""
-        return hashlib.sha256(json.dumps([self.tool, self.backend, self.arguments]).encode()).digest()
+        return hashlib.sha256(
+            json.dumps([self.tool, self.backend, self.arguments]).encode()
+        ).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +106,15 @@ class Cassette:
         DataError: It is no cassette, or (whatever is done with it) damaged.
     """
 
-    def __init__(self, path: str | Path, budget: Budget | None = None, read_only: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, budget: Budget | None = None, read_only: bool = False
+    ) -> None:
         self.path = Path(path)
         self._budget = budget or Budget()
         if read_only and not self.path.is_file():
-            raise ConfigError(f"there is no cassette {path}: record one first (cassette_mode live).")
+            raise ConfigError(
+                f"there is no cassette {path}: record one first (cassette_mode live)."
+            )
         self._file = SqliteFile(self.path, "cassette", None if read_only else _SCHEMA)
         self._run = self._file.rows
         self._run("SELECT key, result FROM calls LIMIT 1")  # another's file is refused at once
@@ -137,17 +145,33 @@ class Cassette:
                     return _unpacked(result)
                 if state == "failed" and when >= since:
                     raise OutageError(_unzipped(result).decode(errors="replace")[:_LONGEST_MESSAGE])
-                if state == "made" and 0 < (until or 0) - time.time() <= LEASE_SECONDS + _CLOCKS and _lives(holder):
+                if (
+                    state == "made"
+                    and 0 < (until or 0) - time.time() <= LEASE_SECONDS + _CLOCKS
+                    and _lives(holder)
+                ):
                     return False
             self._spend(call.tool)
             now = time.time()
-            values = (call.key, call.tool, call.backend, call.arguments, _holder(), now + LEASE_SECONDS, now)
-            self._run("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'made', ?, ?, ?, NULL)", *values)
+            values = (
+                call.key,
+                call.tool,
+                call.backend,
+                call.arguments,
+                _holder(),
+                now + LEASE_SECONDS,
+                now,
+            )
+            self._run(
+                "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'made', ?, ?, ?, NULL)", *values
+            )
         return True
 
     def renew(self, call: RecordedCall) -> None:
         """Say that `call` is still being made."""
-        self._run(f"UPDATE calls SET until = ? WHERE {_MINE}", time.time() + LEASE_SECONDS, *_mine(call))
+        self._run(
+            f"UPDATE calls SET until = ? WHERE {_MINE}", time.time() + LEASE_SECONDS, *_mine(call)
+        )
 
     def end(self, call: RecordedCall, result: ToolResult) -> None:
         """Record what came of `call`."""
@@ -156,7 +180,9 @@ class Cassette:
     def note(self, call: RecordedCall, result: ToolResult) -> None:
         """Record what nobody was paid for: what a server says of its tools."""
         values = (call.key, call.tool, call.backend, call.arguments, time.time(), _packed(result))
-        self._run("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'done', NULL, NULL, ?, ?)", *values)
+        self._run(
+            "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, 'done', NULL, NULL, ?, ?)", *values
+        )
 
     def fail(self, call: RecordedCall, message: str) -> None:
         """Record that `call` had an outage, for those who wait for it now."""
@@ -176,7 +202,9 @@ class Cassette:
     def recorded(self) -> list[tuple[str, str, int]]:
         """How many calls were recorded of each tool and backend."""
         counted = "CAST(tool AS TEXT), CAST(backend AS TEXT), COUNT(*)"
-        return self._run(f"SELECT {counted} FROM calls WHERE state = 'done' GROUP BY 1, 2 ORDER BY 1, 2")
+        return self._run(
+            f"SELECT {counted} FROM calls WHERE state = 'done' GROUP BY 1, 2 ORDER BY 1, 2"
+        )
 
     def spent(self) -> dict[str, tuple[int, float]]:
         """Calls that were made, and what they cost, by tool."""
@@ -190,14 +218,20 @@ class Cassette:
 
     def _spend(self, tool: str) -> None:
         """Count a call before it is made: what is spent is never more than what is counted."""
-        ((calls, cost),) = self._run("SELECT COALESCE(SUM(calls), 0), COALESCE(SUM(cost), 0) FROM spent")
+        ((calls, cost),) = self._run(
+            "SELECT COALESCE(SUM(calls), 0), COALESCE(SUM(cost), 0) FROM spent"
+        )
         price = (self._budget.prices or {}).get(tool, 0.0)
         most_calls, most_cost = self._budget.calls, self._budget.cost
         if most_calls is not None and calls >= most_calls:
-            raise BudgetSpentError(f"call_budget is spent: {calls} calls are recorded on {self.path}. Give more.")
+            raise BudgetSpentError(
+                f"call_budget is spent: {calls} calls are recorded on {self.path}. Give more."
+            )
         # Prices add up with rounding errors; a thousandth of a call is none.
         if most_cost is not None and cost + price > most_cost + price / 1000:
-            raise BudgetSpentError(f"cost_budget is spent: {cost:g} of {most_cost:g}, on {self.path}. Give more.")
+            raise BudgetSpentError(
+                f"cost_budget is spent: {cost:g} of {most_cost:g}, on {self.path}. Give more."
+            )
         counted = "ON CONFLICT (tool) DO UPDATE SET calls = calls + 1, cost = cost + ?"
         self._run(f"INSERT INTO spent VALUES (?, 1, ?) {counted}", tool, price, price)
 
@@ -243,7 +277,12 @@ def _unpacked(packed: bytes) -> ToolResult:
         result = ToolResult(**{**values, "links": tuple(Link(**link) for link in values["links"])})
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _damaged(error) from error
-    texts = (result.text, result.title, result.origin, *(text for one in result.links for text in astuple(one)))
+    texts = (
+        result.text,
+        result.title,
+        result.origin,
+        *(text for one in result.links for text in astuple(one)),
+    )
     if not isinstance(result.is_error, bool) or not all(isinstance(text, str) for text in texts):
         raise _damaged("a value is of the wrong type")
     return result
@@ -264,7 +303,9 @@ def _unzipped(packed: bytes) -> bytes:
 
 
 def _damaged(why: object) -> DataError:
-    return DataError(f"what is recorded on the cassette is damaged ({str(why)[:200]}): record it again.")
+    return DataError(
+        f"what is recorded on the cassette is damaged ({str(why)[:200]}): record it again."
+    )
 
 
 def _mine(call: RecordedCall) -> tuple[bytes, str]:

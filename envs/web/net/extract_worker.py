@@ -69,11 +69,20 @@ def read_html(body: bytes, url: str, charset: str, most: int, most_links: int) -
         target = ""
         with contextlib.suppress(ValueError):
             target = urljoin(url, anchor.get("href").strip()).partition("#")[0]
-        if name and target.startswith(("http://", "https://")) and target != url and target not in links:
+        if (
+            name
+            and target.startswith(("http://", "https://"))
+            and target != url
+            and target not in links
+        ):
             links[target] = name
             if len(links) == most_links:
                 break
-    return {"title": title[:500], "text": _SPACES.sub("\n\n", text).strip()[:most], "links": list(links.items())}
+    return {
+        "title": title[:500],
+        "text": _SPACES.sub("\n\n", text).strip()[:most],
+        "links": list(links.items()),
+    }
 
 
 def _tree(body: bytes, charset: str) -> Any:
@@ -84,7 +93,9 @@ def _tree(body: bytes, charset: str) -> Any:
         with contextlib.suppress(LookupError, ValueError):
             text = body.decode(charset, errors="replace")
             return html.document_fromstring(text.encode(), parser=html.HTMLParser(encoding="utf-8"))
-    return html.document_fromstring(decode_file(body).encode(), parser=html.HTMLParser(encoding="utf-8"))
+    return html.document_fromstring(
+        decode_file(body).encode(), parser=html.HTMLParser(encoding="utf-8")
+    )
 
 
 def read_pdf(body: bytes, most: int, most_pages: int) -> Answer:

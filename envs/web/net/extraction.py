@@ -47,7 +47,9 @@ class Extraction:
             OutageError: This machine can start no process.
         """
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._threads, self._ask, {"kind": kind, **details}, body)
+        answer = await loop.run_in_executor(
+            self._threads, self._ask, {"kind": kind, **details}, body
+        )
         if "error" in answer:
             raise PageError(f"this {kind} cannot be read ({answer['error']}).")
         return answer
@@ -66,7 +68,9 @@ class Extraction:
             worker = self._start() if idle is None or idle.poll() is not None else idle
         except OSError as error:
             self._idle.put(None)
-            raise OutageError(f"no process to read pages in can be started here: {error}.") from error
+            raise OutageError(
+                f"no process to read pages in can be started here: {error}."
+            ) from error
         killed = threading.Event()
 
         def kill() -> None:
@@ -87,7 +91,11 @@ class Extraction:
             self._idle.put(None if ended else worker)
         if answer is not None:
             return answer
-        why = f"it takes longer than {self._seconds:g} seconds" if killed.is_set() else "it takes too much memory"
+        why = (
+            f"it takes longer than {self._seconds:g} seconds"
+            if killed.is_set()
+            else "it takes too much memory"
+        )
         return {"error": why}
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -95,11 +103,18 @@ class Extraction:
         pipe = subprocess.PIPE
         # In a group of its own: Ctrl-C is ours, and a page whose worker it ended would count as unreadable.
         return subprocess.Popen(
-            self._command, env=kept, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=0
+            self._command,
+            env=kept,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
         )
 
 
-def _exchange(worker: subprocess.Popen[bytes], request: bytes, body: bytes) -> dict[str, Any] | None:
+def _exchange(
+    worker: subprocess.Popen[bytes], request: bytes, body: bytes
+) -> dict[str, Any] | None:
     """One request and its answer; None if the worker has ended."""
     assert worker.stdin is not None
     assert worker.stdout is not None

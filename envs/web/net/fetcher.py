@@ -66,18 +66,25 @@ class Fetcher:
         user_agent: Says who asks.
     """
 
-    def __init__(self, guard: GuardedBackend, hosts: HostRules, limits: Limits, user_agent: str) -> None:
+    def __init__(
+        self, guard: GuardedBackend, hosts: HostRules, limits: Limits, user_agent: str
+    ) -> None:
         self._guard = guard
         self._hosts = hosts
         self._limits = limits
         self._headers = [
             ("User-Agent", user_agent),
-            ("Accept", "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"),
+            (
+                "Accept",
+                "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5",
+            ),
             ("Accept-Encoding", "identity"),
         ]
         self._tls = tls_context()
 
-    async def fetch(self, url: str, check: Callable[[str], Awaitable[None]] | None = None) -> Fetched:
+    async def fetch(
+        self, url: str, check: Callable[[str], Awaitable[None]] | None = None
+    ) -> Fetched:
         """The page at `url`; `check` is asked before each address that is asked for, those of redirects too.
 
         Raises:
@@ -101,7 +108,9 @@ class Fetcher:
             raise PageError(f"{parsed.host} may not be visited for this address.")
         return parsed
 
-    async def _follow(self, url: httpx.URL, check: Callable[[str], Awaitable[None]] | None) -> Fetched:
+    async def _follow(
+        self, url: httpx.URL, check: Callable[[str], Awaitable[None]] | None
+    ) -> Fetched:
         for _ in range(self._limits.redirects + 1):
             if check is not None:
                 await check(str(url))
@@ -112,11 +121,15 @@ class Fetcher:
                 url = self.checked(str(url.join(found)))
             except (httpx.InvalidURL, UnicodeError) as error:
                 raise PageError(f"{url} leads to {found!r}, which is no address.") from error
-        raise PageError(f"{url} leads on to other addresses more than {self._limits.redirects} times.")
+        raise PageError(
+            f"{url} leads on to other addresses more than {self._limits.redirects} times."
+        )
 
     async def _get(self, url: httpx.URL) -> Fetched | str:
         """The page, or where its server says that it is."""
-        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        target = httpcore.URL(
+            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+        )
         limit = HeadLimit(self._guard, _MOST_HEAD_BYTES)
         try:
             async with (
@@ -131,8 +144,15 @@ class Fetcher:
                 if response.status != 200:
                     raise PageError(f"{url} answers {response.status}.", response.status)
                 raw = await self._read(url, response, headers)
-        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
-            raise PageError(f"{url} cannot be had: {str(error) or type(error).__name__}.") from error
+        except (
+            httpcore.TimeoutException,
+            httpcore.NetworkError,
+            httpcore.ProtocolError,
+            ssl.SSLError,
+        ) as error:
+            raise PageError(
+                f"{url} cannot be had: {str(error) or type(error).__name__}."
+            ) from error
         body = await self._decoded(url, raw, headers.get("content-encoding", ""))
         said = Message()
         # Python's parser takes quadratic time: half a minute for a header of 95,000 semicolons.
@@ -140,7 +160,9 @@ class Fetcher:
         content_type = said.get_content_type() if said["content-type"] else ""
         return Fetched(str(url), content_type, str(said.get_param("charset") or ""), body)
 
-    async def _read(self, url: httpx.URL, response: httpcore.Response, headers: httpx.Headers) -> bytes:
+    async def _read(
+        self, url: httpx.URL, response: httpcore.Response, headers: httpx.Headers
+    ) -> bytes:
         """The body as sent."""
         most = self._limits.max_bytes
         announced = headers.get("content-length", "")
@@ -169,7 +191,9 @@ class Fetcher:
         # Off the loop: megabytes take tens of milliseconds.
         body = await asyncio.to_thread(_inflated, raw, self._limits.max_bytes)
         if body is None:
-            raise PageError(f"{url} is damaged, or larger than {self._limits.max_bytes / 1e6:g} MB when unpacked.")
+            raise PageError(
+                f"{url} is damaged, or larger than {self._limits.max_bytes / 1e6:g} MB when unpacked."
+            )
         return body
 
 
@@ -183,11 +207,15 @@ def parsed_address(url: str) -> httpx.URL:
         raise PageError(f"this address is longer than {_MAX_URL} characters.")
     try:
         parsed = httpx.URL(url)
-        plain = _HOST.fullmatch(parsed.raw_host) and parsed.host and (parsed.port or 0) in range(65536)
+        plain = (
+            _HOST.fullmatch(parsed.raw_host) and parsed.host and (parsed.port or 0) in range(65536)
+        )
     except (httpx.InvalidURL, UnicodeError) as error:  # some names cannot be read back
         raise PageError(f"{url} is no address of a page: {error}") from error
     if parsed.scheme not in ("http", "https") or not plain:
-        raise PageError(f"{url} is no address of a page: write one that begins with https:// or http://.")
+        raise PageError(
+            f"{url} is no address of a page: write one that begins with https:// or http://."
+        )
     if parsed.userinfo:
         raise PageError(f"{url} holds a name or password, which no page needs.")
     return parsed

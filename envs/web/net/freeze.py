@@ -27,7 +27,9 @@ def recorded_pages(cassette: Cassette) -> Iterator[Page]:
     yield from pages.values()
 
 
-def freeze(cassette: Cassette, folder: str | Path, embedder: EmbedderConfig | None = None) -> dict[str, int]:
+def freeze(
+    cassette: Cassette, folder: str | Path, embedder: EmbedderConfig | None = None
+) -> dict[str, int]:
     """Make a corpus of the cassette's pages in `folder`; one that is there grows, and its pages are brought up to date.
 
     Returns:
@@ -42,5 +44,7 @@ def freeze(cassette: Cassette, folder: str | Path, embedder: EmbedderConfig | No
         raise ConfigError(f"no page was read on {cassette.path}: there is nothing to freeze.")
     done = build_corpus(pages, folder, embedder)
     read = {name for page in pages for name in (page.url, page.id)}
-    found = {link.target for _, result in cassette.results() if not result.title for link in result.links}
+    found = {
+        link.target for _, result in cassette.results() if not result.title for link in result.links
+    }
     return {"pages": done["pages"], "unread": len(found - read)}

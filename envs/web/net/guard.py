@@ -32,7 +32,13 @@ _NEVER = tuple(
     ipaddress.ip_network(network)
     for network in (
         "168.63.129.16/32",  # Azure's, which answers every virtual machine there from its host
-        *("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24"),
+        *(
+            "192.0.0.0/24",
+            "192.31.196.0/24",
+            "192.52.193.0/24",
+            "192.88.99.0/24",
+            "192.175.48.0/24",
+        ),
         *("64:ff9b:1::/48", "2001::/23", "2620:4f:8000::/48", "3fff::/20", "5f00::/16"),
     )
 )
@@ -56,13 +62,19 @@ def _is_public(address: Address) -> bool:
     if isinstance(address, IPv6Address):
         if address in _NAT64:
             return _is_public(IPv4Address(int(address) & 0xFFFF_FFFF))
-        if address.ipv4_mapped is not None or address.sixtofour is not None or address.teredo is not None:
+        if (
+            address.ipv4_mapped is not None
+            or address.sixtofour is not None
+            or address.teredo is not None
+        ):
             return False  # no server of the web is reached so, and what is inside may be anything
         if address.is_site_local or address.scope_id is not None:
             return False
     if any(address in network for network in _NEVER):
         return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    return address.is_global and not (
+        address.is_multicast or address.is_reserved or address.is_unspecified
+    )
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -99,7 +111,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         has_way: Callable[[Address], bool] | None = None,
     ) -> None:
         self._rule = rule
-        self._private = frozenset(place.casefold().replace("[", "").replace("]", "") for place in private)
+        self._private = frozenset(
+            place.casefold().replace("[", "").replace("]", "") for place in private
+        )
         self._resolve = resolve
         self._leads_to = has_way or _has_way
         self._backend = backend or httpcore.AnyIOBackend()
@@ -114,16 +128,26 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """A connection to the first allowed address that takes one; none if any address is not allowed."""
         found = await self._addresses(host, port)
-        if f"{host}:{port}" not in self._private and not all(self._rule(address, port) for address in found):
+        if f"{host}:{port}" not in self._private and not all(
+            self._rule(address, port) for address in found
+        ):
             raise PageError(f"{host}:{port} is not on the public web.")
         trouble: httpcore.ConnectError | httpcore.ConnectTimeout | None = None
         for address in found[:_TRIED]:
             try:
-                return await self._backend.connect_tcp(str(address), port, timeout, local_address, socket_options)
+                return await self._backend.connect_tcp(
+                    str(address), port, timeout, local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 # A router far away may say the same of an address that nobody has: that is the page's.
-                if address.version == 4 and _number(error) == errno.ENETUNREACH and not self._leads_to(address):
-                    raise OutageError(f"this machine reaches no network: no way to {address} ({host}).") from error
+                if (
+                    address.version == 4
+                    and _number(error) == errno.ENETUNREACH
+                    and not self._leads_to(address)
+                ):
+                    raise OutageError(
+                        f"this machine reaches no network: no way to {address} ({host})."
+                    ) from error
                 trouble = error
         assert trouble is not None
         raise trouble
@@ -164,9 +188,14 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         again, root = await asyncio.gather(
             self._resolve(host, port), self._resolve(_ROOT, port), return_exceptions=True
         )
-        silent = [isinstance(said, socket.gaierror) and said.errno == socket.EAI_AGAIN for said in (again, root)]
+        silent = [
+            isinstance(said, socket.gaierror) and said.errno == socket.EAI_AGAIN
+            for said in (again, root)
+        ]
         if all(silent):
-            raise OutageError(f"neither {host} nor {_ROOT} can be resolved now: check this machine's resolver.")
+            raise OutageError(
+                f"neither {host} nor {_ROOT} can be resolved now: check this machine's resolver."
+            )
         if isinstance(again, BaseException):
             raise again
         return again
@@ -174,7 +203,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 def _has_way(address: Address) -> bool:
     """Whether this machine knows a way to `address`; a datagram socket is not asked to send anything."""
-    with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+    with socket.socket(
+        socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM
+    ) as probe:
         try:
             probe.connect((str(address), 9))
         except OSError:

@@ -34,7 +34,9 @@ class HeadLimit(httpcore.AsyncNetworkBackend):
         if self._left is not None:
             self._left -= size
             if self._left < 0:
-                raise httpcore.RemoteProtocolError(f"more than {self._most:,} bytes came before an answer")
+                raise httpcore.RemoteProtocolError(
+                    f"more than {self._most:,} bytes came before an answer"
+                )
 
     async def connect_tcp(
         self,
@@ -45,7 +47,10 @@ class HeadLimit(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         """As of the backend."""
-        return _Counted(await self._backend.connect_tcp(host, port, timeout, local_address, socket_options), self)
+        return _Counted(
+            await self._backend.connect_tcp(host, port, timeout, local_address, socket_options),
+            self,
+        )
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -69,9 +74,14 @@ class _Counted(httpcore.AsyncNetworkStream):
         await self._stream.aclose()
 
     async def start_tls(
-        self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        return _Counted(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._limit)
+        return _Counted(
+            await self._stream.start_tls(ssl_context, server_hostname, timeout), self._limit
+        )
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

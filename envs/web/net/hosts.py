@@ -50,9 +50,13 @@ class HostRules:
         place = _place(url)
         if place is None or self._denies(place):
             return False
-        if place.partition("/")[2] == "robots.txt":  # what a site says of robots is asked before any page of it
+        if (
+            place.partition("/")[2] == "robots.txt"
+        ):  # what a site says of robots is asked before any page of it
             place = place.partition("/")[0]
-            return not self._allow or any(_is_below(place, entry.partition("/")[0]) for entry in self._allow)
+            return not self._allow or any(
+                _is_below(place, entry.partition("/")[0]) for entry in self._allow
+            )
         return not self._allow or any(_is_below(place, entry) for entry in self._allow)
 
     def allows_name(self, name: str) -> bool:
@@ -70,7 +74,9 @@ class HostRules:
 def _listed(entry: str) -> str:
     place = _place(entry)
     if not place:
-        raise ConfigError(f"allow_hosts or deny_hosts have {entry!r}: write a host (example.org), or one with a path.")
+        raise ConfigError(
+            f"allow_hosts or deny_hosts have {entry!r}: write a host (example.org), or one with a path."
+        )
     return place
 
 
@@ -92,7 +98,11 @@ def _folded(url: str) -> str:
     path, query = parts.path, parts.query
     for _ in range(3):  # %252F and the like
         path, query = unquote(path), unquote(query)
-    seen = (character for character in unquote(parts.hostname or "") if unicodedata.category(character) != "Cf")
+    seen = (
+        character
+        for character in unquote(parts.hostname or "")
+        if unicodedata.category(character) != "Cf"
+    )
     host = "".join(seen).rstrip(".")
     rest = normpath(f"/{path}").lstrip("/") + (f"?{query}" if query else "")
     return f"{host}/{rest}".casefold().rstrip("/")

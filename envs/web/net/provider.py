@@ -31,7 +31,11 @@ class Provider:
     """
 
     def __init__(
-        self, config: WebConfig, service: Service, base_url: str, headers: Mapping[str, str] | None = None
+        self,
+        config: WebConfig,
+        service: Service,
+        base_url: str,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.service = service
         tls_context()  # now, and not on an event loop
@@ -102,7 +106,9 @@ class Provider:
 class ProviderSource(ToolSource):
     """Tools of one provider: what may not be visited is neither asked for nor shown."""
 
-    def __init__(self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(config)
         self._hosts = HostRules.of(config)
         self._provider = Provider(config, service, base_url, headers)
@@ -133,7 +139,9 @@ def served(config: WebConfig, service: Service, url: str) -> str:
             answer = httpx.get(place, timeout=_HEALTH_SECONDS, trust_env=proxied)
             return str(answer.json()["version"]) if answer.is_success else ""
         except httpx.TransportError as error:
-            raise ConfigError(f"{url} is out of reach ({error!r}): start it, or correct the URL.") from error
+            raise ConfigError(
+                f"{url} is out of reach ({error!r}): start it, or correct the URL."
+            ) from error
         except (ValueError, LookupError, TypeError):
             return ""
 

@@ -15,7 +15,15 @@ from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, public, re
 from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.net.provider import ProviderSource, served
 from atommem.envs.web.net.robots import Robots
-from atommem.envs.web.tools import LONGEST_TEXT, Link, PageError, Tool, ToolResult, ToolSource, text_tool
+from atommem.envs.web.tools import (
+    LONGEST_TEXT,
+    Link,
+    PageError,
+    Tool,
+    ToolResult,
+    ToolSource,
+    text_tool,
+)
 from atommem.errors import ConfigError, OutageError
 
 JINA = "https://r.jina.ai"
@@ -67,14 +75,20 @@ class Direct(ReaderSource):
         super().__init__(config)
         missing = [name for name in _LIBRARIES if find_spec(name) is None]
         if missing:
-            raise ConfigError(f"tools name direct, which needs {', '.join(missing)}: pip install 'atommem[web]'.")
+            raise ConfigError(
+                f"tools name direct, which needs {', '.join(missing)}: pip install 'atommem[web]'."
+            )
         limits = Limits(int(config.page_megabytes * 1e6), config.page_seconds)
         guard = GuardedBackend(rule, config.private_hosts, resolve)
         self._fetcher = Fetcher(guard, HostRules.of(config), limits, config.user_agent)
-        self._extraction = Extraction(config.parse_workers, config.parse_seconds, config.parse_megabytes)
+        self._extraction = Extraction(
+            config.parse_workers, config.parse_seconds, config.parse_megabytes
+        )
         # Of their own: rules are read within a page's time, in which it must not wait for others to be read.
         self._rules = Extraction(1, config.parse_seconds, config.parse_megabytes)
-        self._robots = Robots(self._fetcher, self._rules, config.user_agent) if config.obey_robots else None
+        self._robots = (
+            Robots(self._fetcher, self._rules, config.user_agent) if config.obey_robots else None
+        )
         self.backend = f"direct trafilatura-{version('trafilatura')} pypdf-{version('pypdf')}"
 
     async def close(self) -> None:
@@ -86,7 +100,9 @@ class Direct(ReaderSource):
         page = await self._fetcher.fetch(url, None if self._robots is None else self._robots.check)
         read = await self._text(page)
         links = tuple(Link(name, target) for target, name in read["links"])
-        return ToolResult(read["text"], title=read["title"] or page.url, links=links, origin=page.url)
+        return ToolResult(
+            read["text"], title=read["title"] or page.url, links=links, origin=page.url
+        )
 
     async def _text(self, page: Fetched) -> dict[str, Any]:
         start = page.body[:1024].lstrip()
@@ -108,7 +124,11 @@ class Jina(ProviderSource, ReaderSource):
 
     def __init__(self, config: Any) -> None:
         url = config.reader_url or JINA
-        headers = {"Accept": "application/json", "X-With-Links-Summary": "true", "X-Retain-Images": "none"}
+        headers = {
+            "Accept": "application/json",
+            "X-With-Links-Summary": "true",
+            "X-Retain-Images": "none",
+        }
         super().__init__(config, "jina", url, headers)
         self.backend = f"jina {url}"
 
@@ -119,15 +139,24 @@ class Jina(ProviderSource, ReaderSource):
         try:
             answer = await self._provider.post("/", {"url": url})
         except OutageError as error:
-            if not await self._provider.breaks_at(error, lambda: self._provider.post("/", {"url": _ALWAYS_THERE})):
+            if not await self._provider.breaks_at(
+                error, lambda: self._provider.post("/", {"url": _ALWAYS_THERE})
+            ):
                 raise
             raise PageError(f"{url} is too much for the reader ({error.status}).") from error
         with self._provider.reading(answer):
             data = answer["data"]
             warning = str(data.get("warning") or "")
             links = data.get("links") or {}
-            pairs = [(str(name), str(target)) for name, target in (links.items() if isinstance(links, dict) else links)]
-            text, title, at = str(data.get("content") or ""), str(data.get("title") or ""), str(data.get("url") or url)
+            pairs = [
+                (str(name), str(target))
+                for name, target in (links.items() if isinstance(links, dict) else links)
+            ]
+            text, title, at = (
+                str(data.get("content") or ""),
+                str(data.get("title") or ""),
+                str(data.get("url") or url),
+            )
         if "returned error" in warning:
             raise PageError(warning[:300])
         if not self._hosts.allows(at):
@@ -142,7 +171,9 @@ class Access(ProviderSource, ReaderSource):
     def __init__(self, config: Any) -> None:
         url = config.reader_url or config.search_url
         if not url:
-            raise ConfigError("tools name access, and neither reader_url nor search_url is set: give its server's URL.")
+            raise ConfigError(
+                "tools name access, and neither reader_url nor search_url is set: give its server's URL."
+            )
         super().__init__(config, "access", url)
         self.backend = served(config, "access", url)
 
@@ -153,15 +184,23 @@ class Access(ProviderSource, ReaderSource):
             answer = await self._provider.post("/access", {"urls": [url]})
         except OutageError as error:
             control = {"urls": [_ALWAYS_THERE]}  # there or not, it can be answered
-            if not await self._provider.breaks_at(error, lambda: self._provider.post("/access", control)):
+            if not await self._provider.breaks_at(
+                error, lambda: self._provider.post("/access", control)
+            ):
                 raise
-            raise PageError(f"{url} is too much for the server of pages ({error.status}).") from error
+            raise PageError(
+                f"{url} is too much for the server of pages ({error.status})."
+            ) from error
         with self._provider.reading(answer):
             (page,) = answer["result"]
             if page is None:
                 raise PageError(f"there is no page {url}.")
-            text = next(page[name] for name in ("text", "contents", "page") if page.get(name) is not None)
-            links = tuple(Link(str(one["title"]), str(one["url"])) for one in page.get("links") or ())
+            text = next(
+                page[name] for name in ("text", "contents", "page") if page.get(name) is not None
+            )
+            links = tuple(
+                Link(str(one["title"]), str(one["url"])) for one in page.get("links") or ()
+            )
             at = str(page.get("url") or url)
             title = str(page.get("title") or at)
         if not self._hosts.allows_name(at):

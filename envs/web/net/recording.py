@@ -31,7 +31,9 @@ class Recorder:
 
     def __init__(self, config: Any) -> None:
         self._mode = config.cassette_mode
-        prices = {name: float(price) for name, price in (one.split("=") for one in config.call_prices)}
+        prices = {
+            name: float(price) for name, price in (one.split("=") for one in config.call_prices)
+        }
         budget = Budget(config.call_budget, config.cost_budget, prices)
         self._cassette = Cassette(config.cassette, budget, read_only=self._mode != "live")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="atommem-cassette")
@@ -49,8 +51,12 @@ class Recorder:
             if found is not None:
                 return found
             if self._mode == "frozen":
-                return ToolResult("There is no such page or result in the recorded web.", is_error=True)
-            raise OutageError(f"{self._cassette.path} does not hold {call.tool} {call.arguments}: record it first.")
+                return ToolResult(
+                    "There is no such page or result in the recorded web.", is_error=True
+                )
+            raise OutageError(
+                f"{self._cassette.path} does not hold {call.tool} {call.arguments}: record it first."
+            )
         since, wait = time.time(), _SHORTEST_WAIT
         while True:
             begun = await self._do(self._cassette.begin, call, since)
@@ -90,7 +96,9 @@ class Recorder:
             await self._do(self._cassette.renew, call)
 
     async def _do(self, work: Callable[..., _Value], *arguments: Any) -> _Value:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*arguments))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: work(*arguments)
+        )
 
 
 class RecordedSource(ToolSource):
@@ -116,7 +124,9 @@ class RecordedSource(ToolSource):
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
             assert self._source.backend is not None
             asked = str(arguments.get(tool.follows or "", ""))
-            if not self._hosts.allows_name(asked):  # by the lists of today: nothing to record, or to pay for
+            if not self._hosts.allows_name(
+                asked
+            ):  # by the lists of today: nothing to record, or to pay for
                 return ToolResult(f"{asked} may not be visited.", is_error=True)
             call = RecordedCall.of(tool.name, self._source.backend, arguments)
             return self._allowed(await self._recorder.call(call, lambda: tool.run(arguments, task)))
@@ -134,4 +144,6 @@ class RecordedSource(ToolSource):
         kept = [(line, link) for line, link in found if self._hosts.allows_name(link.target)]
         if not kept:
             return ToolResult("All that was found may not be visited.", is_error=True)
-        return replace(result, text="\n".join(line for line, _ in kept), links=tuple(link for _, link in kept))
+        return replace(
+            result, text="\n".join(line for line, _ in kept), links=tuple(link for _, link in kept)
+        )

@@ -37,11 +37,15 @@ class SearchSource(ProviderSource):
     @property
     def tools(self) -> Sequence[Tool]:
         """The one."""
-        return (text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),)
+        return (
+            text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),
+        )
 
     def _url(self, config: Any) -> str:
         if not config.search_url:
-            raise ConfigError(f"tools name {self.service}, and search_url is unset: give its server's URL.")
+            raise ConfigError(
+                f"tools name {self.service}, and search_url is unset: give its server's URL."
+            )
         return str(config.search_url)
 
     def _served(self, url: str) -> str:
@@ -60,12 +64,20 @@ class SearchSource(ProviderSource):
         except OutageError as error:
             if not await self._provider.breaks_at(error, lambda: self._found(_EASY_QUERY)):
                 raise
-            raise PageError(f"this query is too much for {self.service} ({error.status}): write another.") from error
-        shown = [one for one in found if self._hosts.allows_name(one[1])][: self.config.search_results]
+            raise PageError(
+                f"this query is too much for {self.service} ({error.status}): write another."
+            ) from error
+        shown = [one for one in found if self._hosts.allows_name(one[1])][
+            : self.config.search_results
+        ]
         if not shown:
             raise PageError(f"No page was found for: {query}")
         lines = [" ".join(filter(None, (f"{title}:", url, text))) for title, url, text in shown]
-        links = tuple(Link(title, url) for title, url, _ in shown) if all(url for _, url, _ in shown) else ()
+        links = (
+            tuple(Link(title, url) for title, url, _ in shown)
+            if all(url for _, url, _ in shown)
+            else ()
+        )
         return ToolResult("\n".join(lines), links=links)
 
 
@@ -78,7 +90,9 @@ class Serper(SearchSource):
         return config.search_url or SERPER
 
     async def _found(self, query: str) -> list[tuple[str, str, str]]:
-        answer = await self._provider.post("/search", {"q": query, "num": self.config.search_results})
+        answer = await self._provider.post(
+            "/search", {"q": query, "num": self.config.search_results}
+        )
         with self._provider.reading(answer):
             found = [_result(one, "link", "snippet") for one in answer.get("organic", ())]
             # The engine's own answer, where it has one, is a result like another.
@@ -99,7 +113,9 @@ class Searxng(SearchSource):
             found = [_result(one, "url", "content") for one in answer["results"]]
             silent = answer.get("unresponsive_engines") or ()
         if not found and silent:
-            raise OutageError(f"none of the engines behind {self.config.search_url} answers: {str(silent)[:200]}.")
+            raise OutageError(
+                f"none of the engines behind {self.config.search_url} answers: {str(silent)[:200]}."
+            )
         return found
 
 

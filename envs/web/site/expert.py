@@ -39,7 +39,9 @@ class BrowsingExpert:
     ``catalogues + hops`` calls, if the embedder ranks by shared words and the scratchpad holds a statement.
     """
 
-    def __init__(self, prose: Prose, dialect: Dialect, faults: BrowsingFaults | None = None) -> None:
+    def __init__(
+        self, prose: Prose, dialect: Dialect, faults: BrowsingFaults | None = None
+    ) -> None:
         self._prose = prose
         self._tags = dialect.tags
         self._faults = faults or BrowsingFaults()
@@ -55,13 +57,17 @@ class BrowsingExpert:
             return ordered[0]
         told = self._prose.statements(text)
         noted = self._prose.statements(view.scratchpad)
-        shown = [statement for item in view.retrieved for statement in self._prose.statements(item.text)]
+        shown = [
+            statement for item in view.retrieved for statement in self._prose.statements(item.text)
+        ]
         here = str(next(iter(observation.values("title")), HOME))
         known, relation = _known(RELATIONS[-hops:], begin, noted, told)
         maker = known.value if known is not None and relation == "home" else None
         home = next((one for one in told if one.relation == "home" and one.kind == "fact"), None)
         if home is not None and home.subject == maker and not here.endswith(f" {OLD}"):
-            moved = next((one for one in shown if one.kind == "correction" and one.subject == maker), None)
+            moved = next(
+                (one for one in shown if one.kind == "correction" and one.subject == maker), None
+            )
             return self._element("answer", self._prose.answer(moved or home))
         if observation.phase == "answering":
             return self._element("answer", self._prose.answer(home))
@@ -105,7 +111,9 @@ def _known(
         if one.relation in chain[:-1]:
             known, at, name = one, chain.index(one.relation) + 1, one.value
     while at < len(chain) - 1:
-        found = next((one for one in told if (one.relation, one.subject) == (chain[at], name)), None)
+        found = next(
+            (one for one in told if (one.relation, one.subject) == (chain[at], name)), None
+        )
         if found is None:
             break
         known, at, name = found, at + 1, found.value

@@ -60,7 +60,9 @@ def admitted(stream: Stream, setting: Setting) -> Flags:
             rival = int(np.argmax(np.where(stored, stream.cosines[i], -2.0)))
             if scores[rival] >= score or near >= SAME:
                 continue
-            stored[rival] = False  # superseded: it was admitted, and what it said is now said better
+            stored[rival] = (
+                False  # superseded: it was admitted, and what it said is now said better
+            )
             closest = stream.cosines[:, stored].max(axis=1, initial=0.0)
         scores[i], kept[i], stored[i] = score, True, True
         np.maximum(closest, stream.cosines[i], out=closest)
@@ -87,16 +89,23 @@ def _settings(constant: float | None) -> Iterator[Setting]:
                 yield Setting(u / 10 if constant is None else 0.0, n / 10, t / 10, round(left, 6))
 
 
-def fit_without_each(streams: Sequence[Stream], decisions: dict[Setting, list[Flags]]) -> list[Setting]:
+def fit_without_each(
+    streams: Sequence[Stream], decisions: dict[Setting, list[Flags]]
+) -> list[Setting]:
     """For each stream the setting with the highest F1 over all others together; of several the first."""
     counts = {
         setting: np.array(
-            [(kept.sum(), (kept & s.needed).sum(), s.needed.sum()) for kept, s in zip(flags, streams, strict=True)]
+            [
+                (kept.sum(), (kept & s.needed).sum(), s.needed.sum())
+                for kept, s in zip(flags, streams, strict=True)
+            ]
         )
         for setting, flags in decisions.items()
     }
     found = []
     for left_out in range(len(streams)):
         rest = [i for i in range(len(streams)) if i != left_out]
-        found.append(max(counts, key=lambda setting: f1(*counts[setting][rest].sum(axis=0).tolist())))
+        found.append(
+            max(counts, key=lambda setting: f1(*counts[setting][rest].sum(axis=0).tolist()))
+        )
     return found

@@ -16,7 +16,12 @@ from atommem.eval.reproduce.amac.whole_conversations import leave_one_out
 from atommem.eval.reproduce.asking import Ask, add_policy_flags, asking
 from atommem.eval.reproduce.locomo_turns import Conversation, read_conversations
 from atommem.eval.reproduce.sheet import Grid, Sheet
-from atommem.eval.reproduce.user_files import add_data_flag, add_embedder_flag, embed_all, published_tables
+from atommem.eval.reproduce.user_files import (
+    add_data_flag,
+    add_embedder_flag,
+    embed_all,
+    published_tables,
+)
 from atommem.rules.amac import read_utility
 from atommem.rules.type_prior import kind_of
 
@@ -34,7 +39,9 @@ CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce amac``."""
-    add_data_flag(parser, "locomo10.json (whole, or some of its conversations; conv-26 must be among them)")
+    add_data_flag(
+        parser, "locomo10.json (whole, or some of its conversations; conv-26 must be among them)"
+    )
     add_embedder_flag(parser)
     add_policy_flags(parser, "it says how useful each of the 100 turns is (U)")
 
@@ -54,11 +61,17 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
             with asking(arguments, journal) as ask:
                 utility_of_a_model(sheet, paper, test, ask)
     else:
-        sheet.check("the test conversation", False, ", ".join(by_name), f"{paper['test']} in locomo10.json")
+        sheet.check(
+            "the test conversation", False, ", ".join(by_name), f"{paper['test']} in locomo10.json"
+        )
     if paper["search"] in by_name:
-        sheet.step("search", journal, lambda part: weight_search(part, paper, by_name[paper["search"]]))
+        sheet.step(
+            "search", journal, lambda part: weight_search(part, paper, by_name[paper["search"]])
+        )
     else:
-        sheet.notes.append(f"The search for weights needs {paper['search']}, which this file does not have: not run.")
+        sheet.notes.append(
+            f"The search for weights needs {paper['search']}, which this file does not have: not run."
+        )
     tell("amac: whole conversations, vectors")
     texts = [text for conversation in conversations for text in conversation.texts]
     vectors = embed_all(texts, arguments.embedder_model, arguments.cache)
@@ -67,7 +80,10 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
 
 
 def published_rows(
-    sheet: Sheet, paper: Mapping[str, Any], conversation: Conversation, others: Sequence[Conversation]
+    sheet: Sheet,
+    paper: Mapping[str, Any],
+    conversation: Conversation,
+    others: Sequence[Conversation],
 ) -> None:
     """Everything on the 100 turns: data, Table 1, Table 3, what U decides, controls."""
     turns = paper["turns"]
@@ -76,24 +92,42 @@ def published_rows(
     weights = np.array([paper["weights"][name] for name in FACTORS])
     order = list(paper["conversations"])
     random.Random(42).shuffle(order)
-    sheet.check("the code's split tests first on", order[8] == paper["test"], order[8], paper["test"])
-    sheet.check("positives", int(needed.sum()) == paper["positives"], f"{needed.sum()} of {len(texts)}", "36 of 100")
+    sheet.check(
+        "the code's split tests first on", order[8] == paper["test"], order[8], paper["test"]
+    )
+    sheet.check(
+        "positives",
+        int(needed.sum()) == paper["positives"],
+        f"{needed.sum()} of {len(texts)}",
+        "36 of 100",
+    )
     types = [kind_of(text) for text in texts]
     sheet.tables.append(
         Grid(
             "Types that the patterns find in these turns",
             ["type", "turns", "needed"],
             [
-                [name, types.count(name), sum(n for t, n in zip(types, needed.tolist(), strict=True) if t == name)]
+                [
+                    name,
+                    types.count(name),
+                    sum(n for t, n in zip(types, needed.tolist(), strict=True) if t == name),
+                ]
                 for name in sorted(set(types), key=types.index)
             ],
         )
     )
     at = {u: admit(features, weights, paper["threshold"], u) for u in CONSTANTS}
     table_1(sheet, paper, features, needed, at[0.5])
-    counts = {(decided(flags, needed).admitted, decided(flags, needed).right) for flags in at.values()}
+    counts = {
+        (decided(flags, needed).admitted, decided(flags, needed).right) for flags in at.values()
+    }
     shown = "; ".join(f"{admitted}, {right}" for admitted, right in sorted(counts))
-    sheet.check("A-MAC with any constant U from .3 to .9: admitted, right", counts == {(85, 35)}, shown, "85, 35")
+    sheet.check(
+        "A-MAC with any constant U from .3 to .9: admitted, right",
+        counts == {(85, 35)},
+        shown,
+        "85, 35",
+    )
     never, always = (admit(features, weights, paper["threshold"], u) for u in (0.0, 1.0))
     idle = len(texts) - int((never != always).sum())
     sheet.notes.append(
@@ -114,7 +148,9 @@ def published_rows(
 def factor_matrix(texts: Sequence[str]) -> Array:
     """U (here .5), C, N, R, T as the code computes them: shape (n, 5)."""
     n = len(texts)
-    return np.column_stack([np.full(n, 0.5), confidences(texts), np.ones(n), np.zeros(n), type_priors(texts)])
+    return np.column_stack(
+        [np.full(n, 0.5), confidences(texts), np.ones(n), np.zeros(n), type_priors(texts)]
+    )
 
 
 def admit(features: Array, weights: Array, threshold: float, utility: float | Array = 0.5) -> Flags:
@@ -129,7 +165,9 @@ def random_baseline(n: int) -> Flags:
     return np.array([rng.random() < 0.3 for _ in range(n)])
 
 
-def table_1(sheet: Sheet, paper: Mapping[str, Any], features: Array, needed: Flags, ours: Flags) -> None:
+def table_1(
+    sheet: Sheet, paper: Mapping[str, Any], features: Array, needed: Flags, ours: Flags
+) -> None:
     """Table 1, with the rows that need no LLM (or a constant one)."""
     equal = np.full(5, 0.2)
     found = {
@@ -141,7 +179,9 @@ def table_1(sheet: Sheet, paper: Mapping[str, Any], features: Array, needed: Fla
     for row in paper["table1"]:
         published = [row["admitted"], row["right"], row["precision"], row["recall"], row["f1"]]
         rows.append([row["method"], *published, *_cells(found.get(row["method"]))])
-    rows.append(["admit everything", *[None] * 5, *_cells(decided(np.ones(len(needed), bool), needed))])
+    rows.append(
+        ["admit everything", *[None] * 5, *_cells(decided(np.ones(len(needed), bool), needed))]
+    )
     names = ("admitted", "right", "P", "R", "F1")
     columns = ["method", *names, *(f"{name}, ours" for name in names)]
     sheet.tables.append(Grid("Table 1, published and ours (U = .5 for every turn)", columns, rows))
@@ -153,21 +193,49 @@ def table_1(sheet: Sheet, paper: Mapping[str, Any], features: Array, needed: Fla
     )
 
 
-def table_3(sheet: Sheet, paper: Mapping[str, Any], features: Array, weights: Array, needed: Flags) -> None:
+def table_3(
+    sheet: Sheet, paper: Mapping[str, Any], features: Array, weights: Array, needed: Flags
+) -> None:
     """Table 3: the threshold."""
     rows = []
     for row in paper["table3"]:
         found = decided(admit(features, weights, row["threshold"]), needed)
         published = [row["admitted"], row["precision"], row["recall"], row["f1"]]
-        rows.append([f"{row['threshold']:.2f}", *published, found.admitted, found.precision, found.recall, found.f1])
+        rows.append(
+            [
+                f"{row['threshold']:.2f}",
+                *published,
+                found.admitted,
+                found.precision,
+                found.recall,
+                found.f1,
+            ]
+        )
         if row["threshold"] == 0.65:
             exact = (found.admitted, found.right) == (57, 21)
-            sheet.check("threshold .65: admitted, right", exact, f"{found.admitted}, {found.right}", "57, 21")
-    columns = ["threshold", "admitted", "P", "R", "F1", "admitted, ours", "P, ours", "R, ours", "F1, ours"]
+            sheet.check(
+                "threshold .65: admitted, right",
+                exact,
+                f"{found.admitted}, {found.right}",
+                "57, 21",
+            )
+    columns = [
+        "threshold",
+        "admitted",
+        "P",
+        "R",
+        "F1",
+        "admitted, ours",
+        "P, ours",
+        "R, ours",
+        "F1, ours",
+    ]
     sheet.tables.append(Grid("Table 3, published and ours (U = .5)", columns, rows))
 
 
-def controls(sheet: Sheet, texts: Sequence[str], needed: Flags, ours: Flags, others: Sequence[Conversation]) -> None:
+def controls(
+    sheet: Sheet, texts: Sequence[str], needed: Flags, ours: Flags, others: Sequence[Conversation]
+) -> None:
     """What the paper left out, on the same turns."""
     rng = np.random.default_rng(0)
     mixed = [decided(ours, rng.permutation(needed)).f1 for _ in range(1000)]
@@ -176,30 +244,49 @@ def controls(sheet: Sheet, texts: Sequence[str], needed: Flags, ours: Flags, oth
     found: list[tuple[str, Decisions]] = [
         ("A-MAC, constant U", decided(ours, needed)),
         ("type prior >= .7 alone", decided(type_priors(texts) >= 0.7, needed)),
-        (f"at least {best} words (fitted on these turns: an upper bound)", decided(lengths >= best, needed)),
+        (
+            f"at least {best} words (fitted on these turns: an upper bound)",
+            decided(lengths >= best, needed),
+        ),
         ("admit everything", decided(np.ones(len(needed), bool), needed)),
     ]
     if others:
         words = np.array([float(len(text.split())) for other in others for text in other.texts])
-        fitted = best_threshold(words, np.array([flag for other in others for flag in other.needed]))
+        fitted = best_threshold(
+            words, np.array([flag for other in others for flag in other.needed])
+        )
         name = f"at least {fitted:.0f} words (fitted on the {len(others)} other conversations)"
         found.insert(2, (name, decided(lengths >= fitted, needed)))
     rows: list[list[Any]] = [[name, *_cells(value)] for name, value in found]
     count = int(ours.sum())
-    rows.append(["A-MAC, labels shuffled (mean of 1,000)", count, None, None, None, float(np.mean(mixed))])
+    rows.append(
+        ["A-MAC, labels shuffled (mean of 1,000)", count, None, None, None, float(np.mean(mixed))]
+    )
     expected = count * needed.mean()
     rows.append(
-        [f"{count} turns at random (expected)", count, None, None, None, f1(count, expected, int(needed.sum()))]
+        [
+            f"{count} turns at random (expected)",
+            count,
+            None,
+            None,
+            None,
+            f1(count, expected, int(needed.sum())),
+        ]
     )
-    sheet.tables.append(Grid("Controls on the same 100 turns", ["rule", "admitted", "right", "P", "R", "F1"], rows))
+    sheet.tables.append(
+        Grid("Controls on the same 100 turns", ["rule", "admitted", "right", "P", "R", "F1"], rows)
+    )
 
 
-def utility_of_a_model(sheet: Sheet, paper: Mapping[str, Any], conversation: Conversation, ask: Ask) -> None:
+def utility_of_a_model(
+    sheet: Sheet, paper: Mapping[str, Any], conversation: Conversation, ask: Ask
+) -> None:
     """Which decisions another U than a constant changes: asked with the last five turns, as the code does."""
     texts = conversation.texts[: paper["turns"]]
     needed = np.array(conversation.needed[: paper["turns"]])
     replies = [
-        ask(_ASK.format(context="\n".join(texts[max(0, i - 5) : i]), text=text), 16) for i, text in enumerate(texts)
+        ask(_ASK.format(context="\n".join(texts[max(0, i - 5) : i]), text=text), 16)
+        for i, text in enumerate(texts)
     ]
     read = [read_utility(reply) for reply in replies]
     utility = np.array([0.5 if value is None else value for value in read])
@@ -210,7 +297,9 @@ def utility_of_a_model(sheet: Sheet, paper: Mapping[str, Any], conversation: Con
         ["the model's U", *_cells(decided(asked, needed))],
         ["the model's U >= .5 alone", *_cells(decided(utility >= 0.5, needed))],
     ]
-    sheet.tables.append(Grid("U by a model, on the 100 turns", ["U", "admitted", "right", "P", "R", "F1"], rows))
+    sheet.tables.append(
+        Grid("U by a model, on the 100 turns", ["U", "admitted", "right", "P", "R", "F1"], rows)
+    )
     unread = sum(value is None for value in read)
     sheet.notes.append(
         f"The model's U changes {int((constant != asked).sum())} of {len(texts)} decisions; {unread} replies had no "
@@ -224,12 +313,17 @@ def weight_search(sheet: Sheet, paper: Mapping[str, Any], conversation: Conversa
     needed = np.array(conversation.needed[: paper["search_turns"]])
     features = factor_matrix(texts)
     rows: list[list[Any]] = []
-    for name, utility in [("constant .5", None), *((f"random, seed {seed}", seed) for seed in (0, 1))]:
+    for name, utility in [
+        ("constant .5", None),
+        *((f"random, seed {seed}", seed) for seed in (0, 1)),
+    ]:
         if utility is not None:
             features[:, 0] = np.random.default_rng(utility).random(len(texts))
         weights, threshold, score = search(features, needed)
         rows.append([name, " ".join(f"{w:.2f}" for w in weights), f"{threshold:.2f}", score])
-    sheet.tables.append(Grid(f"The code's search on {conversation.name}", ["U", "weights", "threshold", "F1"], rows))
+    sheet.tables.append(
+        Grid(f"The code's search on {conversation.name}", ["U", "weights", "threshold", "F1"], rows)
+    )
 
 
 def search(features: Array, needed: Flags) -> tuple[Array, float, float]:

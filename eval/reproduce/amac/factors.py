@@ -34,7 +34,9 @@ def type_priors(texts: Sequence[str]) -> Array:
 
 def rouge_words(text: str) -> list[str]:
     """Words as the package rouge_score compares them: lower case, letters and digits, longer than three stemmed."""
-    return [stem(word) if len(word) > 3 else word for word in re.findall(r"[a-z0-9]+", text.lower())]
+    return [
+        stem(word) if len(word) > 3 else word for word in re.findall(r"[a-z0-9]+", text.lower())
+    ]
 
 
 def confidences(texts: Sequence[str]) -> Array:
@@ -43,7 +45,10 @@ def confidences(texts: Sequence[str]) -> Array:
     raw = [set(text.lower().split()) for text in texts]
     return np.array(
         [
-            max((rouge_l(words[i], words[j]) for j in range(i) if texts[j] and raw[i] & raw[j]), default=0.0)
+            max(
+                (rouge_l(words[i], words[j]) for j in range(i) if texts[j] and raw[i] & raw[j]),
+                default=0.0,
+            )
             for i in range(len(texts))
         ]
     )

@@ -12,7 +12,13 @@ from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.statistics import Difference, holm, paired_difference
 from atommem.eval.reproduce.amac.decisions import Flags, best_threshold, decided, swap_test
 from atommem.eval.reproduce.amac.described import Stream, admitted, fit_without_each, settings
-from atommem.eval.reproduce.amac.factors import Array, confidences, novelties, surface_features, type_priors
+from atommem.eval.reproduce.amac.factors import (
+    Array,
+    confidences,
+    novelties,
+    surface_features,
+    type_priors,
+)
 from atommem.eval.reproduce.locomo_turns import Conversation
 from atommem.eval.reproduce.sheet import Grid, Sheet
 
@@ -20,7 +26,10 @@ PUBLISHED = "A-MAC as published"
 
 
 def leave_one_out(
-    sheet: Sheet, conversations: Sequence[Conversation], vectors: Vectors, tell: Callable[[str], None]
+    sheet: Sheet,
+    conversations: Sequence[Conversation],
+    vectors: Vectors,
+    tell: Callable[[str], None],
 ) -> None:
     """F1 of every rule on every conversation, and each against A-MAC as published."""
     ends = np.cumsum([len(conversation.texts) for conversation in conversations])
@@ -30,7 +39,10 @@ def leave_one_out(
     tell("amac: support of every turn by earlier ones")
     support = [confidences(conversation.texts) for conversation in conversations]
     rules: dict[str, list[Flags]] = {
-        PUBLISHED: [0.05 + 0.1 * c + 0.1 + 0.6 * t >= 0.55 - 1e-9 for c, t in zip(support, priors, strict=True)],
+        PUBLISHED: [
+            0.05 + 0.1 * c + 0.1 + 0.6 * t >= 0.55 - 1e-9
+            for c, t in zip(support, priors, strict=True)
+        ],
     }
     streams = [
         Stream((part @ part.T).astype(np.float64), np.full(len(part), 0.5), prior, truth)
@@ -44,9 +56,14 @@ def leave_one_out(
         rules["A-MAC as described"] = [every[choice][i] for i, choice in enumerate(chosen)]
         lengths = [np.array([float(len(t.split())) for t in c.texts]) for c in conversations]
         rules["at least L words"] = fitted(lengths, needed)
-        five = [np.column_stack([s, novelties(p), t]) for s, p, t in zip(support, parts, priors, strict=True)]
+        five = [
+            np.column_stack([s, novelties(p), t])
+            for s, p, t in zip(support, parts, priors, strict=True)
+        ]
         rules["logistic, A-MAC's factors"] = fitted(logistic(five, needed), needed)
-        six = [surface_features(c.texts, part) for c, part in zip(conversations, parts, strict=True)]
+        six = [
+            surface_features(c.texts, part) for c, part in zip(conversations, parts, strict=True)
+        ]
         rules["logistic, six surface features"] = fitted(logistic(six, needed), needed)
     rules["type prior >= .7"] = [prior >= 0.7 for prior in priors]
     rules["admit everything"] = [np.ones(len(truth), dtype=bool) for truth in needed]
@@ -58,7 +75,9 @@ def fitted(scores: Sequence[Array], needed: Sequence[Flags]) -> list[Flags]:
     found = []
     for i, own in enumerate(scores):
         rest = [j for j in range(len(scores)) if j != i]
-        threshold = best_threshold(np.concatenate([scores[j] for j in rest]), np.concatenate([needed[j] for j in rest]))
+        threshold = best_threshold(
+            np.concatenate([scores[j] for j in rest]), np.concatenate([needed[j] for j in rest])
+        )
         found.append(own >= threshold)
     return found
 
@@ -73,17 +92,24 @@ def logistic(features: Sequence[Array], needed: Sequence[Flags]) -> list[Array]:
     for i, own in enumerate(features):
         rest = [j for j in range(len(features)) if j != i]
         model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-        model.fit(np.concatenate([features[j] for j in rest]), np.concatenate([needed[j] for j in rest]))
+        model.fit(
+            np.concatenate([features[j] for j in rest]), np.concatenate([needed[j] for j in rest])
+        )
         found.append(np.asarray(model.decision_function(own)))
     return found
 
 
-def report(sheet: Sheet, names: Sequence[str], rules: dict[str, list[Flags]], needed: Sequence[Flags]) -> None:
+def report(
+    sheet: Sheet, names: Sequence[str], rules: dict[str, list[Flags]], needed: Sequence[Flags]
+) -> None:
     """The table, and the tests against A-MAC as published with Holm's correction."""
     truth = np.concatenate(needed)
     base = [decided(flags, own).f1 for flags, own in zip(rules[PUBLISHED], needed, strict=True)]
     others = [name for name in rules if name != PUBLISHED]
-    tests = [swap_test(np.concatenate(rules[name]), np.concatenate(rules[PUBLISHED]), truth) for name in others]
+    tests = [
+        swap_test(np.concatenate(rules[name]), np.concatenate(rules[PUBLISHED]), truth)
+        for name in others
+    ]
     adjusted = dict(zip(others, holm(tests), strict=True))
     rows: list[list[Any]] = []
     for name, flags in rules.items():

@@ -21,7 +21,13 @@ def read_cases(folder: Path | None) -> list[Experience]:
     Raises:
         AtomMemError: There is no such file, or it is damaged.
     """
-    return list(read_memento(user_file(folder, ("memento/memory.jsonl", "memory/memory.jsonl", "memory.jsonl"), WHERE)))
+    return list(
+        read_memento(
+            user_file(
+                folder, ("memento/memory.jsonl", "memory/memory.jsonl", "memory.jsonl"), WHERE
+            )
+        )
+    )
 
 
 def read_questions(folder: Path | None) -> list[tuple[str, tuple[str, ...]]]:

@@ -55,18 +55,27 @@ class Stream:
     def shuffled(self, seed: int) -> Stream:
         """The same cases with each other's labels."""
         labels = np.random.default_rng(seed).permutation(np.array(self.positive))
-        cases = [replace(case, outcome=float(label)) for case, label in zip(self.cases, labels, strict=True)]
+        cases = [
+            replace(case, outcome=float(label))
+            for case, label in zip(self.cases, labels, strict=True)
+        ]
         return replace(self, cases=cases)
 
     def filled(
-        self, paper: Mapping[str, Any], pruning: str | None = None, *, count_retrievals: bool = False
+        self,
+        paper: Mapping[str, Any],
+        pruning: str | None = None,
+        *,
+        count_retrievals: bool = False,
     ) -> list[Filled]:
         """A bank of these cases for each seed; by default pruned as published."""
         if pruning is None:
             pruning = f"memobank(keep={paper['keep']}, least_positive={paper['min_positives']})"
         kept = KeptVectors([case.query for case in self.cases], self.vectors)
         return [
-            asyncio.run(fill(self.cases, kept, paper, seed, pruning, count_retrievals=count_retrievals))
+            asyncio.run(
+                fill(self.cases, kept, paper, seed, pruning, count_retrievals=count_retrievals)
+            )
             for seed in SEEDS
         ]
 
@@ -104,12 +113,18 @@ def contamination(
     exact, bank = {case.query for case in cases}, {case.query.strip() for case in cases}
     answers = {text.strip(): options for text, options in questions}
     told = sum(
-        any(re.search(rf"\b{re.escape(option)}\b", case.execution, re.IGNORECASE) for option in options if option)
+        any(
+            re.search(rf"\b{re.escape(option)}\b", case.execution, re.IGNORECASE)
+            for option in options
+            if option
+        )
         for case in cases
         if (options := answers.get(case.query.strip()))
     )
     negatives = [case for case in cases if not case.outcome]
-    invalid = sum(bool(broken_failure(case.query, {"execution": case.execution})) for case in negatives)
+    invalid = sum(
+        bool(broken_failure(case.query, {"execution": case.execution})) for case in negatives
+    )
     inside = sum(text.strip() in bank for text in first)
     to_the_letter = sum(text in exact for text in first)
     of_questions = sum(case.query.strip() in answers for case in cases)
@@ -135,7 +150,9 @@ def contamination(
     )
 
 
-def table_3(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]) -> None:
+def table_3(
+    sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]
+) -> None:
     """Sizes, share of positives, and what the questions retrieve."""
     rows: list[list[Any]] = []
     asked = paper["top"] * len(stream.questions)
@@ -148,18 +165,35 @@ def table_3(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequ
         shares.append(fmean(stream.positive[i] for i in bank.kept))
         published = [row["cases"], row["positive"], row["retrieval_points"]]
         ours = [sizes[-1], shares[-1], f"{gains[-1]:+.2f} ({before} -> {after} of {asked})"]
-        rows.append([f"seed {seed}", *published, *ours, bank.duplicates, f"{bank.prunings} times, {bank.pruned}"])
+        rows.append(
+            [
+                f"seed {seed}",
+                *published,
+                *ours,
+                bank.duplicates,
+                f"{bank.prunings} times, {bank.pruned}",
+            ]
+        )
     columns = ["run", "cases", "positive", "retrieval, points"]
     columns += ["cases, ours", "positive, ours", "retrieval, ours", "duplicates", "pruned"]
     sheet.tables.append(Grid("Table 3, published and ours", columns, rows))
-    sheet.check("cases on every seed", all(667 <= size <= 675 for size in sizes), sizes, "667 to 675")
+    sheet.check(
+        "cases on every seed", all(667 <= size <= 675 for size in sizes), sizes, "667 to 675"
+    )
     rounded = [round(share, 4) for share in shares]
-    sheet.check("positive on every seed", all(0.97 <= share <= 0.98 for share in shares), rounded, ".97 to .98")
+    sheet.check(
+        "positive on every seed",
+        all(0.97 <= share <= 0.98 for share in shares),
+        rounded,
+        ".97 to .98",
+    )
     points = [round(gain, 2) for gain in gains]
     sheet.check("retrieval on every seed, points", set(points) == {25.67}, points, "+25.67 exactly")
 
 
-def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]) -> None:
+def controls(
+    sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Sequence[Filled]
+) -> None:
     """The same sizes without the method, and the method without meaning."""
     by_label = stream.filled(paper, f"{HERE}:ByLabel(least_positive={paper['min_positives']})")
     same = [one.kept == other.kept for one, other in zip(method, by_label, strict=True)]
@@ -173,7 +207,11 @@ def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Seq
         ("duplicates at the door only", stream.filled(paper, ""), own),
         ("MemoBankRL", method, own),
         ("sort by label in its place", by_label, own),
-        ("MemoBankRL, newer wins ties", stream.filled(paper, f"memobank({options}, newest_first=true)"), own),
+        (
+            "MemoBankRL, newer wins ties",
+            stream.filled(paper, f"memobank({options}, newest_first=true)"),
+            own,
+        ),
         (
             "MemoBankRL, the lowest goes one at a time",
             stream.filled(paper, f"memobank({options}, prune_above=true)"),
@@ -199,9 +237,24 @@ def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Seq
             for queries in (stream.questions, stream.uncontaminated)
         )
         found[name] = first
-        shares = [fmean(one.positive[i] for i in bank.kept) for bank, one in zip(banks, streams, strict=True)]
-        rows.append([name, _spread([len(bank.kept) for bank in banks], 0), *map(_spread, (shares, first, fresh))])
-    columns = ["bank", "cases", "positive", "positives in top 3, first 100", "the same, questions not in the bank"]
+        shares = [
+            fmean(one.positive[i] for i in bank.kept)
+            for bank, one in zip(banks, streams, strict=True)
+        ]
+        rows.append(
+            [
+                name,
+                _spread([len(bank.kept) for bank in banks], 0),
+                *map(_spread, (shares, first, fresh)),
+            ]
+        )
+    columns = [
+        "bank",
+        "cases",
+        "positive",
+        "positives in top 3, first 100",
+        "the same, questions not in the bank",
+    ]
     sheet.tables.append(Grid("Controls, lowest to highest of three seeds", columns, rows))
     noise = min(a - b for a, b in zip(found[SHUFFLED], found[UNPRUNED], strict=True))
     earlier = np.tril(stream.vectors @ stream.vectors.T, -1).max(axis=1, initial=-1.0)
@@ -220,7 +273,9 @@ def controls(sheet: Sheet, paper: Mapping[str, Any], stream: Stream, method: Seq
     ]
 
 
-def _positives(queries: Vectors, stream: Stream, kept: Sequence[int], paper: Mapping[str, Any]) -> int:
+def _positives(
+    queries: Vectors, stream: Stream, kept: Sequence[int], paper: Mapping[str, Any]
+) -> int:
     return top_positives(queries, stream.vectors, stream.positive, kept, paper["top"])
 
 

@@ -77,14 +77,22 @@ async def fill(
     """
     options = f"similarity={paper['dedup']}, sample={paper['sample']}"
     capacity = paper["capacity"] if pruning else None
-    bank = Bank(embedder, capacity=capacity, admission=f"memobank({options})", retention=pruning or "reject", seed=seed)
+    bank = Bank(
+        embedder,
+        capacity=capacity,
+        admission=f"memobank({options})",
+        retention=pruning or "reject",
+        seed=seed,
+    )
     refused: list[str] = []
     pruned = prunings = 0
     for place, case in enumerate(cases):
         if count_retrievals and len(bank):
             await bank.retrieve(case.query, paper["top"])
         operations = await bank.end(replace(case, details={**case.details, "place": place}))
-        refused += [op.reason for op in operations if op.kind == "create" and op.outcome != "applied"]
+        refused += [
+            op.reason for op in operations if op.kind == "create" and op.outcome != "applied"
+        ]
         deleted = sum(op.kind == "delete" for op in operations)
         pruned, prunings = pruned + deleted, prunings + bool(deleted)
     kept = [int((record.details or {})["place"]) for record in bank.records()]
@@ -92,7 +100,9 @@ async def fill(
     return Filled(kept, duplicates, len(refused) - duplicates, pruned, prunings)
 
 
-def top_positives(queries: Vectors, vectors: Vectors, positive: Sequence[bool], kept: Sequence[int], top: int) -> int:
+def top_positives(
+    queries: Vectors, vectors: Vectors, positive: Sequence[bool], kept: Sequence[int], top: int
+) -> int:
     """How many of the queries' most similar kept cases are positive; of equal cosines the older case."""
     rows = np.asarray(kept)
     order = np.argsort(-(queries @ vectors[rows].T), axis=1, kind="stable")[:, :top]

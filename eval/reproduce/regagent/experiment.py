@@ -21,8 +21,15 @@ LIMIT_SECONDS = 720
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce regagent``."""
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="Of worlds (%(default)s).")
-    parser.add_argument("--tasks", type=int, metavar="N", help="Shorter streams: the checks are for the paper's 4,000.")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="Of worlds (%(default)s)."
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        metavar="N",
+        help="Shorter streams: the checks are for the paper's 4,000.",
+    )
     add_policy_flags(parser, "it answers instead of the formula")
 
 
@@ -48,7 +55,9 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
         sweeps.variants,
     ):
         seconds += sheet.step(step.__name__, journal, partial(step, runs=runs))
-    sheet.check("seconds, whole", seconds <= LIMIT_SECONDS, round(seconds), f"at most {LIMIT_SECONDS}")
+    sheet.check(
+        "seconds, whole", seconds <= LIMIT_SECONDS, round(seconds), f"at most {LIMIT_SECONDS}"
+    )
     sheet.notes += [
         "The agent is a formula, not a language model: four parameters and the length of w were fitted to the six "
         "success rates of Table 1 on seeds 100 to 102; sizes, r, deletions and every other table were not fitted.",

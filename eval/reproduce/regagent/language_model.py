@@ -43,7 +43,9 @@ class LanguageModel:
         self.asked = self.unreadable = 0
         self._ask = ask
 
-    def __call__(self, x: Array, inputs: Array, outputs: Array, cosines: Array, draw: float) -> float:
+    def __call__(
+        self, x: Array, inputs: Array, outputs: Array, cosines: Array, draw: float
+    ) -> float:
         """The model's guess."""
         guess = read_guess(self._ask(prompt(x, inputs, outputs), 32))
         self.asked += 1
@@ -54,7 +56,9 @@ class LanguageModel:
 def prompt(x: Array, inputs: Array, outputs: Array) -> str:
     """The most alike last, next to the input."""
     shown = zip(inputs[::-1], outputs[::-1], strict=True)
-    examples = "\n".join(f"Input: {_line(row)}\nGuess: \\boxed{{{output:.2f}}}" for row, output in shown)
+    examples = "\n".join(
+        f"Input: {_line(row)}\nGuess: \\boxed{{{output:.2f}}}" for row, output in shown
+    )
     return _PROMPT.format(examples=examples, x=_line(x))
 
 
@@ -65,18 +69,35 @@ def read_guess(text: str) -> float | None:
 
 
 def with_language_model(
-    sheet: Sheet, runs: Runs, arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal
+    sheet: Sheet,
+    runs: Runs,
+    arguments: argparse.Namespace,
+    tell: Callable[[str], None],
+    journal: Journal,
 ) -> None:
     """Table 1 and history with a model; Table 4's, where it is one of those."""
     rows: list[list[Any]] = []
     with asking(arguments, journal) as ask:
         model = LanguageModel(ask)
         for name, deletion in ARMS:
-            tell(f"regagent: {name}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks with the model")
+            tell(
+                f"regagent: {name}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks with the model"
+            )
             found = runs.with_follower(runs.rules(name, deletion=deletion), model)
             kept, gone = errors(found, "retained"), errors(found, "deleted")
-            rows.append([f"{name}, {deletion}", success(found), round(size(found)), following(found), kept, gone])
-        sheet.notes.append(f"{model.unreadable} of {model.asked} answers had no number; they count as 0.")
+            rows.append(
+                [
+                    f"{name}, {deletion}",
+                    success(found),
+                    round(size(found)),
+                    following(found),
+                    kept,
+                    gone,
+                ]
+            )
+        sheet.notes.append(
+            f"{model.unreadable} of {model.asked} answers had no number; they count as 0."
+        )
     columns = ["added, deleted by", "success", "size", "r", "error retained", "error deleted"]
     title = f"{' '.join(arguments.policy)}, {runs.tasks} tasks, {len(runs.seeds)} seeds"
     sheet.tables.append(Grid(title, columns, rows, 2))

@@ -23,17 +23,28 @@ class Runs:
     """
 
     def __init__(
-        self, paper: Mapping[str, Any], seeds: Sequence[int], tasks: int | None, tell: Callable[[str], None]
+        self,
+        paper: Mapping[str, Any],
+        seeds: Sequence[int],
+        tasks: int | None,
+        tell: Callable[[str], None],
     ) -> None:
         self.paper, self.seeds, self.tell = paper, list(seeds), tell
         self.tasks = tasks or paper["stream"]
-        self.worlds = [make_world(seed, paper["world"], paper["initial"], self.tasks) for seed in self.seeds]
+        self.worlds = [
+            make_world(seed, paper["world"], paper["initial"], self.tasks) for seed in self.seeds
+        ]
         self.follower = similarity_follower(paper["follower"])
         self._done: dict[Rules, list[Outcome]] = {}
 
     def rules(self, name: str, **changes: Any) -> Rules:
         """The paper's settings under one of its evaluators: ``fixed``, ``add all``, ``C1`` to ``C3``, ``strict``."""
-        tolerance = {"fixed": -1.0, "add all": np.inf, "strict": self.paper["success"], **self.paper["coarse"]}[name]
+        tolerance = {
+            "fixed": -1.0,
+            "add all": np.inf,
+            "strict": self.paper["success"],
+            **self.paper["coarse"],
+        }[name]
         settings = {name: self.paper[name] for name in ("k", "period", "alpha", "n", "beta")}
         return Rules(tolerance, **settings | changes)
 
@@ -43,9 +54,14 @@ class Runs:
             self._done[rules] = self.with_follower(rules, self.follower)
         return self._done[rules]
 
-    def with_follower(self, rules: Rules, follower: Follower, worlds: Sequence[World] | None = None) -> list[Outcome]:
+    def with_follower(
+        self, rules: Rules, follower: Follower, worlds: Sequence[World] | None = None
+    ) -> list[Outcome]:
         """One outcome a world, with another agent or in other worlds."""
-        return [run_stream(world, follower, rules, self.paper["success"]) for world in worlds or self.worlds]
+        return [
+            run_stream(world, follower, rules, self.paper["success"])
+            for world in worlds or self.worlds
+        ]
 
 
 def success(outcomes: Sequence[Outcome]) -> float:

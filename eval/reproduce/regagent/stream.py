@@ -67,7 +67,10 @@ class Outcome:
     def following(self) -> float:
         """Pearson's r of the running means of input and output similarity."""
         steps = np.arange(1, len(self.errors) + 1)
-        inputs, outputs = np.cumsum(self.input_similarity) / steps, np.cumsum(self.output_similarity) / steps
+        inputs, outputs = (
+            np.cumsum(self.input_similarity) / steps,
+            np.cumsum(self.output_similarity) / steps,
+        )
         return float(np.corrcoef(inputs, outputs)[0, 1])
 
 
@@ -84,7 +87,11 @@ def run_stream(world: World, follower: Follower, rules: Rules, success: float = 
         outputs = records.output[rows]
         guess = follower(x, records.inputs[rows], outputs, cosines, world.draws[step])
         error = abs(guess - truth)
-        errors[step], near[step], alike[step] = error, cosines[0], np.exp(-((guess - outputs[0]) ** 2))
+        errors[step], near[step], alike[step] = (
+            error,
+            cosines[0],
+            np.exp(-((guess - outputs[0]) ** 2)),
+        )
         # The evaluator of the deletion is that of the addition; add-all and fixed have none: the true success.
         tolerance = rules.tolerance if 0 < rules.tolerance < np.inf else success
         records.used(rows, float(error <= tolerance))
@@ -148,5 +155,7 @@ def frozen_success(world: World, follower: Follower, records: Records, size: int
     right = 0
     for x, truth, draw in zip(world.inputs, world.truths, world.draws, strict=True):
         found, cosines = kept.nearest(x, k)
-        right += abs(follower(x, kept.inputs[found], kept.output[found], cosines, draw) - truth) <= 1.0
+        right += (
+            abs(follower(x, kept.inputs[found], kept.output[found], cosines, draw) - truth) <= 1.0
+        )
     return 100 * right / len(world.truths)

@@ -40,18 +40,44 @@ def additions(sheet: Sheet, runs: Runs) -> None:
         )
         apart.append(abs(success(found) - row["success"]))
         ratios.append(abs(size(found) / row["size"] - 1))
-    columns = ["records added", "success", "size", "r", "success, ours", "over seeds", "size, ours", "r, ours"]
-    sheet.tables.append(Grid(f"Table 1, published and ours (mean of {len(runs.seeds)} seeds)", columns, rows, 2))
+    columns = [
+        "records added",
+        "success",
+        "size",
+        "r",
+        "success, ours",
+        "over seeds",
+        "size, ours",
+        "r, ours",
+    ]
+    sheet.tables.append(
+        Grid(f"Table 1, published and ours (mean of {len(runs.seeds)} seeds)", columns, rows, 2)
+    )
     chains = [
         all(a < b for a, b in pairwise(chain))
-        for chain in zip(*([o.success for o in runs.of(runs.rules(name))] for name in CHAIN), strict=True)
+        for chain in zip(
+            *([o.success for o in runs.of(runs.rules(name))] for name in CHAIN), strict=True
+        )
     ]
-    sheet.check(" < ".join(CHAIN), all(chains) and len(chains) >= 5, f"{sum(chains)} of {len(chains)} seeds", "5 of 5")
-    sheet.check("success, points from Table 1", max(apart) <= 3, f"at most {max(apart):.2f}", "at most 3")
-    sheet.check("sizes, share of Table 1's", max(ratios) <= 0.03, f"at most {max(ratios):.1%} off", "at most 3% off")
+    sheet.check(
+        " < ".join(CHAIN),
+        all(chains) and len(chains) >= 5,
+        f"{sum(chains)} of {len(chains)} seeds",
+        "5 of 5",
+    )
+    sheet.check(
+        "success, points from Table 1", max(apart) <= 3, f"at most {max(apart):.2f}", "at most 3"
+    )
+    sheet.check(
+        "sizes, share of Table 1's",
+        max(ratios) <= 0.03,
+        f"at most {max(ratios):.1%} off",
+        "at most 3% off",
+    )
     first = {"weight_sd": runs.paper["first_world"]["weight_sd"]}
     worlds = [
-        make_world(seed, {**runs.paper["world"], **first}, runs.paper["initial"], runs.tasks) for seed in runs.seeds
+        make_world(seed, {**runs.paper["world"], **first}, runs.paper["initial"], runs.tasks)
+        for seed in runs.seeds
     ]
     other = [
         [name, published[name]["success"], success(found), round(size(found))]
@@ -59,7 +85,9 @@ def additions(sheet: Sheet, runs: Runs) -> None:
         if (found := runs.with_follower(runs.rules(name), runs.follower, worlds))
     ]
     title = "The same with w from N(0, .16 I), as first set up: how hard the task is then depends on the seed"
-    sheet.tables.append(Grid(title, ["records added", "success", "success, ours", "size, ours"], other, 2))
+    sheet.tables.append(
+        Grid(title, ["records added", "success", "success, ours", "size, ours"], other, 2)
+    )
 
 
 def deletions(sheet: Sheet, runs: Runs) -> None:
@@ -71,18 +99,45 @@ def deletions(sheet: Sheet, runs: Runs) -> None:
         for deletion in DELETIONS:
             found = runs.of(runs.rules(name, deletion=deletion))
             kept, gone = errors(found, "retained"), errors(found, "deleted")
-            rows.append([f"{name}, {deletion}", *cells[deletion], success(found), round(size(found)), kept, gone])
+            rows.append(
+                [
+                    f"{name}, {deletion}",
+                    *cells[deletion],
+                    success(found),
+                    round(size(found)),
+                    kept,
+                    gone,
+                ]
+            )
             if deletion == "history":
                 ratios.append(abs(size(found) / cells[deletion][1] - 1))
                 above.append(bool(kept is not None and gone is not None and gone > kept))
-    columns = ["added, deleted by", "success", "size", "success, ours", "size, ours", "error retained", "error deleted"]
+    columns = [
+        "added, deleted by",
+        "success",
+        "size",
+        "success, ours",
+        "size, ours",
+        "error retained",
+        "error deleted",
+    ]
     sheet.tables.append(
-        Grid("Table 2, published and ours; mean error of records retrieved more than 5 times", columns, rows, 2)
+        Grid(
+            "Table 2, published and ours; mean error of records retrieved more than 5 times",
+            columns,
+            rows,
+            2,
+        )
     )
     sheet.check(
-        "history sizes, share of Table 2's", max(ratios) <= 0.1, f"at most {max(ratios):.1%} off", "at most 10% off"
+        "history sizes, share of Table 2's",
+        max(ratios) <= 0.1,
+        f"at most {max(ratios):.1%} off",
+        "at most 10% off",
     )
-    sheet.check("error of the deleted above the retained (history)", all(above), above, "C1 and strict")
+    sheet.check(
+        "error of the deleted above the retained (history)", all(above), above, "C1 and strict"
+    )
 
 
 def neighbours(sheet: Sheet, runs: Runs) -> None:
@@ -93,20 +148,28 @@ def neighbours(sheet: Sheet, runs: Runs) -> None:
         for k, (published, r) in cells.items():
             found = runs.of(runs.rules(name, k=k))
             rows.append([f"{name}, K {k}", published, r, success(found), following(found)])
-    sheet.tables.append(Grid("Table 5, K", ["", "success", "r", "success, ours", "r, ours"], rows, 2))
+    sheet.tables.append(
+        Grid("Table 5, K", ["", "success", "r", "success, ours", "r, ours"], rows, 2)
+    )
 
 
 def history_settings(sheet: Sheet, runs: Runs) -> None:
     """Table 6: n, beta and the period, all with strict additions."""
     table = runs.paper["table6"]
     rows: list[list[Any]] = []
-    settings: tuple[tuple[str, Deletion], ...] = (("n", "history"), ("beta", "history"), ("period", "periodic"))
+    settings: tuple[tuple[str, Deletion], ...] = (
+        ("n", "history"),
+        ("beta", "history"),
+        ("period", "periodic"),
+    )
     for setting, deletion in settings:
         for value, published in table[setting].items():
             found = runs.of(runs.rules("strict", deletion=deletion, **{setting: value}))
             printed = published if isinstance(published, list) else [published, None, None]
             kept, gone = errors(found, "retained"), errors(found, "deleted")
-            rows.append([f"{setting} {value:g}", *printed, success(found), kept, gone, round(size(found))])
+            rows.append(
+                [f"{setting} {value:g}", *printed, success(found), kept, gone, round(size(found))]
+            )
     columns = [
         "strict",
         "success",
@@ -129,20 +192,32 @@ def size_matched(sheet: Sheet, runs: Runs) -> None:
         found = runs.of(runs.rules("strict", deletion=deletion))
         scores = [
             frozen_success(
-                world.fresh(seed, count, runs.paper["world"]), runs.follower, outcome.records, count, runs.paper["k"]
+                world.fresh(seed, count, runs.paper["world"]),
+                runs.follower,
+                outcome.records,
+                count,
+                runs.paper["k"],
             )
             for seed, world, outcome in zip(runs.seeds, runs.worlds, found, strict=True)
         ]
         rows.append([f"strict, {deletion}", published, float(np.mean(scores))])
-    sheet.tables.append(Grid(f"Table 7, {count} most retrieved records, frozen", ["", "success", "ours"], rows, 2))
+    sheet.tables.append(
+        Grid(f"Table 7, {count} most retrieved records, frozen", ["", "success", "ours"], rows, 2)
+    )
 
 
 def copy_strength(sheet: Sheet, runs: Runs) -> None:
     """Success against how much the agent copies: what the paper's order depends on."""
     runs.tell("regagent: copy strength")
     settings = runs.paper["follower"]
-    arms = [(f"copies by {strength:.1f}", copying_follower(settings, strength)) for strength in np.linspace(0, 1, 6)]
-    arms += [("by similarity (fitted)", runs.follower), ("ridge regression on the records", ridge_follower(settings))]
+    arms = [
+        (f"copies by {strength:.1f}", copying_follower(settings, strength))
+        for strength in np.linspace(0, 1, 6)
+    ]
+    arms += [
+        ("by similarity (fitted)", runs.follower),
+        ("ridge regression on the records", ridge_follower(settings)),
+    ]
     rows: list[list[Any]] = []
     gaps = []
     for label, follower in arms:
@@ -151,15 +226,25 @@ def copy_strength(sheet: Sheet, runs: Runs) -> None:
         gaps.append(scores[-1] - scores[1])
         rows.append([label, *scores, gaps[-1], following(found["add all"])])
     title = "Success by how much of the answer is the first record's output"
-    sheet.tables.append(Grid(title, ["agent", "fixed", *CHAIN, "strict - add all", "r, add all"], rows, 1))
+    sheet.tables.append(
+        Grid(title, ["agent", "fixed", *CHAIN, "strict - add all", "r, add all"], rows, 1)
+    )
     strengths = np.linspace(0, 1, 6)
     points: list[list[Any]] = []
     for model, (low, high) in runs.paper["models"].items():
         gap = high - low
         inside = min(gaps[:6]) <= gap <= max(gaps[:6])
-        place = float(np.interp(gap, np.maximum.accumulate(gaps[:6]), strengths)) if inside else None
+        place = (
+            float(np.interp(gap, np.maximum.accumulate(gaps[:6]), strengths)) if inside else None
+        )
         points.append([model, low, high, gap, place])
-    columns = ["published model", "add all", "strict", "strict - add all", "copy strength with that gap"]
+    columns = [
+        "published model",
+        "add all",
+        "strict",
+        "strict - add all",
+        "copy strength with that gap",
+    ]
     sheet.tables.append(Grid("The paper's models on that curve, by their gap", columns, points, 2))
 
 
@@ -176,8 +261,16 @@ def under_a_limit(sheet: Sheet, runs: Runs) -> None:
                 rules = runs.rules(name, limit=limit, limited_by=limited, deletion=deletion)
                 cells.append(success(runs.of(rules)))
             rows.append(cells)
-    columns = ["added", "periodic, then lowest utility", "failures first, then oldest", "oldest", "random"]
-    sheet.tables.append(Grid("Success under a limit (ours: the paper has it for other agents)", columns, rows, 1))
+    columns = [
+        "added",
+        "periodic, then lowest utility",
+        "failures first, then oldest",
+        "oldest",
+        "random",
+    ]
+    sheet.tables.append(
+        Grid("Success under a limit (ours: the paper has it for other agents)", columns, rows, 1)
+    )
 
 
 def variants(sheet: Sheet, runs: Runs) -> None:
@@ -196,11 +289,17 @@ def variants(sheet: Sheet, runs: Runs) -> None:
         ),
         ("strict, history, at least n retrievals (text, code)", at_least, None),
         ("strict, component after component", runs.rules("strict"), shifted),
-        ("strict, periodic, component after component", runs.rules("strict", deletion="periodic"), shifted),
+        (
+            "strict, periodic, component after component",
+            runs.rules("strict", deletion="periodic"),
+            shifted,
+        ),
         ("add all, component after component", runs.rules("add all"), shifted),
     ]
     rows: list[list[Any]] = []
     for label, rules, worlds in arms:
-        found = runs.of(rules) if worlds is None else runs.with_follower(rules, runs.follower, worlds)
+        found = (
+            runs.of(rules) if worlds is None else runs.with_follower(rules, runs.follower, worlds)
+        )
         rows.append([label, success(found), round(size(found)), following(found)])
     sheet.tables.append(Grid("Variants", ["", "success", "size", "r"], rows, 2))

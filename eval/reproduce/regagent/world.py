@@ -66,9 +66,20 @@ def make_world(seed: int, scales: Mapping[str, Any], initial: int, n: int) -> Wo
         weights = scales["weight_norm"] * direction / np.linalg.norm(direction)
     inputs, components = _inputs(rng, initial + n, scales)
     outputs = inputs[:initial] @ weights + rng.uniform(-scales["noise"], scales["noise"], initial)
-    return World(weights, inputs[:initial], outputs, inputs[initial:], rng.normal(size=n), components[initial:])
+    return World(
+        weights,
+        inputs[:initial],
+        outputs,
+        inputs[initial:],
+        rng.normal(size=n),
+        components[initial:],
+    )
 
 
-def _inputs(rng: np.random.Generator, n: int, scales: Mapping[str, Any]) -> tuple[Array, npt.NDArray[np.int64]]:
+def _inputs(
+    rng: np.random.Generator, n: int, scales: Mapping[str, Any]
+) -> tuple[Array, npt.NDArray[np.int64]]:
     components = rng.integers(0, len(scales["means"]), n)
-    return rng.normal(size=(n, scales["dim"])) + np.array(scales["means"])[components, None], components
+    return rng.normal(size=(n, scales["dim"])) + np.array(scales["means"])[
+        components, None
+    ], components

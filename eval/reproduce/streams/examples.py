@@ -29,13 +29,22 @@ def _records(seed: int, initial: int, tasks: int) -> list[StreamRow]:
     """Questions about records of patients, answered by code, as EHRAgent has them; a tenth of the initial is wrong."""
     rng = Random(f"ehr:{seed}")
     tables = ["admissions", "prescriptions", "lab results", "procedures", "diagnoses", "transfers"]
-    kinds = ["How many {table} does patient {n} have in year {y}?", "When was the last of the {table} of patient {n}?"]
+    kinds = [
+        "How many {table} does patient {n} have in year {y}?",
+        "When was the last of the {table} of patient {n}?",
+    ]
     rows = []
     for i in range(initial + tasks):
         table, kind = rng.choice(tables), rng.randrange(2)
-        query = kinds[kind].format(table=table, n=rng.randrange(100, 999), y=rng.randrange(2100, 2110))
+        query = kinds[kind].format(
+            table=table, n=rng.randrange(100, 999), y=rng.randrange(2100, 2110)
+        )
         truth = f"{('count', 'latest')[kind]}(load('{table}'))"
-        wrong = f"{('count', 'latest')[kind]}(load('{rng.choice(tables)}'))" if rng.random() < 0.1 else truth
+        wrong = (
+            f"{('count', 'latest')[kind]}(load('{rng.choice(tables)}'))"
+            if rng.random() < 0.1
+            else truth
+        )
         rows.append(StreamRow(query, truth, wrong if i < initial else None))
     return rows
 
@@ -46,7 +55,11 @@ def _driving(seed: int, initial: int, tasks: int) -> list[StreamRow]:
     turn = rng.normal(size=(13, 12))
     rows = []
     for i in range(initial + tasks):
-        ego, goal, past = rng.normal(size=(3, 3)).ravel() * 0.3, rng.normal(size=2) * 0.3, rng.normal(size=2) * 0.3
+        ego, goal, past = (
+            rng.normal(size=(3, 3)).ravel() * 0.3,
+            rng.normal(size=2) * 0.3,
+            rng.normal(size=2) * 0.3,
+        )
         query = json.dumps({"ego": ego.tolist(), "goal": goal.tolist(), "history": past.tolist()})
         truth = (np.concatenate([ego, goal * 4, past]) @ turn).reshape(6, 2).round(3)
         noisy = (truth + rng.normal(size=truth.shape)).round(3).tolist()
@@ -62,7 +75,9 @@ def _traffic(seed: int, initial: int, tasks: int) -> list[StreamRow]:
     for i in range(initial + tasks):
         kind = int(rng.integers(8))
         values = centres[kind] * rng.lognormal(0, 0.6, 10)
-        query = json.dumps({f"feature_{j}": float(round(value, 3)) for j, value in enumerate(values)})
+        query = json.dumps(
+            {f"feature_{j}": float(round(value, 3)) for j, value in enumerate(values)}
+        )
         said = int(rng.integers(8)) if rng.random() < 0.2 else kind
         rows.append(StreamRow(query, f"class {kind}", f"class {said}" if i < initial else None))
     return rows
@@ -79,6 +94,10 @@ def as_lines(rows: Sequence[StreamRow]) -> str:
     """The stream's file."""
     lines = []
     for row in rows:
-        fields = {"query": row.query, "truth": row.truth, **({} if row.output is None else {"output": row.output})}
+        fields = {
+            "query": row.query,
+            "truth": row.truth,
+            **({} if row.output is None else {"output": row.output}),
+        }
         lines.append(json.dumps(fields))
     return "\n".join(lines) + "\n"

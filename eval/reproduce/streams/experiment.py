@@ -37,24 +37,42 @@ DELETIONS = ("none", "periodic", "history", "combined")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce streams``."""
     parser.add_argument(
-        "--stream", type=Path, metavar="FILE", help="JSON Lines of query, truth, and output to begin with."
+        "--stream",
+        type=Path,
+        metavar="FILE",
+        help="JSON Lines of query, truth, and output to begin with.",
     )
-    parser.add_argument("--agent", metavar="MODULE:CLASS", help="Yours: act(row, shown) and score(row, output).")
-    parser.add_argument("--similarity", default="text", help=f"Of queries: {', '.join(SIMILARITIES)} (%(default)s).")
-    parser.add_argument("--k", type=int, default=4, help="Records that a task is shown (%(default)s).")
     parser.add_argument(
-        "--evaluators", nargs="+", default=EVALUATORS, help="What is added (all four of the paper's kinds)."
+        "--agent", metavar="MODULE:CLASS", help="Yours: act(row, shown) and score(row, output)."
     )
-    parser.add_argument("--deletions", nargs="+", default=DELETIONS, help="Retention rules, beside none.")
+    parser.add_argument(
+        "--similarity", default="text", help=f"Of queries: {', '.join(SIMILARITIES)} (%(default)s)."
+    )
+    parser.add_argument(
+        "--k", type=int, default=4, help="Records that a task is shown (%(default)s)."
+    )
+    parser.add_argument(
+        "--evaluators",
+        nargs="+",
+        default=EVALUATORS,
+        help="What is added (all four of the paper's kinds).",
+    )
+    parser.add_argument(
+        "--deletions", nargs="+", default=DELETIONS, help="Retention rules, beside none."
+    )
     parser.add_argument("--capacity", type=int, help="Most records; unset is no limit.")
-    parser.add_argument("--embedder_model", help="For similarity text; unset: hashed words, which need no model.")
+    parser.add_argument(
+        "--embedder_model", help="For similarity text; unset: hashed words, which need no model."
+    )
     parser.add_argument("--tasks", type=int, default=200, help="Of each example (%(default)s).")
     parser.add_argument("--seed", type=int, default=0, help="Of examples, evaluators and rules.")
 
 
 def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal) -> Sheet:
     """A table for the user's stream, or one for each example."""
-    sheet = Sheet("streams", "Addition and deletion of experience, after arXiv 2505.16067, on any stream")
+    sheet = Sheet(
+        "streams", "Addition and deletion of experience, after arXiv 2505.16067, on any stream"
+    )
     if arguments.stream is not None:
         if arguments.agent is None:
             raise ConfigError("stream is given without its agent: --agent package.module:Class.")
@@ -104,13 +122,21 @@ def table(
     if arguments.embedder_model is not None and example.similarity == "text":
         embedder = SentenceTransformerEmbedder(arguments.embedder_model)
     arms = [(evaluator, "none") for evaluator in arguments.evaluators]
-    arms += [(arguments.evaluators[-1], deletion) for deletion in arguments.deletions if deletion != "none"]
+    arms += [
+        (arguments.evaluators[-1], deletion)
+        for deletion in arguments.deletions
+        if deletion != "none"
+    ]
 
     def line(evaluator: str, deletion: str) -> list[Any]:
         tell(f"streams: {title}: {evaluator}, {deletion}")
         retention = "fifo" if deletion == "none" else deletion
         bank = Bank(
-            embedder, capacity=arguments.capacity, retention=retention, evaluator=evaluator, seed=arguments.seed
+            embedder,
+            capacity=arguments.capacity,
+            retention=retention,
+            evaluator=evaluator,
+            seed=arguments.seed,
         )
         outcomes = asyncio.run(run_rows(rows, example, bank))
         low, high = wilson_interval(sum(outcome >= 1 for outcome in outcomes), len(outcomes))
@@ -119,7 +145,11 @@ def table(
     # With another agent, what was found is not taken up.
     agent = hashlib.sha256(Path(inspect.getfile(example.agent)).read_bytes()).hexdigest()[:16]
     lines = [journal.once(json.dumps([title, *arm, agent]), partial(line, *arm)) for arm in arms]
-    return Grid(title, ["added, deleted by", "success", "95%, as if tasks were independent", "records"], lines)
+    return Grid(
+        title,
+        ["added, deleted by", "success", "95%, as if tasks were independent", "records"],
+        lines,
+    )
 
 
 async def run_rows(rows: Sequence[StreamRow], example: Example, bank: Bank) -> list[float]:

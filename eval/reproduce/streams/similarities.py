@@ -35,7 +35,9 @@ def relative_change(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
 
 def three_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """AgentDriver's: exp(-sum over keys of weight x squared distance)."""
-    distances = (w * float(np.sum((np.asarray(a[k]) - np.asarray(b[k])) ** 2)) for k, w in KEYS.items())
+    distances = (
+        w * float(np.sum((np.asarray(a[k]) - np.asarray(b[k])) ** 2)) for k, w in KEYS.items()
+    )
     return float(np.exp(-sum(distances)))
 
 
@@ -45,7 +47,9 @@ def _of(one: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> Similar
         try:
             return np.array([one(asked, _numbers(store.entries[int(i)].text)) for i in store.ids])
         except (KeyError, TypeError) as error:
-            raise DataError(f"inputs of the stream do not have the same fields ({error}): {query[:200]}") from error
+            raise DataError(
+                f"inputs of the stream do not have the same fields ({error}): {query[:200]}"
+            ) from error
 
     return similarity
 

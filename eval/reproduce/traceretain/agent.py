@@ -38,7 +38,9 @@ class _Episode:
     def __init__(self, engine: Engine, game: Game, hint: Hint, limit: int) -> None:
         self.engine, self.game, self.hint, self.limit = engine, game, hint, limit
         self.steps, self.won = 0, False
-        self.seen: dict[str, list[str]] = {}  # receptacle -> what is in it, as far as it has been looked into
+        self.seen: dict[
+            str, list[str]
+        ] = {}  # receptacle -> what is in it, as far as it has been looked into
         self.at = ""
         self.found: list[tuple[str, str]] = []
 
@@ -78,7 +80,9 @@ class _Episode:
         """What has been seen, what the hint says, the rest."""
         likely = {kind for what, kind in self.hint if what == role}
         places = self.game.receptacles
-        ranked = sorted(places, key=lambda place: (place not in self.seen, place.split()[0] not in likely))
+        ranked = sorted(
+            places, key=lambda place: (place not in self.seen, place.split()[0] not in likely)
+        )
         return iter(ranked)
 
     def place_of(self, kind: str) -> str:

@@ -54,7 +54,9 @@ class Engine:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("w", encoding="utf-8") as log:
             pipe = subprocess.PIPE
-            return subprocess.Popen([self._python, str(_WORKER)], stdin=pipe, stdout=pipe, stderr=log, text=True)
+            return subprocess.Popen(
+                [self._python, str(_WORKER)], stdin=pipe, stdout=pipe, stderr=log, text=True
+            )
 
     def __enter__(self) -> Engine:
         return self

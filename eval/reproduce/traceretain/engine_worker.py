@@ -31,7 +31,9 @@ def _quick_engine() -> Any:
         words = logic.GameLogic(domain=domain, grammar=file.read())
     fast_downward.pddl2sas = lru_cache(maxsize=512)(fast_downward.pddl2sas)
     parsed = lru_cache(maxsize=4096)(lambda text, rule: textgen._PARSER.parse(text, rule_name=rule))
-    textgen._parse_and_convert = lambda text, rule_name, **_: textgen._Converter().walk(parsed(text, rule_name))
+    textgen._parse_and_convert = lambda text, rule_name, **_: textgen._Converter().walk(
+        parsed(text, rule_name)
+    )
 
     class Engine(PddlEnv):
         def load(self, problem: str) -> None:
@@ -51,8 +53,12 @@ def _quick_engine() -> Any:
             self.state["_valid_commands"] = [self._command(action, shown) for action in actions]
 
         def _command(self, action: Any, shown: Any) -> str:
-            values = {place.name: shown[variable.name] for place, variable in action.mapping.items()}
-            if action.name.lower() == "gotolocation":  # its template asks the state for what the action itself says
+            values = {
+                place.name: shown[variable.name] for place, variable in action.mapping.items()
+            }
+            if (
+                action.name.lower() == "gotolocation"
+            ):  # its template asks the state for what the action itself says
                 return f"go to {values['r']}"
             return action.command_template.format(**values)
 

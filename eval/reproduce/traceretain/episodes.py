@@ -31,7 +31,9 @@ class Player:
         tell: Gets progress.
     """
 
-    def __init__(self, engine: Engine, journal: Journal, limit: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: Engine, journal: Journal, limit: int, tell: Callable[[str], None]
+    ) -> None:
         self._engine, self._journal, self._tell = engine, journal, tell
         self.limit = limit
         self.played = 0
@@ -52,7 +54,9 @@ class Player:
     def play(self, game: Game, hint: Hint) -> Played:
         """One episode."""
         ask = partial(play, self._engine, game, hint, self.limit)
-        won, steps, found = self._once(game, f"{self.limit}{json.dumps(hint)}", lambda: astuple(ask()))
+        won, steps, found = self._once(
+            game, f"{self.limit}{json.dumps(hint)}", lambda: astuple(ask())
+        )
         return Played(won, steps, tuple((what, kind) for what, kind in found))
 
     def _once(self, game: Game, what: str, ask: Callable[[], Any]) -> Any:
@@ -80,7 +84,11 @@ class Stream:
     @property
     def value(self) -> float:
         """What CEM ranks by: success + .5 (1 - steps / most) + .5 P@5."""
-        return fmean(self.won) + 0.5 * (1 - fmean(self.steps) / self.most_steps) + 0.5 * fmean(self.precision)
+        return (
+            fmean(self.won)
+            + 0.5 * (1 - fmean(self.steps) / self.most_steps)
+            + 0.5 * fmean(self.precision)
+        )
 
 
 async def run_tasks(
@@ -111,7 +119,10 @@ async def run_tasks(
         stream.games.append(game.name)
         stream.won.append(played.won)
         stream.steps.append(played.steps)
-        relevant = [record.outcome == 1 and is_relevant(details["signature"], game) for record, details in records]
+        relevant = [
+            record.outcome == 1 and is_relevant(details["signature"], game)
+            for record, details in records
+        ]
         stream.precision.append(fmean(relevant) if relevant else 0.0)
         stream.similarity.append(fmean(similarity for _, similarity in shown) if shown else 0.0)
         if bank is not None and write:
@@ -127,9 +138,15 @@ def is_relevant(signature: Sequence[str], game: Game) -> bool:
 
 
 def _experience(game: Game, played: Played) -> Experience:
-    details = {"steps": played.steps, "signature": list(game.signature), "found": [list(pair) for pair in played.found]}
+    details = {
+        "steps": played.steps,
+        "signature": list(game.signature),
+        "found": [list(pair) for pair in played.found],
+    }
     told = ", ".join(f"{what} in {kind}" for what, kind in played.found)
-    return Experience(game.task, f"{'done' if played.won else 'failed'}: {told}", float(played.won), details)
+    return Experience(
+        game.task, f"{'done' if played.won else 'failed'}: {told}", float(played.won), details
+    )
 
 
 def _hint(details: Mapping[str, Any]) -> Hint:

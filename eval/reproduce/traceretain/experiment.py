@@ -23,7 +23,12 @@ from atommem.eval.reproduce.sheet import Grid, Sheet
 from atommem.eval.reproduce.traceretain.engine import Engine, engine_python
 from atommem.eval.reproduce.traceretain.episodes import Player, Stream, run_tasks
 from atommem.eval.reproduce.traceretain.games import Game, make_games
-from atommem.eval.reproduce.user_files import KeptVectors, add_embedder_flag, embed_all, published_tables
+from atommem.eval.reproduce.user_files import (
+    KeptVectors,
+    add_embedder_flag,
+    embed_all,
+    published_tables,
+)
 from atommem.experience.bank import Bank
 from atommem.experience.cross_entropy import cross_entropy
 from atommem.memory.columns import Numbers
@@ -47,9 +52,18 @@ _ARMS: Mapping[str, Arm] = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of ``atommem reproduce traceretain``."""
     add_embedder_flag(parser)
-    parser.add_argument("--alfworld_python", metavar="PYTHON", help="Interpreter of an environment with alfworld.")
-    parser.add_argument("--seeds", type=int, default=3, help="Streams (%(default)s), the first with seed 42.")
-    parser.add_argument("--tasks", type=int, metavar="N", help="Shorter streams: the checks are for the paper's 100.")
+    parser.add_argument(
+        "--alfworld_python", metavar="PYTHON", help="Interpreter of an environment with alfworld."
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="Streams (%(default)s), the first with seed 42."
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        metavar="N",
+        help="Shorter streams: the checks are for the paper's 100.",
+    )
 
 
 def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Journal) -> Sheet:
@@ -57,10 +71,14 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
     paper = published_tables("traceretain")
     tasks = arguments.tasks or paper["stream"]
     if tasks < 2 or arguments.seeds < 1:
-        raise ConfigError(f"tasks is {tasks} and seeds is {arguments.seeds}: give at least 2 and 1.")
+        raise ConfigError(
+            f"tasks is {tasks} and seeds is {arguments.seeds}: give at least 2 and 1."
+        )
     transfer = max(1, tasks * paper["transfer"] // paper["stream"])
     python = engine_python(arguments.alfworld_python)
-    tell(f"traceretain: generating {tasks + transfer} games, and {paper['cem']['tasks']} to tune on")
+    tell(
+        f"traceretain: generating {tasks + transfer} games, and {paper['cem']['tasks']} to tune on"
+    )
     pool = make_games(tasks + transfer, _POOL, paper)
     tuning = make_games(paper["cem"]["tasks"], _TUNING, paper)
     sheet = Sheet("traceretain", paper["source"])
@@ -72,11 +90,15 @@ def run(arguments: argparse.Namespace, tell: Callable[[str], None], journal: Jou
         bench = Bench(paper, player, vectors, pool, tasks, arguments.cache / "cem.json", tell)
         bench.tune(tuning)
         compare(sheet, bench, [FIRST_SEED + i for i in range(arguments.seeds)])
-    sheet.notes.append(f"{player.played} episodes were played on the engine now, the others were kept from before.")
+    sheet.notes.append(
+        f"{player.played} episodes were played on the engine now, the others were kept from before."
+    )
     return sheet
 
 
-def solvable(sheet: Sheet, player: Player, games: Sequence[Game], tell: Callable[[str], None]) -> None:
+def solvable(
+    sheet: Sheet, player: Player, games: Sequence[Game], tell: Callable[[str], None]
+) -> None:
     """Every game is planned, and the plan is played to its end."""
     tell("traceretain: planning every game, and playing the plan")
     lengths = [player.plan_length(game) for game in games]
@@ -84,12 +106,18 @@ def solvable(sheet: Sheet, player: Player, games: Sequence[Game], tell: Callable
     for game, length in zip(games, lengths, strict=True):
         families.setdefault(game.family, []).append(length)
     rows: list[list[Any]] = [
-        [name, len(found), sum(length > 0 for length in found), fmean(found)] for name, found in families.items()
+        [name, len(found), sum(length > 0 for length in found), fmean(found)]
+        for name, found in families.items()
     ]
-    sheet.tables.append(Grid("Games", ["family", "games", "won by the planner", "its steps"], rows, 1))
+    sheet.tables.append(
+        Grid("Games", ["family", "games", "won by the planner", "its steps"], rows, 1)
+    )
     won = sum(length > 0 for length in lengths)
     sheet.check(
-        "games, all solvable", won == len(games) >= 100 and len(families) == 6, f"{won} of {len(games)}", ">= 100, all"
+        "games, all solvable",
+        won == len(games) >= 100 and len(families) == 6,
+        f"{won} of {len(games)}",
+        ">= 100, all",
     )
 
 
@@ -140,11 +168,22 @@ class Bench:
         order = list(self.pool)
         random.Random(seed).shuffle(order)
         bank = self._bank(self.arms[arm], seed)
-        stream = self._run(order[: self.tasks], bank, failures=self.paper["failures_per_write"] if noisy else 0)
+        stream = self._run(
+            order[: self.tasks], bank, failures=self.paper["failures_per_write"] if noisy else 0
+        )
         return stream, self._run(order[self.tasks :], bank, write=False)
 
-    def _run(self, games: Sequence[Game], bank: Bank | None, failures: int = 0, write: bool = True) -> Stream:
-        played = run_tasks(self.player, games, bank, retrieved=self.paper["retrieved"], failures=failures, write=write)
+    def _run(
+        self, games: Sequence[Game], bank: Bank | None, failures: int = 0, write: bool = True
+    ) -> Stream:
+        played = run_tasks(
+            self.player,
+            games,
+            bank,
+            retrieved=self.paper["retrieved"],
+            failures=failures,
+            write=write,
+        )
         return asyncio.run(played)
 
     def _bank(self, arm: Arm, seed: int = 0) -> Bank | None:
@@ -152,7 +191,9 @@ class Bench:
             return None
         rule, limited, newest_first = arm
         capacity = self.paper["capacity"] if limited else None
-        return Bank(self.vectors, capacity=capacity, retention=rule, seed=seed, newest_first=newest_first)
+        return Bank(
+            self.vectors, capacity=capacity, retention=rule, seed=seed, newest_first=newest_first
+        )
 
     def _write(self, weights: Numbers) -> None:
         found = dict(zip(LINEAR, map(float, weights), strict=True))
@@ -164,15 +205,25 @@ def compare(sheet: Sheet, bench: Bench, seeds: Sequence[int]) -> None:
     found: dict[str, dict[bool, list[tuple[Stream, Stream]]]] = {}
     for arm in bench.arms:
         bench.tell(f"traceretain: {arm}")
-        found[arm] = {noisy: [bench.run(arm, seed, noisy) for seed in seeds] for noisy in (False, True)}
+        found[arm] = {
+            noisy: [bench.run(arm, seed, noisy) for seed in seeds] for noisy in (False, True)
+        }
     ratios = precision(sheet, bench.paper, found)
     for noisy in (False, True):
         outcomes(sheet, bench.paper, {arm: runs[noisy][0][0] for arm, runs in found.items()}, noisy)
-    transfer(sheet, bench.paper, {arm: [after for _, after in runs[False]] for arm, runs in found.items()})
+    transfer(
+        sheet,
+        bench.paper,
+        {arm: [after for _, after in runs[False]] for arm, runs in found.items()},
+    )
     for arm in ("fifo", "lru"):
-        sheet.check(f"noisy over clean P@5, {arm}", ratios[arm] < 1 / 3, f"{ratios[arm]:.3f}", "below 1/3")
+        sheet.check(
+            f"noisy over clean P@5, {arm}", ratios[arm] < 1 / 3, f"{ratios[arm]:.3f}", "below 1/3"
+        )
     for arm in ("traceretain linear", CEM):
-        sheet.check(f"noisy over clean P@5, {arm}", ratios[arm] >= 0.9, f"{ratios[arm]:.3f}", "at least .90")
+        sheet.check(
+            f"noisy over clean P@5, {arm}", ratios[arm] >= 0.9, f"{ratios[arm]:.3f}", "at least .90"
+        )
     tie(sheet, {arm: [stream for stream, _ in found[arm][True]] for arm in (CEM, FAILURES_FIRST)})
     sheet.notes += [
         f"Failures first, one line, keeps {ratios[FAILURES_FIRST]:.2f} of its clean P@5; unbounded keeps "
@@ -194,7 +245,10 @@ def tie(sheet: Sheet, noisy: Mapping[str, Sequence[Stream]]) -> None:
     """Whether the learned weights are better than one line on noisy streams; a game that comes again is one unit."""
     rows: list[list[Any]] = []
     for name in ("precision", "won", "steps"):
-        one, other = ([float(value) for s in noisy[arm] for value in getattr(s, name)] for arm in (CEM, FAILURES_FIRST))
+        one, other = (
+            [float(value) for s in noisy[arm] for value in getattr(s, name)]
+            for arm in (CEM, FAILURES_FIRST)
+        )
         games = [game for stream in noisy[CEM] for game in stream.games]
         scale = 1.0 if name != "steps" else 1 / noisy[CEM][0].most_steps
         gap = paired_difference([scale * (a - b) for a, b in zip(one, other, strict=True)], games)
@@ -211,18 +265,45 @@ def precision(sheet: Sheet, paper: Mapping[str, Any], found: Mapping[str, Any]) 
     for arm, runs in found.items():
         if arm == "none":
             continue
-        clean, noisy = (100 * fmean(p for stream, _ in runs[kind] for p in stream.precision) for kind in (False, True))
+        clean, noisy = (
+            100 * fmean(p for stream, _ in runs[kind] for p in stream.precision)
+            for kind in (False, True)
+        )
         ratios[arm] = noisy / clean if clean else 0.0
         published = paper["precision"].get(arm, {})
         before, after = published.get("clean"), published.get("noisy")
         similar = fmean(s for stream, _ in runs[True] for s in stream.similarity)
-        rows.append([arm, before, after, after / before if before else None, clean, noisy, ratios[arm], similar])
-    columns = ["rule", "clean", "noisy", "ratio", "clean, ours", "noisy, ours", "ratio, ours", "similarity, noisy"]
-    sheet.tables.append(Grid("Precision@5, percent, published and ours (mean of all seeds)", columns, rows, 2))
+        rows.append(
+            [
+                arm,
+                before,
+                after,
+                after / before if before else None,
+                clean,
+                noisy,
+                ratios[arm],
+                similar,
+            ]
+        )
+    columns = [
+        "rule",
+        "clean",
+        "noisy",
+        "ratio",
+        "clean, ours",
+        "noisy, ours",
+        "ratio, ours",
+        "similarity, noisy",
+    ]
+    sheet.tables.append(
+        Grid("Precision@5, percent, published and ours (mean of all seeds)", columns, rows, 2)
+    )
     return ratios
 
 
-def outcomes(sheet: Sheet, paper: Mapping[str, Any], streams: Mapping[str, Stream], noisy: bool) -> None:
+def outcomes(
+    sheet: Sheet, paper: Mapping[str, Any], streams: Mapping[str, Stream], noisy: bool
+) -> None:
     """Success with Wilson's interval, steps, and exact sign tests on the first seed's tasks."""
     word = "noisy" if noisy else "clean"
     rows: list[list[Any]] = []
@@ -237,9 +318,21 @@ def outcomes(sheet: Sheet, paper: Mapping[str, Any], streams: Mapping[str, Strea
                 sign_test(stream, streams[FAILURES_FIRST]),
             ]
         )
-    columns = ["rule", "published of 100", "won [95%]", "steps", "against none", "against failures first"]
+    columns = [
+        "rule",
+        "published of 100",
+        "won [95%]",
+        "steps",
+        "against none",
+        "against failures first",
+    ]
     sheet.tables.append(
-        Grid(f"Success, {word}, seed {FIRST_SEED}: tasks won that the other lost, and the reverse", columns, rows, 2)
+        Grid(
+            f"Success, {word}, seed {FIRST_SEED}: tasks won that the other lost, and the reverse",
+            columns,
+            rows,
+            2,
+        )
     )
 
 
@@ -268,7 +361,9 @@ def transfer(sheet: Sheet, paper: Mapping[str, Any], runs: Mapping[str, Sequence
         "P@5, all seeds",
         "against none",
     ]
-    sheet.tables.append(Grid("Transfer: games that the stream did not have, without writing", columns, rows, 2))
+    sheet.tables.append(
+        Grid("Transfer: games that the stream did not have, without writing", columns, rows, 2)
+    )
 
 
 def won(stream: Stream) -> str:

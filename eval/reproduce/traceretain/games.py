@@ -47,7 +47,12 @@ class Game:
     @property
     def signature(self) -> tuple[str, str, str, str]:
         """Family, object, modifier, receptacle: ALFWorld's task key without its trial."""
-        return self.family, self.object, self.family if self.family in _STATES else "", self.receptacle
+        return (
+            self.family,
+            self.object,
+            self.family if self.family in _STATES else "",
+            self.receptacle,
+        )
 
 
 def make_games(count: int, seed: int, house: Mapping[str, Any]) -> list[Game]:
@@ -59,7 +64,9 @@ def make_games(count: int, seed: int, house: Mapping[str, Any]) -> list[Game]:
         house: ``configs/reproduce/traceretain.yaml``.
     """
     rng = random.Random(f"games:{seed}")
-    return [_make_game(f"{seed}-{i}", FAMILIES[i % len(FAMILIES)], rng, house) for i in range(count)]
+    return [
+        _make_game(f"{seed}-{i}", FAMILIES[i % len(FAMILIES)], rng, house) for i in range(count)
+    ]
 
 
 def _make_game(name: str, family: str, rng: random.Random, house: Mapping[str, Any]) -> Game:
@@ -69,12 +76,19 @@ def _make_game(name: str, family: str, rng: random.Random, house: Mapping[str, A
     room = objects[chosen]["room"]
     places = [objects[chosen]["home"], *objects[chosen]["else"]]
     target = "" if family == "look" else rng.choice(places)
-    layout = [f"{kind} {i}" for kind, count in house["rooms"][room].items() for i in range(1, count + 1)]
+    layout = [
+        f"{kind} {i}" for kind, count in house["rooms"][room].items() for i in range(1, count + 1)
+    ]
     things: list[tuple[str, str]] = []  # type and receptacle
     copies = 2 if family == "two" else 1
     things += [(chosen, _place(objects[chosen], target, rng, house, layout)) for _ in range(copies)]
     if family == "look":
-        things.append((LAMP, rng.choice([place for place in layout if place.split()[0] in house["lamp"][room]])))
+        things.append(
+            (
+                LAMP,
+                rng.choice([place for place in layout if place.split()[0] in house["lamp"][room]]),
+            )
+        )
     others = [key for key, item in objects.items() if item["room"] == room and key != chosen]
     strewn = rng.sample(others, min(4, len(others)))
     things += [(kind, _place(objects[kind], "", rng, house, layout)) for kind in strewn]
@@ -91,16 +105,29 @@ def _fits(family: str, item: Mapping[str, Any], house: Mapping[str, Any]) -> boo
 
 
 def _place(
-    item: Mapping[str, Any], target: str, rng: random.Random, house: Mapping[str, Any], layout: list[str]
+    item: Mapping[str, Any],
+    target: str,
+    rng: random.Random,
+    house: Mapping[str, Any],
+    layout: list[str],
 ) -> str:
     """Mostly at home; never where the task wants it to be."""
     kinds = [kind for kind in item["else"] if kind != target]
-    kind = item["home"] if item["home"] != target and rng.random() < house["at_home"] else rng.choice(kinds)
+    kind = (
+        item["home"]
+        if item["home"] != target and rng.random() < house["at_home"]
+        else rng.choice(kinds)
+    )
     return rng.choice([place for place in layout if place.split()[0] == kind])
 
 
 def _problem(
-    family: str, chosen: str, target: str, layout: list[str], things: list[tuple[str, str]], house: Mapping[str, Any]
+    family: str,
+    chosen: str,
+    target: str,
+    layout: list[str],
+    things: list[tuple[str, str]],
+    house: Mapping[str, Any],
 ) -> str:
     """Every receptacle has a location of its own; the agent starts at another."""
     room_ids = {place: _identifier(place) for place in layout}
@@ -108,16 +135,26 @@ def _problem(
     spots = {place: f"loc_bar_{i}" for i, place in enumerate(layout, 1)}
     kinds = sorted({place.split()[0] for place in layout})
     types = sorted({kind for _, kind, _ in items})
-    declared = ["agent1 - agent", "loc_bar_0 - location", *(f"{spot} - location" for spot in spots.values())]
+    declared = [
+        "agent1 - agent",
+        "loc_bar_0 - location",
+        *(f"{spot} - location" for spot in spots.values()),
+    ]
     declared += [f"{name} - receptacle" for name in room_ids.values()]
     declared += [f"{name} - object" for name, _, _ in items]
-    declared += [f"{_type(kind)} - rtype" for kind in dict.fromkeys([*kinds, "sinkbasin", "microwave", "fridge"])]
+    declared += [
+        f"{_type(kind)} - rtype"
+        for kind in dict.fromkeys([*kinds, "sinkbasin", "microwave", "fridge"])
+    ]
     declared += ["KnifeType - otype", "ButterKnifeType - otype"]
     declared += [f"{kind}Type - otype" for kind in types]
     facts = ["atLocation agent1 loc_bar_0"]
     for place, name in room_ids.items():
         kind = place.split()[0]
-        facts += [f"receptacleAtLocation {name} {spots[place]}", f"receptacleType {name} {_type(kind)}"]
+        facts += [
+            f"receptacleAtLocation {name} {spots[place]}",
+            f"receptacleType {name} {_type(kind)}",
+        ]
         facts += [f"openable {name}"] if kind in house["opens"] else []
     for name, kind, place in items:
         facts += [f"objectType {name} {kind}Type", f"inReceptacle {name} {room_ids[place]}"]
@@ -142,7 +179,9 @@ _ABLE = (("clean", "cleanable"), ("heat", "heatable"), ("cool", "coolable"))
 
 def _type(kind: str) -> str:
     """The three that the domain's actions name are spelled as there."""
-    return {"sinkbasin": "SinkBasinType", "microwave": "MicrowaveType", "fridge": "FridgeType"}.get(kind, f"{kind}Type")
+    return {"sinkbasin": "SinkBasinType", "microwave": "MicrowaveType", "fridge": "FridgeType"}.get(
+        kind, f"{kind}Type"
+    )
 
 
 def _identifier(place: str) -> str:
@@ -166,6 +205,4 @@ def _goal(family: str, chosen: str, target: str) -> str:
             f"(objectType ?o1 {chosen}Type) (objectType ?o2 {chosen}Type) (inReceptacle ?o1 ?r) (inReceptacle ?o2 ?r)))"
         )
     state = f" ({_STATES[family]} ?o)" if family in _STATES else ""
-    return (
-        f"(exists (?r - receptacle ?o - object) (and {there} (objectType ?o {chosen}Type) (inReceptacle ?o ?r){state}))"
-    )
+    return f"(exists (?r - receptacle ?o - object) (and {there} (objectType ?o {chosen}Type) (inReceptacle ?o ?r){state}))"

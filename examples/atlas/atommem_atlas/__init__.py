@@ -14,7 +14,11 @@ from atommem_atlas.tasks import Task, describe, generate, read_tasks
 
 def tool(name: str, argument: str, description: str) -> ActionSpec:
     """A tool with one argument, a text."""
-    schema = {"properties": {argument: {"type": "string"}}, "required": [argument], "additionalProperties": False}
+    schema = {
+        "properties": {argument: {"type": "string"}},
+        "required": [argument],
+        "additionalProperties": False,
+    }
     return ActionSpec(name, Body.ARGUMENTS, description=description, schema=schema)
 
 
@@ -24,8 +28,12 @@ class AtlasConfig(EnvironmentConfig):
 
     operational: ClassVar[frozenset[str]] = frozenset({"world"})
 
-    turns: int = field(default=4, metadata={"help": "Steps with tools; the one after them must answer."})
-    world: str = field(default="", metadata={"help": "Task file from which the tools know what users ask for."})
+    turns: int = field(
+        default=4, metadata={"help": "Steps with tools; the one after them must answer."}
+    )
+    world: str = field(
+        default="", metadata={"help": "Task file from which the tools know what users ask for."}
+    )
 
 
 class Journey:
@@ -51,7 +59,10 @@ class Journey:
     async def score(self) -> Score:
         """`overlap` is the shared places over all places, named or right: listing all of them does not pay."""
         right, named = set(self.task.right.split()), set((self.answer or "").split())
-        metrics = {"overlap": len(right & named) / max(1, len(right | named)), "em": float(right == named)}
+        metrics = {
+            "overlap": len(right & named) / max(1, len(right | named)),
+            "em": float(right == named),
+        }
         return Score(metrics["overlap"], (self.answer,), metrics, (metrics,))
 
     def observe(self, calls: Sequence[Call]) -> Observation:
@@ -63,7 +74,8 @@ class Journey:
             stream=(Piece("results", {"results": results}),) if results else (),
             closing=(Piece("act", {"left": self.left}) if self.left else Piece("answer"),),
             question=0,
-            origin="; ".join(str(item.values["call"]) for item in results if item.name == "result") or None,
+            origin="; ".join(str(item.values["call"]) for item in results if item.name == "result")
+            or None,
         )
 
     def result(self, call: Call) -> Piece:
@@ -79,7 +91,12 @@ class Atlas(EnvironmentFactory):
 
     config_class = AtlasConfig
     templates = Path(__file__).with_name("templates")
-    pieces: ClassVar = {"question": ["person"], "results": ["results"], "act": ["left"], "answer": []}
+    pieces: ClassVar = {
+        "question": ["person"],
+        "results": ["results"],
+        "act": ["left"],
+        "answer": [],
+    }
     pieces |= {"result": ["call", "text"], "failure": ["text"]}
     inside: ClassVar = {"result": "results", "failure": "results"}
     numbers, phases = ("left",), ("acting", "answering")
@@ -96,7 +113,11 @@ class Atlas(EnvironmentFactory):
     def asking(self, question: str) -> Task:
         """For `Memory` and ``atommem serve``: the person is named in the question, and no answer is known."""
         facts = read_tasks(self.config.world)[0].facts
-        return Task("asked", next((word for word in question.split() if word in facts["lookup"]), question), facts)
+        return Task(
+            "asked",
+            next((word for word in question.split() if word in facts["lookup"]), question),
+            facts,
+        )
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
@@ -104,4 +125,6 @@ class Atlas(EnvironmentFactory):
         for flag, kind in (("--n", int), ("--seed", int), ("--out", Path)):
             parser.add_argument(flag, type=kind, required=True)
         given = parser.parse_args(argv)
-        return int(given.out.write_text("".join(generate(given.n, given.seed)), encoding="utf-8") == 0)
+        return int(
+            given.out.write_text("".join(generate(given.n, given.seed)), encoding="utf-8") == 0
+        )

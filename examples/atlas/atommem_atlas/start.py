@@ -45,7 +45,9 @@ class Guide:
         self._tokenizer = tokenizer
         self._random = random.Random(0)
 
-    async def complete_observation(self, observation: Observation, view: MemoryView, sampling: Sampling) -> Completion:
+    async def complete_observation(
+        self, observation: Observation, view: MemoryView, sampling: Sampling
+    ) -> Completion:
         """What to write, by what the environment shows."""
         (person,) = observation.values("person")
         calls, texts = observation.values("call"), observation.values("text")
@@ -57,7 +59,10 @@ class Guide:
         else:
             places = texts[0].split()[: self._random.choice((1, 2))]
             text = f"<final_answer> \\boxed{{ {' '.join(places)} }} </final_answer>"
-        token_ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
+        token_ids = [
+            *self._tokenizer.encode(text, add_special_tokens=False),
+            self._tokenizer.eos_token_id,
+        ]
         return Completion(token_ids, [0.0] * len(token_ids), text, "stop")
 
     async def close(self) -> None:
@@ -69,9 +74,13 @@ def make_policy(tasks: Sequence[Task], folder: Path) -> Any:
     config = environment_config("atlas")
     known = [word.strip('",:{}') for task in tasks for word in json.dumps(task.facts).split()]
     called = [
-        call(tool, **{name: word}) for word in known for tool, name in {"lookup": "name", "neighbours": "place"}.items()
+        call(tool, **{name: word})
+        for word in known
+        for tool, name in {"lookup": "name", "neighbours": "place"}.items()
     ]
-    tokenizer = word_tokenizer([*prompt_words(config, MEMORY), *known, *called, "\\boxed{ }", ": 0 1 2 3 4"])
+    tokenizer = word_tokenizer(
+        [*prompt_words(config, MEMORY), *known, *called, "\\boxed{ }", ": 0 1 2 3 4"]
+    )
     torch.manual_seed(0)
     make_model(PolicySize(), tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -92,7 +101,9 @@ def main(data: str, out: str) -> None:
         sampling=Sampling(),
     )
     shown = asyncio.run(evaluate(tasks, EpisodeRunner(agent), Path(out, "guide"), progress=False))
-    print(f"a policy in {out}/start; the guide's overlap on {len(tasks)} tasks: {shown.mean('overlap'):.2f}")
+    print(
+        f"a policy in {out}/start; the guide's overlap on {len(tasks)} tasks: {shown.mean('overlap'):.2f}"
+    )
 
 
 if __name__ == "__main__":

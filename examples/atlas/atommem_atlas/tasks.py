@@ -33,7 +33,9 @@ def generate(count: int, seed: int) -> Iterator[str]:
     for number in range(count):
         homes = {person: rng.choice(PLACES) for person in PEOPLE}
         ring = rng.sample(PLACES, len(PLACES))
-        roads = {place: f"{ring[at - 1]} {ring[at + 1 - len(ring)]}" for at, place in enumerate(ring)}
+        roads = {
+            place: f"{ring[at - 1]} {ring[at + 1 - len(ring)]}" for at, place in enumerate(ring)
+        }
         task = Task(f"{seed}-{number}", rng.choice(PEOPLE), {"lookup": homes, "neighbours": roads})
         yield json.dumps(asdict(task)) + "\n"
 
@@ -43,9 +45,13 @@ def read_tasks(path: str | Path) -> Sequence[Task]:
     try:
         return [Task(**json.loads(line)) for line in Path(path).open(encoding="utf-8")]
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is no task file ({error}): make one with atommem data build.") from error
+        raise DataError(
+            f"{path} is no task file ({error}): make one with atommem data build."
+        ) from error
 
 
 def describe(task: Task) -> TaskDescription:
     """One question with one gold answer."""
-    return TaskDescription(task.id, "atlas", (QuestionDescription(f"from {task.person}", (task.right,)),))
+    return TaskDescription(
+        task.id, "atlas", (QuestionDescription(f"from {task.person}", (task.right,)),)
+    )

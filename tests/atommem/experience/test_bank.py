@@ -37,7 +37,11 @@ async def play(one: Bank, tasks: list[tuple[str, float]], k: int = 2) -> list[An
     return log
 
 
-TASKS = [(f"{verb} the {thing}", float(len(thing) % 2)) for verb in ("put", "heat", "cut") for thing in ("egg", "plum")]
+TASKS = [
+    (f"{verb} the {thing}", float(len(thing) % 2))
+    for verb in ("put", "heat", "cut")
+    for thing in ("egg", "plum")
+]
 
 
 async def test_a_record_has_what_rules_need_to_know() -> None:
@@ -46,10 +50,25 @@ async def test_a_record_has_what_rules_need_to_know() -> None:
     found = await one.retrieve("put the egg", 3)
     assert [(record.text, round(score, 3)) for record, score in found] == [("put the egg", 1.0)]
     operations = await one.end(Experience("put the plum", "did put", 0.0, {"steps": 7}))
-    assert [operation.kind for operation in operations] == ["observe", "create", "outcome", "retrieve"]
+    assert [operation.kind for operation in operations] == [
+        "observe",
+        "create",
+        "outcome",
+        "retrieve",
+    ]
     first, second = one.records()
-    assert (first.created, first.shown, first.last_shown, first.uses, first.mean_outcome) == (0, 1, 1, 1, 0.0)
-    assert (second.created, second.outcome, second.details) == (1, 0.0, {"execution": "did put", "steps": 7})
+    assert (first.created, first.shown, first.last_shown, first.uses, first.mean_outcome) == (
+        0,
+        1,
+        1,
+        1,
+        0.0,
+    )
+    assert (second.created, second.outcome, second.details) == (
+        1,
+        0.0,
+        {"execution": "did put", "steps": 7},
+    )
     assert demonstrations(found) == "Task: put the egg\nDone: did it before"
     assert one.task == 2
 
@@ -62,15 +81,25 @@ async def test_ties_are_the_oldest_or_the_newest(newest: bool) -> None:
     assert [record.id for record, _ in found] == ([5, 4] if newest else [1, 2])
 
     def near(query: str, store: Any) -> Any:
-        return [-abs(int(query) - int(store.entries[i].details["execution"])) for i in store.ids.tolist()]
+        return [
+            -abs(int(query) - int(store.entries[i].details["execution"]))
+            for i in store.ids.tolist()
+        ]
 
     found = await one.retrieve("3", 2, near)  # a similarity of one's own
     assert [record.details["execution"] for record, _ in found] == ["3", "4" if newest else "2"]
 
 
-@pytest.mark.parametrize("retention", ["fifo", "memobank(least_positive=1)", "combined(period=3, n=1)", "traceretain"])
+@pytest.mark.parametrize(
+    "retention", ["fifo", "memobank(least_positive=1)", "combined(period=3, n=1)", "traceretain"]
+)
 async def test_it_is_the_same_when_it_was_opened_again(tmp_path: Path, retention: str) -> None:
-    settings: Any = {"capacity": 3, "retention": retention, "admission": "memobank", "evaluator": "noisy(p_fp=.3)"}
+    settings: Any = {
+        "capacity": 3,
+        "retention": retention,
+        "admission": "memobank",
+        "evaluator": "noisy(p_fp=.3)",
+    }
     through, path = bank(**settings), tmp_path / "bank.jsonl"
     log = await play(through, TASKS * 3)
     again: list[Any] = []
@@ -101,7 +130,11 @@ class ByTheFormula(TraceRetain):
             features = {
                 "success": record.outcome or 0.0,
                 "age": (store.step - record.created) / now,
-                "gap": (store.step - (record.created if record.last_shown is None else record.last_shown)) / now,
+                "gap": (
+                    store.step
+                    - (record.created if record.last_shown is None else record.last_shown)
+                )
+                / now,
                 "frequency": np.log1p(record.shown) / np.log1p(now),
                 "specificity": 1 - others.mean(),
                 "redundancy": max(0.0, others.max()),
@@ -111,7 +144,9 @@ class ByTheFormula(TraceRetain):
                 "last_similarity": record.last_similarity or 0.0,
                 "mean_similarity": record.mean_similarity or 0.0,
             }
-            assert found[place] == pytest.approx(sum(LINEAR[name] * features[name] for name in LINEAR), abs=2e-5)
+            assert found[place] == pytest.approx(
+                sum(LINEAR[name] * features[name] for name in LINEAR), abs=2e-5
+            )
         self.compared.append(len(found))
         return found
 
@@ -122,7 +157,9 @@ async def test_traceretain_scores_by_its_features() -> None:
 
 
 @pytest.mark.parametrize("outcome", [1.0, None])
-async def test_use_counts_also_where_no_outcome_is_known(tmp_path: Path, outcome: float | None) -> None:
+async def test_use_counts_also_where_no_outcome_is_known(
+    tmp_path: Path, outcome: float | None
+) -> None:
     one = await bank(retention="periodic(period=2)").open(tmp_path / "b")
     await one.fill([Experience("put the egg", ""), Experience("cut the plum", "")])
     await one.retrieve("put the egg", 1)
@@ -211,7 +248,9 @@ asyncio.run(main())
 async def test_a_process_that_is_killed_loses_nothing_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "bank.jsonl"
     for tasks in (3, 70):
-        child = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+        )
         assert child.stdout
         said = [child.stdout.readline() for _ in range(tasks)]
         os.kill(child.pid, signal.SIGKILL)
@@ -247,7 +286,9 @@ async def test_evaluators(evaluator: str, added: list[float]) -> None:
 
 
 def test_cross_entropy_finds_a_summit() -> None:
-    best, value = cross_entropy(lambda w: -float(((w - [2, -1]) ** 2).sum()), np.zeros(2), iterations=20)
+    best, value = cross_entropy(
+        lambda w: -float(((w - [2, -1]) ** 2).sum()), np.zeros(2), iterations=20
+    )
     assert np.allclose(best, [2, -1], atol=0.2)
     assert value == -float(((best - [2, -1]) ** 2).sum())
 

@@ -51,13 +51,18 @@ def test_the_order_is_that_of_the_rule(steps: list[int], k: int) -> None:
 
 
 def test_a_hundred_thousand_ties_are_found_fast() -> None:
-    scores, numbers = np.full(100_000, 0.5, dtype=np.float32), np.random.default_rng(0).permutation(100_000)
+    scores, numbers = (
+        np.full(100_000, 0.5, dtype=np.float32),
+        np.random.default_rng(0).permutation(100_000),
+    )
     started = time.process_time()
     assert [entry_id for entry_id, _ in best(scores, numbers, 100)] == list(range(100))
     assert time.process_time() - started < 0.1
 
 
-async def test_threads_agree_over_many_blocks_and_blocks_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_threads_agree_over_many_blocks_and_blocks_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(index_module, "_BLOCK_NUMBERS", 16 * 4)
     monkeypatch.setattr(index_module, "_SLAB_BLOCKS", 2)
     rows = np.random.default_rng(0).standard_normal((500, 4)).astype(np.float32)  # 32 blocks
@@ -113,7 +118,9 @@ def test_against_a_dictionary(rows_in_a_block: int, monkeypatch: pytest.MonkeyPa
     rng, vectors, index = random.Random(0), np.random.default_rng(0), VectorIndex(64)
     oracle: dict[int, npt.NDArray[np.float64]] = {}
     for newest in range(800):
-        action = rng.choices(("put", "add", "search", "replace", "remove", "fork"), (8, 1, 6, 3, 8, 1))[0]
+        action = rng.choices(
+            ("put", "add", "search", "replace", "remove", "fork"), (8, 1, 6, 3, 8, 1)
+        )[0]
         chosen = rng.choice(list(oracle)) if oracle else None
         if action == "put" or (action == "replace" and chosen is not None):
             known = exact(vectors)
@@ -121,7 +128,10 @@ def test_against_a_dictionary(rows_in_a_block: int, monkeypatch: pytest.MonkeyPa
             index.put(entry_id, known.astype(np.float32))
             oracle[entry_id] = known
         elif action == "add":  # as many as fill some blocks
-            new = {800 + 20 * newest + number: exact(vectors) for number in range(rng.choice((0, 1, 20)))}
+            new = {
+                800 + 20 * newest + number: exact(vectors)
+                for number in range(rng.choice((0, 1, 20)))
+            }
             index.add([*new], np.array([*new.values()], dtype=np.float32).reshape(-1, 64))
             oracle |= new
         elif action == "remove" and chosen is not None:
@@ -138,7 +148,9 @@ def test_against_a_dictionary(rows_in_a_block: int, monkeypatch: pytest.MonkeyPa
             k = rng.choice((1, 2, 6, 20, 1000))
             found = index.search(known.astype(np.float32), k)
             assert [entry_id for entry_id, _ in found] == expected[:k]
-            assert [score for _, score in found] == pytest.approx([scores[key] for key in expected[:k]], abs=2e-6)
+            assert [score for _, score in found] == pytest.approx(
+                [scores[key] for key in expected[:k]], abs=2e-6
+            )
         assert len(index) == len(oracle)
     assert [entry_id for entry_id in range(800 * 21) if entry_id in index] == sorted(oracle)
     np.testing.assert_array_equal(index.vectors(list(oracle)), list(oracle.values()))
@@ -169,7 +181,10 @@ def test_against_dicts_and_their_copies() -> None:
     for shared, plain in pairs:
         assert shared == plain
         assert (list(shared), len(shared)) == (list(plain), len(plain))
-        assert (list(shared.values()), list(shared.items())) == (list(plain.values()), list(plain.items()))
+        assert (list(shared.values()), list(shared.items())) == (
+            list(plain.values()),
+            list(plain.items()),
+        )
         assert 9999 not in shared
         assert shared.get(9999) is None
         for call in (shared.__getitem__, shared.__delitem__):

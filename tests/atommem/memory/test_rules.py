@@ -35,7 +35,9 @@ UNIT = np.array([1, 0], dtype=np.float32)
 
 
 def store(last_shown: list[int | None]) -> StoreState:
-    entries = {10 + i: Entry(10 + i, "text", i, i, last_shown=step) for i, step in enumerate(last_shown)}
+    entries = {
+        10 + i: Entry(10 + i, "text", i, i, last_shown=step) for i, step in enumerate(last_shown)
+    }
     index = VectorIndex(2)
     for entry_id in entries:
         index.put(entry_id, UNIT)
@@ -81,7 +83,11 @@ async def test_a_rule_sees_candidate_entries_and_vectors_and_is_logged() -> None
     turn = [Action(CREATE, "ann sings well"), Action(UPDATE, "ann hums", 1)]
     delete, create, update, retrieve = await m.apply(turn, 1, Source(1, "chunk 2"))
     assert texts(m) == {2: "bob hums", 3: "ann sings well"}
-    assert (delete.entry_id, delete.actor, delete.reason) == (1, f"retention:{NEAREST}", "like ann sings well")
+    assert (delete.entry_id, delete.actor, delete.reason) == (
+        1,
+        f"retention:{NEAREST}",
+        "like ann sings well",
+    )
     assert delete.score == pytest.approx(0.816, abs=0.01)
     assert (delete.kind, delete.before) == ("delete", "ann sings")
     assert (create.actor, create.entry_id, retrieve.kind) == ("policy", 3, "retrieve")
@@ -108,7 +114,9 @@ class Measured:
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         nearest = (store.vectors @ candidate.vector).max()
-        return Eviction(None, "too near", nearest) if nearest > 0.9 else Eviction(99, "no such entry")
+        return (
+            Eviction(None, "too near", nearest) if nearest > 0.9 else Eviction(99, "no such entry")
+        )
 
 
 async def test_what_a_rule_says_is_checked_and_can_be_logged() -> None:
@@ -137,17 +145,30 @@ CAREFUL = f"{HERE}:Careful"
 
 
 @pytest.mark.parametrize(
-    ("new", "after"), [("ann sings", "ann sings"), ("also ann sings now", "ann sings now; also ann sings now")]
+    ("new", "after"),
+    [("ann sings", "ann sings"), ("also ann sings now", "ann sings now; also ann sings now")],
 )
-async def test_a_refused_create_says_by_whom_and_a_merge_is_an_update_by_the_rule(new: str, after: str) -> None:
+async def test_a_refused_create_says_by_whom_and_a_merge_is_an_update_by_the_rule(
+    new: str, after: str
+) -> None:
     m = memory(admission=CAREFUL, capacity=1)
     (refused,) = await m.apply([Action(CREATE, "abc")], 0)
     assert (refused.outcome, refused.after, refused.actor) == (Outcome.REJECTED, "abc", "policy")
     assert (refused.reason, refused.score) == (f"admission:{CAREFUL}: too short", 3)
     await m.apply([Action(CREATE, "ann sings now"), Action(READ, "ann sings now")], 0)
     create, update, _ = await m.apply([Action(CREATE, new)], 1)
-    assert (create.kind, create.outcome, create.entry_id, create.after) == ("create", Outcome.MERGED, 1, new)
-    assert (update.kind, update.entry_id, update.before, update.after) == ("update", 1, "ann sings now", after)
+    assert (create.kind, create.outcome, create.entry_id, create.after) == (
+        "create",
+        Outcome.MERGED,
+        1,
+        new,
+    )
+    assert (update.kind, update.entry_id, update.before, update.after) == (
+        "update",
+        1,
+        "ann sings now",
+        after,
+    )
     assert (update.actor, update.reason) == (f"admission:{CAREFUL}", "near duplicate")
     assert update.score is not None
     assert update.score > 0.7
@@ -167,7 +188,9 @@ class MergeFails(WordEmbedder):
 
 async def test_an_outage_in_the_middle_of_a_completion_takes_all_of_it_back() -> None:
     m = memory(MergeFails(), admission=CAREFUL)
-    await m.apply([Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies"), Action(READ, "bobby")], 0)
+    await m.apply(
+        [Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies"), Action(READ, "bobby")], 0
+    )
     before = (m.contents.copy(), m.view(), m.log, m.vectors().rows.tolist())
     turn = [
         Action(DELETE, handle=1),
@@ -194,9 +217,15 @@ class Tidy(Rule):
         self.steps, self.failed = steps, set[int]()
 
     def sweep(self, store: StoreState) -> Sequence[Eviction]:
-        old = [int(entry_id) for entry_id in store.ids[store.column("created") <= store.step - self.steps]]
+        old = [
+            int(entry_id)
+            for entry_id in store.ids[store.column("created") <= store.step - self.steps]
+        ]
         failed = sorted(self.failed & set(store.entries) - set(old))
-        return [*(Eviction(entry_id, "old", 1) for entry_id in old), *(Eviction(i, "failed") for i in failed)]
+        return [
+            *(Eviction(entry_id, "old", 1) for entry_id in old),
+            *(Eviction(i, "failed") for i in failed),
+        ]
 
     def observe(self, shown: Sequence[int], outcome: float, step: int) -> None:
         if outcome == 0:
@@ -216,7 +245,9 @@ async def test_sweeps_are_logged_and_take_options() -> None:
 
 async def test_what_is_observed_is_told_again_when_a_log_is_replayed() -> None:
     m = memory(retention=f"{HERE}:Tidy(steps=99)")
-    await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")], 0)
+    await m.apply(
+        [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")], 0
+    )
     m.observe(0.0, 0, [1])
     m.observe(1.0, 0)
     assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(2, 0.5), (1, 1.0)]
@@ -293,7 +324,11 @@ async def test_ratings_stand_in_the_log_and_in_the_entries() -> None:
 )
 def test_what_is_no_rule_or_no_option(name: str, message: str, tmp_path: Path) -> None:
     weights = tmp_path / "weights.json"
-    bad = {**dict.fromkeys(LINEAR, 1.0), "age": float("nan")} if "trace" in name else {"bias": float("nan")}
+    bad = (
+        {**dict.fromkeys(LINEAR, 1.0), "age": float("nan")}
+        if "trace" in name
+        else {"bias": float("nan")}
+    )
     weights.write_text(json.dumps(bad))
     with pytest.raises(ConfigError, match=message):
         make_retention(name.replace("WEIGHTS", str(weights)))
@@ -301,12 +336,16 @@ def test_what_is_no_rule_or_no_option(name: str, message: str, tmp_path: Path) -
         Columns({}, memory()._state.index).column("age")
 
 
-def test_a_rule_in_a_file_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_in_a_file_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An installed command's path does not hold the folder that it is called in."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    with pytest.raises(ConfigError, match=r"^my_own_rules:Mine cannot be loaded .*; its file lies in this folder"):
+    with pytest.raises(
+        ConfigError, match=r"^my_own_rules:Mine cannot be loaded .*; its file lies in this folder"
+    ):
         make_retention("my_own_rules:Mine")
     assert sys.path == before
     Path("my_own_rules.py").write_text("from atommem.rules.fifo import FirstInFirstOut as Mine\n")
@@ -330,7 +369,9 @@ class Watch(Rule):
         np.testing.assert_allclose(store.nearest(), fresh.neighbours.nearest(), atol=2e-5)
         if len(store.ids) > 1:
             cosines = store.vectors @ store.vectors.T
-            np.testing.assert_allclose(store.mean_cosines(), (cosines.sum(axis=0) - 1) / (len(cosines) - 1), atol=2e-5)
+            np.testing.assert_allclose(
+                store.mean_cosines(), (cosines.sum(axis=0) - 1) / (len(cosines) - 1), atol=2e-5
+            )
             np.fill_diagonal(cosines, -1)
             np.testing.assert_allclose(store.nearest(), cosines.max(axis=0), atol=2e-5)
         self.looked.append(len(store.ids))
@@ -348,7 +389,12 @@ async def test_numbers_follow_the_store(most_held: int, monkeypatch: pytest.Monk
     for step in range(120):
         said = " ".join(rng.choice(words, 3))
         handle = int(rng.integers(1, 4))
-        kinds = [Action(CREATE, said), Action(CREATE, said), Action(READ, said), Action(DELETE, handle=handle)]
+        kinds = [
+            Action(CREATE, said),
+            Action(CREATE, said),
+            Action(READ, said),
+            Action(DELETE, handle=handle),
+        ]
         chosen = [kinds[i] for i in rng.integers(0, 4, 2)]
         await m.apply([*chosen, Action(UPDATE, said[::-1], handle)], step)
         m.observe(float(rng.integers(2)), step)

@@ -20,7 +20,17 @@ from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.shared_map import SharedMap
 from atommem.memory.threads import THREADS, share
 from atommem.memory.working import WorkingMemory
-from tests.atommem.memory.toys import CREATE, DELETE, READ, SCRATCHPAD, UPDATE, by_policy, memory, shown, texts
+from tests.atommem.memory.toys import (
+    CREATE,
+    DELETE,
+    READ,
+    SCRATCHPAD,
+    UPDATE,
+    by_policy,
+    memory,
+    shown,
+    texts,
+)
 
 
 async def test_a_read_is_shown_in_the_next_view_and_changes_nothing() -> None:
@@ -30,13 +40,21 @@ async def test_a_read_is_shown_in_the_next_view_and_changes_nothing() -> None:
     before = texts(m)
     operation, retrieval = await m.apply([Action(READ, "ann")], 1)
     assert (operation.kind, operation.before, operation.after) == ("read", None, "ann")
-    assert (retrieval.kind, retrieval.actor, retrieval.before, retrieval.after) == ("retrieve", "memory", None, None)
+    assert (retrieval.kind, retrieval.actor, retrieval.before, retrieval.after) == (
+        "retrieve",
+        "memory",
+        None,
+        None,
+    )
     assert [(item.entry_id, item.score) for item in m.view().retrieved] == list(retrieval.scores)
     assert shown(m)[0] == (1, "ann lives here")
     assert texts(m) == before
     assert m.view().query == "ann"
     # One call of the embedder for all that a completion writes.
-    assert m._resources.embedder.calls == [("entry", "ann lives here", "bob flies"), ("query", "ann")]  # type: ignore[attr-defined]
+    assert m._resources.embedder.calls == [
+        ("entry", "ann lives here", "bob flies"),
+        ("query", "ann"),
+    ]  # type: ignore[attr-defined]
 
 
 async def test_results_stay_until_query_or_entries_change() -> None:
@@ -62,7 +80,12 @@ async def test_handles_are_those_of_the_view_that_the_model_saw() -> None:
     await m.apply([*created, Action(READ, "bob")], 0)
     assert shown(m) == [(1, "bob two"), (2, "ann one")]
     # The read in the same completion must not shift the handles.
-    turn = [Action(READ, "ann"), Action(UPDATE, "bob three", 1), Action(DELETE, handle=2), Action(DELETE, handle=2)]
+    turn = [
+        Action(READ, "ann"),
+        Action(UPDATE, "bob three", 1),
+        Action(DELETE, handle=2),
+        Action(DELETE, handle=2),
+    ]
     not_shown = [Action(UPDATE, "gone", handle) for handle in (0, 3, 99, None)]
     operations = by_policy(await m.apply([*turn, *not_shown, Action(CREATE, "new")], 1))
     assert [(o.outcome, o.entry_id, o.before, o.after) for o in operations[1:4]] == [
@@ -76,9 +99,14 @@ async def test_handles_are_those_of_the_view_that_the_model_saw() -> None:
 
 async def test_capacity_reject_and_the_room_that_a_delete_makes() -> None:
     m = memory(capacity=1)
-    operations = await m.apply([Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")], 0)
+    operations = await m.apply(
+        [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")], 0
+    )
     assert [o.outcome for o in operations[:2]] == [Outcome.APPLIED, Outcome.REJECTED]
-    assert (operations[1].actor, operations[1].reason) == ("policy", "retention:reject: the store is full")
+    assert (operations[1].actor, operations[1].reason) == (
+        "policy",
+        "retention:reject: the store is full",
+    )
     assert (m.view().size, m.view().capacity) == (1, 1)
     await m.apply([Action(DELETE, handle=1), Action(CREATE, "three")], 1)
     assert list(texts(m).values()) == ["three"]
@@ -86,7 +114,12 @@ async def test_capacity_reject_and_the_room_that_a_delete_makes() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "setting"),
-    [(SCRATCHPAD, "scratchpad_tokens"), (READ, "query_tokens"), (CREATE, "entry_tokens"), (UPDATE, "entry_tokens")],
+    [
+        (SCRATCHPAD, "scratchpad_tokens"),
+        (READ, "query_tokens"),
+        (CREATE, "entry_tokens"),
+        (UPDATE, "entry_tokens"),
+    ],
 )
 async def test_every_text_has_a_limit_and_is_cut_with_a_marker(kind: str, setting: str) -> None:
     m = memory(**{setting: 3})
@@ -112,17 +145,26 @@ async def test_a_disabled_action_does_nothing_and_is_recorded(kind: str) -> None
 async def test_entries_know_when_and_how_well_they_were_shown() -> None:
     m = memory(retrieve_k=1)
     span = Source(0, "chunk 1", 5, 9)
-    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann bob ann")], 0, span)
+    await m.apply(
+        [Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann bob ann")], 0, span
+    )
     await m.apply([], 1)
     await m.apply([Action(READ, "ann")], 2)
     await m.apply([Action(UPDATE, "ann sings", 1)], 3)
     ann, bob = m.entries()
-    first, _, second, third = (operation.scores[0][1] for operation in m.log if operation.kind == "retrieve")
+    first, _, second, third = (
+        operation.scores[0][1] for operation in m.log if operation.kind == "retrieve"
+    )
     assert first < second > third
     assert (ann.created, ann.updated, ann.shown, ann.last_shown) == (0, 3, 4, 4)
     assert (ann.last_similarity, ann.best_similarity) == (third, second)
     assert (ann.source, bob.source) == (Source(3), span)
-    assert (bob.shown, bob.last_shown, bob.last_similarity, bob.best_similarity) == (0, None, None, None)
+    assert (bob.shown, bob.last_shown, bob.last_similarity, bob.best_similarity) == (
+        0,
+        None,
+        None,
+        None,
+    )
 
 
 async def test_the_outcome_of_the_writer_is_noted_until_another_writes() -> None:
@@ -156,7 +198,11 @@ async def test_undo_embeds_only_what_was_lost() -> None:
     embedder.calls.clear()  # type: ignore[attr-defined]
     await m.undo(1)
     assert embedder.calls == [("entry", "bob")]  # type: ignore[attr-defined]
-    assert (texts(m), shown(m), m.contents.newest_id) == ({1: "ann", 2: "bob"}, [(1, "ann"), (2, "bob")], 2)
+    assert (texts(m), shown(m), m.contents.newest_id) == (
+        {1: "ann", 2: "bob"},
+        [(1, "ann"), (2, "bob")],
+        2,
+    )
     # The query's own vector is made again when something is searched for.
     await m.apply([Action(CREATE, "ann too")], 1)
     assert embedder.calls[1:] == [("entry", "ann too"), ("query", "ann")]  # type: ignore[attr-defined]
@@ -169,7 +215,11 @@ BAD, GOOD = "https://bad.test/", "https://good.test/"
 async def filled() -> WorkingMemory:
     m = memory()
     await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
-    await m.apply([Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)], 1, Source(1, f"{BAD}, part 2/3"))
+    await m.apply(
+        [Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)],
+        1,
+        Source(1, f"{BAD}, part 2/3"),
+    )
     await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
     return m
 
@@ -189,7 +239,9 @@ async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
     assert shown(m) == [(1, "cid sings")]
     assert m.log[-len(operations) :] == operations
     assert await m.forget(BAD, 2) == ()
-    await m.apply([Action(CREATE, "dan digs")], 3, Source(3, f"search dan | {GOOD} | {BAD}, part 1/2"))
+    await m.apply(
+        [Action(CREATE, "dan digs")], 3, Source(3, f"search dan | {GOOD} | {BAD}, part 1/2")
+    )
     assert await m.forget(BAD, 3), "a search showed it among others"
     # The log still holds it all.
     assert replay(m.log) == m.contents
@@ -200,7 +252,9 @@ async def test_entries_with_any_text_from_there_go_and_others_stay() -> None:
 
 async def test_scratchpad_and_query_are_emptied_if_any_of_their_texts_is_from_there() -> None:
     m = memory()
-    await m.apply([Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")], 0, Source(0, BAD))
+    await m.apply(
+        [Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")], 0, Source(0, BAD)
+    )
     await m.apply([Action(SCRATCHPAD, "bad and good")], 1, Source(1, GOOD))
     await m.forget(BAD, 1)
     assert (m.view().scratchpad, m.view().query, m.view().retrieved) == ("", None, ())
@@ -250,7 +304,12 @@ async def test_a_turn_that_is_cancelled_in_its_thread_is_taken_back() -> None:
     m = memory(admission=f"{Slow.__module__}:Slow")
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)  # empty yet, and on the loop
     before, vectors = (m.contents.copy(), m.view(), m.log), m.vectors().rows.tolist()
-    turn = [Action(UPDATE, "eve", 1), Action(CREATE, "bob"), Action(DELETE, handle=1), Action(CREATE, "dan")]
+    turn = [
+        Action(UPDATE, "eve", 1),
+        Action(CREATE, "bob"),
+        Action(DELETE, handle=1),
+        Action(CREATE, "dan"),
+    ]
     turn.append(Action(READ, "bob"))
     task = asyncio.create_task(m.apply(turn, 1))
     await asyncio.sleep(0.1)  # in the first of its two creates
@@ -290,11 +349,17 @@ LOG = [
     Operation(1, "update", Outcome.UNKNOWN_HANDLE, handle=9),
     Operation(1, "scratchpad", before="", after="plan"),
     Operation(1, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.75))),
-    Operation(2, "create", Outcome.REJECTED, after="lost", reason="admission:strict: too short", score=0.1),
-    Operation(2, "delete", entry_id=1, before="uno", actor="retention:fifo", reason="oldest", score=0.0),
+    Operation(
+        2, "create", Outcome.REJECTED, after="lost", reason="admission:strict: too short", score=0.1
+    ),
+    Operation(
+        2, "delete", entry_id=1, before="uno", actor="retention:fifo", reason="oldest", score=0.0
+    ),
     Operation(2, "create", entry_id=3, after="three"),
     Operation(2, "create", Outcome.MERGED, after="trois"),
-    Operation(2, "update", entry_id=3, before="three", after="trois", actor="admission:merge", score=0.5),
+    Operation(
+        2, "update", entry_id=3, before="three", after="trois", actor="admission:merge", score=0.5
+    ),
     Operation(2, "delete", Outcome.DISABLED, handle=1),
     Operation(2, "retrieve", actor="memory", scores=((2, 0.25),)),
     Operation(3, "outcome", actor="user", scores=((2, 1.0),)),
@@ -304,9 +369,13 @@ LOG = [
 
 
 def test_a_log_is_replayed_with_all_that_rules_need_to_know() -> None:
-    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, 0.5 - 0.25 / 3, uses=2, mean_outcome=0.75)
+    two = Entry(
+        2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, 0.5 - 0.25 / 3, uses=2, mean_outcome=0.75
+    )
     three = Entry(3, "trois", 2, 2, source=Source(2), score=0.5, uses=1, mean_outcome=1.0)
-    assert replay(LOG) == Contents(SharedMap([(2, two), (3, three)]), "plan", "query", ((2, 0.25),), 3, len(LOG), 4)
+    assert replay(LOG) == Contents(
+        SharedMap([(2, two), (3, three)]), "plan", "query", ((2, 0.25),), 3, len(LOG), 4
+    )
     uno = Entry(1, "uno", 0, 1, 1, 1, 0.25, 0.25, Source(1), mean_similarity=0.25)
     assert replay(LOG[:5]).entries[1] == uno
     assert replay([]) == Contents()

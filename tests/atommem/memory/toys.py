@@ -17,7 +17,9 @@ CUT_MARKER = " [cut]"
 
 def memory(embedder: Any = None, **settings: Any) -> WorkingMemory:
     """A memory with an embedder of its own, unless one is given."""
-    return WorkingMemory(embedder or WordEmbedder(), WordTokenizer(), MemoryConfig(**settings), CUT_MARKER)
+    return WorkingMemory(
+        embedder or WordEmbedder(), WordTokenizer(), MemoryConfig(**settings), CUT_MARKER
+    )
 
 
 def texts(m: WorkingMemory) -> dict[int, str]:

@@ -23,7 +23,9 @@ from tests.atommem.memory.toys import CREATE, memory, texts
 HERE = __name__
 
 
-@pytest.mark.parametrize("name", [name for name in plugins.names("atommem.retention") if name != "oracle"])
+@pytest.mark.parametrize(
+    "name", [name for name in plugins.names("atommem.retention") if name != "oracle"]
+)
 def test_our_retention_rules(name: str, tmp_path: Path) -> None:
     weights = tmp_path / "weights.json"
     weights.write_text(json.dumps({"bias": 0.0, "log_words": 1.0, "novelty": 0.5}))
@@ -75,13 +77,17 @@ class Remembers(Counts):
         Remembers.made += 1
 
 
-@pytest.mark.parametrize(("rule", "problem"), [("Remembers", "gave another log"), ("Counts", "was restored")])
+@pytest.mark.parametrize(
+    ("rule", "problem"), [("Remembers", "gave another log"), ("Counts", "was restored")]
+)
 def test_a_rule_that_keeps_what_no_log_knows_is_caught(rule: str, problem: str) -> None:
     assert any(problem in said for said in problems(f"{HERE}:{rule}", streams=2))
 
 
 @pytest.mark.parametrize("setting", ["retention", "admission"])
-def test_a_rule_that_reads_a_later_question_is_caught(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_reads_a_later_question_is_caught(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checker plays streams that differ in what comes later; this rule is told what that is, as a leak would."""
     from atommem.rules import check
 
@@ -109,7 +115,11 @@ async def log(admission: str, *written: str) -> tuple[list[tuple[str, Any]], dic
 async def test_type_decides_and_what_is_known_stays_out() -> None:
     done, left = await log("amac", "I love tea", "I love tea", "right now")
     assert left == {1: "I love tea"}
-    assert done == [("create", Outcome.APPLIED), ("create", Outcome.REJECTED), ("create", Outcome.REJECTED)]
+    assert done == [
+        ("create", Outcome.APPLIED),
+        ("create", Outcome.REJECTED),
+        ("create", Outcome.REJECTED),
+    ]
 
 
 @pytest.mark.parametrize("conflict", [0.4, 0.99])
@@ -123,12 +133,16 @@ async def test_of_two_that_contradict_each_other_the_higher_score_stays(conflict
 
 async def test_published_scores_are_the_codes() -> None:
     m = memory(admission="amac_published(threshold=0)")
-    (first, second) = await m.apply([Action(CREATE, "I love red tea"), Action(CREATE, "I love tea")], 0)
+    (first, second) = await m.apply(
+        [Action(CREATE, "I love red tea"), Action(CREATE, "I love tea")], 0
+    )
     assert first.score == pytest.approx(0.05 + 0.1 + 0.54)
     assert second.score == pytest.approx(0.05 + 0.1 * 6 / 7 + 0.1 + 0.54)
 
 
-async def test_a_model_that_fails_is_recorded_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_fails_is_recorded_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rule = AMac(url="http://127.0.0.1:9", model="m")
     asked: list[str] = []
 
@@ -150,7 +164,15 @@ async def test_a_model_that_fails_is_recorded_and_asked_again(monkeypatch: pytes
 
 
 def test_replies_and_options_are_read() -> None:
-    replies = {"0.7": 0.7, "Score: .25.": 0.25, "1": 1.0, "0": 0.0, "ten": None, "7": None, "10": None}
+    replies = {
+        "0.7": 0.7,
+        "Score: .25.": 0.25,
+        "1": 1.0,
+        "0": 0.0,
+        "ten": None,
+        "7": None,
+        "10": None,
+    }
     assert {reply: read_utility(reply) for reply in replies} == replies
     for options in ("weights=1/2", "weights=a/b/c/d/e", "weights=-1/1/1/1/1", "model=m"):
         with pytest.raises(ConfigError, match=r"amac: (give|weights)"):

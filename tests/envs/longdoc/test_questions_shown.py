@@ -39,10 +39,16 @@ async def observations(task: Task = TASK, **settings: Any) -> list[Observation]:
     while True:
         now = seen[-1]
         last = now.question is not None and max(now.values("reads_left")) == 0
-        given = [Action("answer", task.questions[now.asked.start].answers[0])] if last else [Action("read", "x")]
+        given = (
+            [Action("answer", task.questions[now.asked.start].answers[0])]
+            if last
+            else [Action("read", "x")]
+        )
         result = await env.step(Turn("", given))
         if result.observation is None:
-            assert (await env.score()).reward == 1.0  # each answer counts for its own question, in whatever order
+            assert (
+                await env.score()
+            ).reward == 1.0  # each answer counts for its own question, in whatever order
             return seen
         seen.append(result.observation)
 
@@ -50,12 +56,18 @@ async def observations(task: Task = TASK, **settings: Any) -> list[Observation]:
 def shape(seen: list[Observation]) -> str:
     """r: reading with questions, b: blind, ?: a question."""
     return "".join(
-        "?" if one.question is not None else "r" if one.values("questions") or one.values("text") else "b"
+        "?"
+        if one.question is not None
+        else "r"
+        if one.values("questions") or one.values("text")
+        else "b"
         for one in seen
     )
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("reading", "rrrrrr????"), ("answering", "bbbbbb????")])
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("reading", "rrrrrr????"), ("answering", "bbbbbb????")]
+)
 async def test_questions_are_shown_while_reading_or_not(mode: str, expected: str) -> None:
     seen = await observations(questions_shown=mode)
     assert shape(seen) == expected
@@ -71,21 +83,27 @@ async def test_a_question_arrives_when_its_evidence_has_been_read_and_reading_go
         task = Task(f"t{number}", TASK.questions, TASK.documents)
         seen = await observations(task, questions_shown="arriving")
         shapes.add(shape(seen))
-        assert shape(seen).endswith("??")  # what comes after the last question is not read: nothing would ask about it
+        assert shape(seen).endswith(
+            "??"
+        )  # what comes after the last question is not read: nothing would ask about it
         assert shape(seen).count("?") == 4
         for at, one in enumerate(seen):
             if one.question is not None:
                 read = sum(item.question is None for item in seen[:at])
                 seen_at[one.question].add(read)
                 over = read == len(TASK.documents)
-                assert {piece.name for piece in one.closing} == ({"answering"} if over else {"asked", "asked_reads"})
+                assert {piece.name for piece in one.closing} == (
+                    {"answering"} if over else {"asked", "asked_reads"}
+                )
     assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
     assert len(shapes) > 10
 
 
 async def test_the_chunks_that_a_question_needs() -> None:
     task = Task("t", (Question("First?", ("Rome",)),), TASK.documents)
-    assert shape(await observations(task, questions_shown="arriving")) == "bbbbbb??", "its evidence is not known"
+    assert shape(await observations(task, questions_shown="arriving")) == "bbbbbb??", (
+        "its evidence is not known"
+    )
     assert needed_chunks(TASK, [document.text for document in TASK.documents]) == [1, 3]
     assert needed_chunks(TASK, ["other", "text"]) == [2, 2]
     chunks = factory(chunking="tokens", chunk_tokens=4).chunks(TASK)
@@ -109,7 +127,9 @@ def test_a_task_s_mode_is_its_own_and_comes_as_often_as_it_is_named() -> None:
 
 
 @pytest.mark.parametrize(("dialect", "templates"), SETS)
-async def test_every_dialect_words_it_so_that_the_prompts_differ(dialect: str, templates: str) -> None:
+async def test_every_dialect_words_it_so_that_the_prompts_differ(
+    dialect: str, templates: str
+) -> None:
     memory = MemoryConfig(dialect=dialect, templates=templates)
     prompts = set()
     kinds = 0
@@ -118,7 +138,9 @@ async def test_every_dialect_words_it_so_that_the_prompts_differ(dialect: str, t
         builder = PromptBuilder.of(WordTokenizer(), get_dialect(dialect, templates), memory, shared)
         task = Task("t0", TASK.questions[:1], TASK.documents)
         seen = await observations(task, questions_shown=mode, open_ended=open_ended)
-        prompts |= {(at, mode, open_ended, builder.text(one, MemoryView())) for at, one in enumerate(seen)}
+        prompts |= {
+            (at, mode, open_ended, builder.text(one, MemoryView())) for at, one in enumerate(seen)
+        }
         kinds += len(seen)
     assert len(prompts) == kinds
     texts = {text for *_, text in prompts}
@@ -129,13 +151,27 @@ async def test_every_dialect_words_it_so_that_the_prompts_differ(dialect: str, t
     ("settings", "said", "flags"),
     [
         ({}, "with the questions in view", (True, False, False, False)),
-        ({"questions_shown": ["reading", "answering"]}, "with and without questions", (True, True, False, False)),
-        ({"questions_shown": "answering"}, "trained without questions", (False, True, False, False)),
+        (
+            {"questions_shown": ["reading", "answering"]},
+            "with and without questions",
+            (True, True, False, False),
+        ),
+        (
+            {"questions_shown": "answering"},
+            "trained without questions",
+            (False, True, False, False),
+        ),
         ({"questions_shown": "arriving"}, "in the middle of it", (False, True, True, False)),
-        ({"questions_shown": ["arriving", "reading"], "open_ended": True}, "unknown length", (True, True, True, True)),
+        (
+            {"questions_shown": ["arriving", "reading"], "open_ended": True},
+            "unknown length",
+            (True, True, True, True),
+        ),
     ],
 )
-def test_what_a_checkpoint_was_trained_for(settings: dict[str, Any], said: str, flags: tuple[bool, ...]) -> None:
+def test_what_a_checkpoint_was_trained_for(
+    settings: dict[str, Any], said: str, flags: tuple[bool, ...]
+) -> None:
     found = trained_for(settings)
     assert (found.shown, found.blind, found.between, found.open_ended) == flags
     assert said in str(found)

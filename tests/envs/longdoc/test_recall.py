@@ -20,7 +20,9 @@ from atommem.observation import Observation, StopReason
 FACTS = Task(
     "t",
     (
-        Question("Where does Bran live?", ("Port", "Harbour"), metadata={"supporting": [["Bran", 0]]}),
+        Question(
+            "Where does Bran live?", ("Port", "Harbour"), metadata={"supporting": [["Bran", 0]]}
+        ),
         Question("Is it far?", ("yes",)),
         Question("Who is a potter?", ("Orla",), metadata={"supporting": [["Orla Finn", 0]]}),
     ),
@@ -46,10 +48,28 @@ TURNS = Task(
 READING = Observation("reading")
 
 
-def step(observation: Observation, *operations: Operation, shown: Mapping[int, str] | None = None) -> Step:
+def step(
+    observation: Observation, *operations: Operation, shown: Mapping[int, str] | None = None
+) -> Step:
     """A step that is shown these texts, by their entries' ids."""
-    retrieved = (Retrieved(handle, entry, text, 0.5) for handle, (entry, text) in enumerate((shown or {}).items(), 1))
-    return Step(0, observation, MemoryView(retrieved=(*retrieved,)), [], [], [], "", "stop", (), (), operations, 0)
+    retrieved = (
+        Retrieved(handle, entry, text, 0.5)
+        for handle, (entry, text) in enumerate((shown or {}).items(), 1)
+    )
+    return Step(
+        0,
+        observation,
+        MemoryView(retrieved=(*retrieved,)),
+        [],
+        [],
+        [],
+        "",
+        "stop",
+        (),
+        (),
+        operations,
+        0,
+    )
 
 
 def asked(question: int, *operations: Operation, **shown: Any) -> Step:
@@ -78,10 +98,16 @@ def test_facts_entered_kept_and_retrieved_are_told_apart() -> None:
     create = Operation(0, "create", entry_id=1, after=FACT)
     overwrite = Operation(0, "update", entry_id=1, before=FACT, after="Bran")
     rejected = Operation(0, "create", Outcome.REJECTED, after=FACT)
-    assert [*fact_recall(FACTS, Episode("t", 0, [step(READING)]))[0]] == ["fact_entered", "fact_kept", "fact_retrieved"]
+    assert [*fact_recall(FACTS, Episode("t", 0, [step(READING)]))[0]] == [
+        "fact_entered",
+        "fact_kept",
+        "fact_retrieved",
+    ]
     assert recall(step(READING, create)) == (1, 1, 0)
     assert recall(step(READING, create), asked(0, shown={1: FACT})) == (1, 1, 1)
-    assert recall(step(READING, create), asked(1, shown={1: FACT})) == (1, 1, 0), "shown for another question only"
+    assert recall(step(READING, create), asked(1, shown={1: FACT})) == (1, 1, 0), (
+        "shown for another question only"
+    )
     assert recall(step(READING, create), asked(0, overwrite)) == (1, 0, 0)
     assert recall(step(READING, rejected)) == (0, 0, 0)
 
@@ -103,11 +129,16 @@ def write(kind: str, entry: int, chunk: str, outcome: Outcome = Outcome.APPLIED)
     return Operation(0, kind, outcome, entry, after="x", source=Source(0, chunk))
 
 
-def recall(chunks: list[str], operations: list[list[Operation]], *shown: tuple[int, ...]) -> list[dict[str, float]]:
+def recall(
+    chunks: list[str], operations: list[list[Operation]], *shown: tuple[int, ...]
+) -> list[dict[str, float]]:
     """With these chunks read, and then the question of each of `shown` asked, which is shown these entries."""
     steps = [step(chunk_observation(TURNS, chunks, i), *operations[i]) for i in range(len(chunks))]
     questions = (question_observation(TURNS, range(i, i + 1)) for i in range(len(shown)))
-    steps += [step(question, shown=dict.fromkeys(ids, "x")) for question, ids in zip(questions, shown, strict=True)]
+    steps += [
+        step(question, shown=dict.fromkeys(ids, "x"))
+        for question, ids in zip(questions, shown, strict=True)
+    ]
     return evidence_recall(TURNS, Episode("t", 0, steps))
 
 
@@ -118,22 +149,44 @@ def cut(*places: int) -> list[str]:
 
 
 def test_by_hand() -> None:
-    chunks = cut(joined_text(TURNS).index("turn 1"))  # the second turn's heading is in the first chunk
+    chunks = cut(
+        joined_text(TURNS).index("turn 1")
+    )  # the second turn's heading is in the first chunk
     first, second = "chunk 1/2", "chunk 2/2"
     operations = [
         [write("create", 1, first), write("create", 3, first, Outcome.REJECTED)],
         [write("create", 2, second)],
     ]
-    assert recall(chunks, operations, (1,), (1,), ()) == [{"evidence_recall": 0.5}, {"evidence_recall": 1.0}, {}]
-    assert recall(chunks, operations, (2, 1), (2,), ()) == [{"evidence_recall": 1.0}, {"evidence_recall": 1.0}, {}]
-    assert recall(chunks, operations, (3,), (), ()) == [{"evidence_recall": 0.0}, {"evidence_recall": 0.0}, {}]
+    assert recall(chunks, operations, (1,), (1,), ()) == [
+        {"evidence_recall": 0.5},
+        {"evidence_recall": 1.0},
+        {},
+    ]
+    assert recall(chunks, operations, (2, 1), (2,), ()) == [
+        {"evidence_recall": 1.0},
+        {"evidence_recall": 1.0},
+        {},
+    ]
+    assert recall(chunks, operations, (3,), (), ()) == [
+        {"evidence_recall": 0.0},
+        {"evidence_recall": 0.0},
+        {},
+    ]
     merged = [[write("create", 1, first)], [write("update", 1, second)]]
-    assert recall(chunks, merged, (1,), (1,), ())[0] == {"evidence_recall": 1.0}, "an entry keeps what it was made of"
+    assert recall(chunks, merged, (1,), (1,), ())[0] == {"evidence_recall": 1.0}, (
+        "an entry keeps what it was made of"
+    )
 
 
 def test_one_chunk_a_document_and_chunks_of_something_else() -> None:
     chunks = [f"May\n{document.text}" for document in TURNS.documents]
     operations = [[write("create", i + 1, f"chunk {i + 1}/3")] for i in range(3)]
-    assert recall(chunks, operations, (1,), (1,), ()) == [{"evidence_recall": 0.5}, {"evidence_recall": 0.0}, {}]
-    assert recall(cut(50)[:1], [[]], (), (), ()) == [{}, {}, {}], "an episode that ended while it read"
+    assert recall(chunks, operations, (1,), (1,), ()) == [
+        {"evidence_recall": 0.5},
+        {"evidence_recall": 0.0},
+        {},
+    ]
+    assert recall(cut(50)[:1], [[]], (), (), ()) == [{}, {}, {}], (
+        "an episode that ended while it read"
+    )
     assert evidence_recall(TURNS, Episode("t", 0)) == [{}, {}, {}]

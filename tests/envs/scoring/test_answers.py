@@ -14,14 +14,21 @@ from tests.fake_chat import FakeChat
 from tests.fakes import WordTokenizer, longdoc
 
 CATEGORY = {"category": "multi_hop"}
-TASK = Task("t", (Question("Where?", ("Port, Vesk",), metadata=CATEGORY),), (Document("A", "B"),), source="locomo")
+TASK = Task(
+    "t",
+    (Question("Where?", ("Port, Vesk",), metadata=CATEGORY),),
+    (Document("A", "B"),),
+    source="locomo",
+)
 LISTING = "Lorne, Port, Oakrest, Vesk, Harbour"
 
 
 async def test_what_a_list_of_candidates_earns_is_no_reward() -> None:
     score = await score_answers(TASK, [LISTING], "em")
     assert (score.reward, score.metrics["f1"]) == (0.0, 1.0)
-    assert (await score_answers(Task("u", (Question("?", ("Port",)),)), [LISTING], "em")).metrics["sub_em"] == 1.0
+    assert (await score_answers(Task("u", (Question("?", ("Port",)),)), [LISTING], "em")).metrics[
+        "sub_em"
+    ] == 1.0
     with pytest.raises(ConfigError, match=r"reward is 'sub_em'.*lists candidates.*em, f1, judge"):
         environment_config("longdoc", reward="sub_em")
     environments = longdoc(WordTokenizer(), reward="f1")
@@ -34,7 +41,10 @@ async def test_what_a_list_of_candidates_earns_is_no_reward() -> None:
         check_reward(reward, "hotpotqa")
     check_reward("em", "locomo")
     check_reward("gaia", "gaia")
-    for reward, message in (("rouge", "give one of em, f1, judge, gaia"), ("gaia", "GAIA's own rule")):
+    for reward, message in (
+        ("rouge", "give one of em, f1, judge, gaia"),
+        ("gaia", "GAIA's own rule"),
+    ):
         with pytest.raises(ConfigError, match=f"reward is '{reward}'.*{message}"):
             check_reward(reward, "hotpotqa")
 
@@ -56,7 +66,13 @@ async def test_questions_without_gold_answers_have_no_score() -> None:
     ("answer", "gold", "em", "f1", "sub_em"),
     [
         ("北京大学。", "北京大学", 1, 1, 1),
-        ("北京饭店", "北京大学", 0, 0.5, 0),  # 2 of 4 characters: by SQuAD's rule, one word against another, 0
+        (
+            "北京饭店",
+            "北京大学",
+            0,
+            0.5,
+            0,
+        ),  # 2 of 4 characters: by SQuAD's rule, one word against another, 0
         ("2023年", "２０２３年", 1, 1, 1),
         ("位于「海淀区」", "海淀区", 0, 0.75, 1),
         # English comes out as by SQuAD's rule.
@@ -71,7 +87,9 @@ async def test_questions_without_gold_answers_have_no_score() -> None:
         ("。", "北京", 0, 0, 0),
     ],
 )
-def test_answers_in_any_script(answer: str | None, gold: str, em: float, f1: float, sub_em: float) -> None:
+def test_answers_in_any_script(
+    answer: str | None, gold: str, em: float, f1: float, sub_em: float
+) -> None:
     expected = pytest.approx({"em": em, "f1": f1, "sub_em": sub_em})
     assert score_question(Question("q", (gold,)), answer, "webwalkerqa") == expected
 
@@ -101,4 +119,7 @@ def test_answers_in_any_script(answer: str | None, gold: str, em: float, f1: flo
 def test_gaias_rule(answer: str | None, gold: str, right: bool) -> None:
     assert gaia_score(answer, [gold]) == gaia_score(answer, ["zzz", gold]) == float(right)
     scores = score_question(Question("q", (gold,)), answer, "gaia")
-    assert scores == {"gaia": float(right), **score_question(Question("q", (gold,)), answer, "webwalkerqa")}
+    assert scores == {
+        "gaia": float(right),
+        **score_question(Question("q", (gold,)), answer, "webwalkerqa"),
+    }

@@ -24,8 +24,22 @@ from tests.envs.benchmark_rows import real_data
         ("The U.S.A.", ["an usa"], 1, 1, 1, 1),
         ("Ann, Theo", ["theo Ann"], 0, 0, 1, 1),  # articles only as whole words
         ("a-b", ["ab"], 1, 1, 1, 1),  # punctuation goes before the articles do
-        ("Saint\u00a0Petersburg\u2003city", ["saint petersburg city"], 1, 1, 1, 1),  # Unicode spaces are white space
-        ("caf\u00e9 \u2013 bar", ["caf\u00e9 bar"], 0, 0, 0.8, 0.8),  # only ASCII punctuation goes, as in the scripts
+        (
+            "Saint\u00a0Petersburg\u2003city",
+            ["saint petersburg city"],
+            1,
+            1,
+            1,
+            1,
+        ),  # Unicode spaces are white space
+        (
+            "caf\u00e9 \u2013 bar",
+            ["caf\u00e9 bar"],
+            0,
+            0,
+            0.8,
+            0.8,
+        ),  # only ASCII punctuation goes, as in the scripts
         ("a", ["A"], 1, 1, 1, 1),  # what normalises to nothing is matched by the same text
         ("Barack Obama", ["Barack Hussein Obama"], 0, 0, 0.8, 0.8),  # P 2/2, R 2/3
         ("president Obama", ["Barack Obama"], 0, 0, 0.5, 0.5),  # P 1/2, R 1/2
@@ -41,11 +55,19 @@ from tests.envs.benchmark_rows import real_data
         ("London", ["Paris"], 0, 0, 0, 0),
         ("Paris", [], 0, 0, 0, 0),
         # An answer that normalises to nothing is no free point.
-        *((free, ["Paris", "", "!!!", "An"], 0, 0, 0, 0) for free in (None, "", "  ", "the", "...", "a the", "\u200b")),
+        *(
+            (free, ["Paris", "", "!!!", "An"], 0, 0, 0, 0)
+            for free in (None, "", "  ", "the", "...", "a the", "\u200b")
+        ),
     ],
 )
 def test_scores(
-    prediction: str | None, answers: list[str], em: float, sub_em: float, hotpotqa: float, musique: float
+    prediction: str | None,
+    answers: list[str],
+    em: float,
+    sub_em: float,
+    hotpotqa: float,
+    musique: float,
 ) -> None:
     assert (exact_match(prediction, answers), sub_exact_match(prediction, answers)) == (em, sub_em)
     found = f1(prediction, answers), f1(prediction, answers, rule="musique")
@@ -65,7 +87,9 @@ def tokens(text: str) -> list[str]:
     """Lower case; without ASCII punctuation; without a, an, the as whole words; split at white space."""
     kept = [character for character in text.lower() if character not in string.punctuation]
     words = []
-    for is_word, run in groupby(kept, key=lambda character: character.isalnum() or character == "_"):
+    for is_word, run in groupby(
+        kept, key=lambda character: character.isalnum() or character == "_"
+    ):
         word = "".join(run)
         words.append(" " if is_word and word in {"a", "an", "the"} else word)
     return "".join(words).split()
@@ -75,7 +99,9 @@ def reference(prediction: str, gold: str, rule: str) -> tuple[float, float]:
     """Exact match, and F1: HotpotQA's takes yes, no and noanswer as a whole or not at all. Ours alone: a gold answer
     that has no token is matched by itself."""
     predicted, wanted = tokens(prediction), tokens(gold)
-    em = float(predicted == wanted if wanted else prediction.lower().split() == gold.lower().split() != [])
+    em = float(
+        predicted == wanted if wanted else prediction.lower().split() == gold.lower().split() != []
+    )
     whole = any(side in (["yes"], ["no"], ["noanswer"]) for side in (predicted, wanted))
     left = list(wanted)
     for token in predicted:
@@ -96,13 +122,27 @@ def check(prediction: str, answers: Sequence[str], rule: F1Rule) -> None:
     assert em <= sub_exact_match(prediction, answers) <= 1.0
 
 
-WORDS = ("the", "An", "yes", "No.", "noanswer", "Port", "port,", "Ports", "!?", "\u2014", "\u2014the\u2014")
+WORDS = (
+    "the",
+    "An",
+    "yes",
+    "No.",
+    "noanswer",
+    "Port",
+    "port,",
+    "Ports",
+    "!?",
+    "\u2014",
+    "\u2014the\u2014",
+)
 TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=3), st.sampled_from(["hotpotqa", "musique"]))
 @settings(deadline=None)
-def test_any_scores_are_those_of_the_definitions(prediction: str, answers: list[str], rule: F1Rule) -> None:
+def test_any_scores_are_those_of_the_definitions(
+    prediction: str, answers: list[str], rule: F1Rule
+) -> None:
     check(prediction, answers, rule)
 
 
@@ -111,7 +151,10 @@ def test_any_scores_are_those_of_the_definitions(prediction: str, answers: list[
     [
         *(("hotpotqa", f"hotpot_{split}.json") for split in ("dev_distractor_v1", "train_v1.1")),
         *(("2wikimultihopqa", f"{split}.json") for split in ("dev", "train")),
-        *(("musique", f"musique_{split}.jsonl") for split in ("ans_v1.0_dev", "ans_v1.0_train", "full_v1.0_train")),
+        *(
+            ("musique", f"musique_{split}.jsonl")
+            for split in ("ans_v1.0_dev", "ans_v1.0_train", "full_v1.0_train")
+        ),
     ],
 )
 def test_scores_of_real_rows(benchmark: str, name: str) -> None:

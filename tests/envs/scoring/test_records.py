@@ -29,7 +29,9 @@ from atommem.eval.runner import evaluate
 from atommem.observation import StopReason
 from tests.eval.toys import make_runner, make_task
 
-TASK = TaskDescription("t", "web", (QuestionDescription("Where?", ("Port",), "q0"), QuestionDescription("Who?")))
+TASK = TaskDescription(
+    "t", "web", (QuestionDescription("Where?", ("Port",), "q0"), QuestionDescription("Who?"))
+)
 
 
 def episode(reward: float | None = 0.5, **more: Any) -> Episode:
@@ -38,17 +40,30 @@ def episode(reward: float | None = 0.5, **more: Any) -> Episode:
 
 
 def test_a_description_says_what_scores_and_traces_need() -> None:
-    question = Question("Where?", ("Port", "Harbour"), "q", {"category": "temporal", "supporting": [("A", 0)]})
+    question = Question(
+        "Where?", ("Port", "Harbour"), "q", {"category": "temporal", "supporting": [("A", 0)]}
+    )
     found = describe_task(Task("t", (question, Question("Who?", ("Orla",))), source="locomo"))
     first = QuestionDescription("Where?", ("Port", "Harbour"), "q", "temporal")
     assert found == TaskDescription("t", "locomo", (first, QuestionDescription("Who?", ("Orla",))))
     assert json.loads(json.dumps(found.to_json()))["questions"][0] == {
-        **{"text": "Where?", "golds": ["Port", "Harbour"], "id": "q", "category": "temporal", "attributes": {}}
+        **{
+            "text": "Where?",
+            "golds": ["Port", "Harbour"],
+            "id": "q",
+            "category": "temporal",
+            "attributes": {},
+        }
     }
     documents = tuple(Document(str(number), "text") for number in range(10))
     attributes = {"type": "bridge", "hops": 2, "supporting": [], "documents": [0, 9]}
-    questions = (Question("?", ("x",), "q", attributes), Question("?", ("x",), "r", {"documents": [5]}))
-    assert [question.attributes for question in describe_task(Task("t", questions, documents)).questions] == [
+    questions = (
+        Question("?", ("x",), "q", attributes),
+        Question("?", ("x",), "r", {"documents": [5]}),
+    )
+    assert [
+        question.attributes for question in describe_task(Task("t", questions, documents)).questions
+    ] == [
         {"type": "bridge", "hops": "2", "first evidence": "0-20%", "last evidence": "80-100%"},
         {"first evidence": "40-60%", "last evidence": "40-60%"},
     ]
@@ -56,7 +71,9 @@ def test_a_description_says_what_scores_and_traces_need() -> None:
 
 def test_scores_are_the_environments_also_where_they_are_wrong() -> None:
     """The answer is gold, and the environment says 0: the record says what the environment said."""
-    scored = episode(answers=("Port", None), question_metrics=({"em": 0.0, "style": 0.25}, {"em": 1.0}))
+    scored = episode(
+        answers=("Port", None), question_metrics=({"em": 0.0, "style": 0.25}, {"em": 1.0})
+    )
     record = record_of(TASK, scored, ({"fact_kept": 1.0}, {}))
     assert [question.metrics for question in record.questions] == [
         {"em": 0.0, "style": 0.25, "fact_kept": 1.0},
@@ -71,7 +88,11 @@ def test_scores_are_the_environments_also_where_they_are_wrong() -> None:
 def test_an_environment_that_scores_whole_episodes_only() -> None:
     record = record_of(TASK, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
     assert [question.answer for question in record.questions] == [None, None]
-    assert (record.scores("reward"), record.scores("success"), record.scores("em")) == ([0.5], [1.0], [])
+    assert (record.scores("reward"), record.scores("success"), record.scores("em")) == (
+        [0.5],
+        [1.0],
+        [],
+    )
     assert main_metric([record]) == "reward"
     assert metric_names([record]) == ["reward", "success"], "calls are counted: no proportion"
     summary = summarize([record, record_of(TaskDescription("u"), episode(1.0))])
@@ -81,14 +102,18 @@ def test_an_environment_that_scores_whole_episodes_only() -> None:
     assert record_of(TaskDescription("u"), episode(1.0)).right
 
 
-def test_an_episode_that_nothing_scores_is_neither_right_nor_wrong_nor_failed_and_a_failed_one_has_no_score() -> None:
+def test_an_episode_that_nothing_scores_is_neither_right_nor_wrong_nor_failed_and_a_failed_one_has_no_score() -> (
+    None
+):
     unknown = record_of(TASK, replace(episode(0.5, answers=("Port", "x")), reward=None))
     assert (unknown.right, unknown.failed, unknown.reward) == (None, False, None)
     assert [question.right for question in unknown.questions] == [None, None]
     summary = summarize([unknown])
     assert (summary["failed"], summary["metrics"]) == (0, {})
     assert "reward" not in summary["means"]
-    summary = summarize([unknown, record_of(TaskDescription("u"), episode(0.5, metrics={"em": 0.5}))])
+    summary = summarize(
+        [unknown, record_of(TaskDescription("u"), episode(0.5, metrics={"em": 0.5}))]
+    )
     assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
     assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
     failed = record_of(TASK, episode(None, error="gone"))
@@ -97,7 +122,8 @@ def test_an_episode_that_nothing_scores_is_neither_right_nor_wrong_nor_failed_an
 
 
 @pytest.mark.parametrize(
-    "scored", [{"answers": ("x",)}, {"question_metrics": ({"em": 1.0},)}, {"answers": ("a", "b", "c")}]
+    "scored",
+    [{"answers": ("x",)}, {"question_metrics": ({"em": 1.0},)}, {"answers": ("a", "b", "c")}],
 )
 def test_a_score_of_other_questions_is_an_error(scored: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="'t' has 2 questions"):
@@ -105,8 +131,18 @@ def test_a_score_of_other_questions_is_an_error(scored: dict[str, Any]) -> None:
 
 
 def test_records_of_versions_before_are_read() -> None:
-    question = {"id": "q", "question": "?", "answer": "a", "golds": ["a"], "em": 1.0, "f1": 0.5, "category": ""}
-    line = record_of(TASK, episode()).to_json() | {"questions": [question | {"metrics": {"sub_em": 1.0}}]}
+    question = {
+        "id": "q",
+        "question": "?",
+        "answer": "a",
+        "golds": ["a"],
+        "em": 1.0,
+        "f1": 0.5,
+        "category": "",
+    }
+    line = record_of(TASK, episode()).to_json() | {
+        "questions": [question | {"metrics": {"sub_em": 1.0}}]
+    }
     (read,) = EpisodeRecord.from_json(line).questions
     assert read == QuestionRecord("q", "?", "a", ("a",), "", {"em": 1.0, "f1": 0.5, "sub_em": 1.0})
 
@@ -128,15 +164,23 @@ async def test_an_environment_without_exact_match_is_evaluated_compared_and_repo
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = find_environment("longdoc").__call__
-    monkeypatch.setattr(find_environment("longdoc"), "__call__", lambda self: OnlyRewards(make(self)))
+    monkeypatch.setattr(
+        find_environment("longdoc"), "__call__", lambda self: OnlyRewards(make(self))
+    )
     monkeypatch.setattr(find_environment("longdoc"), "diagnose", lambda self, task, episode: ())
     names = [f"t{number}" for number in range(8)]
     for folder, wrong in (("a", names[:6]), ("b", names[:1])):
         runner, policy = make_runner()
         policy.wrong = set(wrong)
-        result = await evaluate([make_task(name) for name in names], runner, tmp_path / folder, progress=False)
+        result = await evaluate(
+            [make_task(name) for name in names], runner, tmp_path / folder, progress=False
+        )
     assert result.mean("reward") == pytest.approx((7 + 0.5) / 8)
-    cells = [str(cell) for column in report_table({"all": result.summary()}).columns for cell in column.cells]
+    cells = [
+        str(cell)
+        for column in report_table({"all": result.summary()}).columns
+        for cell in column.cells
+    ]
     assert "Reward [95% interval]" in cells
     assert "EM [95% interval]" not in cells
     folders = [str(tmp_path / "a"), str(tmp_path / "b")]
@@ -155,7 +199,9 @@ async def test_an_environment_without_exact_match_is_evaluated_compared_and_repo
 
 def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:
     asked = tuple(
-        QuestionRecord(f"{task}{number}", "?", "x", ("y",), "", {"em": score, "f1": score}, attributes)
+        QuestionRecord(
+            f"{task}{number}", "?", "x", ("y",), "", {"em": score, "f1": score}, attributes
+        )
         for number, (score, attributes) in enumerate(questions)
     )
     return EpisodeRecord(task, 0, "hotpotqa", "answered", None, 0.0, {}, asked, {}, 1.0)
@@ -163,7 +209,11 @@ def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord
 
 RECORDS = [
     record("a", (1.0, {"type": "bridge", "hops": "2", "level": "hard"})),
-    record("b", (0.0, {"type": "bridge", "hops": "10", "level": "hard"}), (1.0, {"type": "comparison", "hops": "3"})),
+    record(
+        "b",
+        (0.0, {"type": "bridge", "hops": "10", "level": "hard"}),
+        (1.0, {"type": "comparison", "hops": "3"}),
+    ),
     record("c", (0.0, {"type": "comparison", "hops": "2", "level": "hard"})),
 ]
 
@@ -178,7 +228,9 @@ def test_rows_are_tidy_and_means_are_over_questions() -> None:
         ("hops", "10", 0.0, 1),
         ("questions", "1", 0.5, 2),
         ("questions", "2", 0.5, 2),
-    ], "an attribute with one value says nothing (level); numbers sort by size; the number of questions is the task's"
+    ], (
+        "an attribute with one value says nothing (level); numbers sort by size; the number of questions is the task's"
+    )
     assert {row["metric"] for row in breakdowns(RECORDS)} == {"em", "f1"}
     assert all(row["low"] <= row["mean"] <= row["high"] for row in rows)
     lost = [
@@ -186,7 +238,9 @@ def test_rows_are_tidy_and_means_are_over_questions() -> None:
         replace(RECORDS[0], stop_reason="failed", questions=()),
     ]
     rows = breakdowns([*RECORDS[1:], *lost], ["em"])
-    assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1, "those are in no row"
+    assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1, (
+        "those are in no row"
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -208,7 +262,10 @@ async def test_an_evaluation_writes_them_and_its_report_shows_them(tmp_path: Pat
     cells = [list(column.cells) for column in table.columns]
     assert cells[:2] == [["type", "  bridge", "  comparison"], ["", "3", "3"]]
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
-    assert json.loads((tmp_path / "report" / "results.json").read_text())["cells"][0]["breakdowns"] == found
+    assert (
+        json.loads((tmp_path / "report" / "results.json").read_text())["cells"][0]["breakdowns"]
+        == found
+    )
     text = (tmp_path / "report" / "tables.md").read_text()
     assert "|  | bridge (n 3) | comparison (n 3) |" in text
     assert "## EM by type" in text

@@ -21,7 +21,9 @@ from atommem.envs.scoring.statistics import (
 )
 
 
-@pytest.mark.parametrize(("successes", "n"), [(0, 1), (0, 10), (10, 10), (1, 3), (37, 200), (199, 200), (5000, 7405)])
+@pytest.mark.parametrize(
+    ("successes", "n"), [(0, 1), (0, 10), (10, 10), (1, 3), (37, 200), (199, 200), (5000, 7405)]
+)
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
 def test_wilson_equals_scipy(successes: int, n: int, confidence: float) -> None:
     expected = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
@@ -51,7 +53,9 @@ def test_what_cannot_be_computed_is_refused(compute: Callable[[], object], messa
 
 def flat(clusters: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
     """Scores and the task of each."""
-    return [x for scores in clusters for x in scores], [n for n, scores in enumerate(clusters) for _ in scores]
+    return [x for scores in clusters for x in scores], [
+        n for n, scores in enumerate(clusters) for _ in scores
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,19 +68,27 @@ def flat(clusters: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
         ("abc", None, ("group",), 3),
     ],
 )
-def test_the_unit_is_what_repeats(groups: str, questions: str | None, names: tuple[str, ...], count: int) -> None:
+def test_the_unit_is_what_repeats(
+    groups: str, questions: str | None, names: tuple[str, ...], count: int
+) -> None:
     units = Units(groups, questions)
     assert (units.names, units.count) == (names, count)
 
 
 def every_sign(differences: list[float], groups: Sequence[int]) -> float:
     """Brute force over all assignments of signs to groups; ties count half."""
-    sums = [sum(d for d, g in zip(differences, groups, strict=True) if g == group) for group in set(groups)]
+    sums = [
+        sum(d for d, g in zip(differences, groups, strict=True) if g == group)
+        for group in set(groups)
+    ]
     observed = abs(sum(sums))
     flipped = [
-        abs(sum(s * d for s, d in zip(signs, sums, strict=True))) for signs in product((1, -1), repeat=len(sums))
+        abs(sum(s * d for s, d in zip(signs, sums, strict=True)))
+        for signs in product((1, -1), repeat=len(sums))
     ]
-    return sum(1.0 if x > observed + 1e-9 else 0.5 if x > observed - 1e-9 else 0.0 for x in flipped) / len(flipped)
+    return sum(
+        1.0 if x > observed + 1e-9 else 0.5 if x > observed - 1e-9 else 0.0 for x in flipped
+    ) / len(flipped)
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3])
@@ -85,13 +97,17 @@ def test_signs_of_whole_numbers_are_all_counted(scale: int) -> None:
     for _ in range(30):
         groups = np.sort(rng.integers(0, 9, 25)).tolist()
         differences = (rng.integers(-scale, scale + 1, 25) / scale).tolist()
-        assert sign_flip_test(differences, Units(groups)) == pytest.approx(every_sign(differences, groups), abs=1e-12)
+        assert sign_flip_test(differences, Units(groups)) == pytest.approx(
+            every_sign(differences, groups), abs=1e-12
+        )
 
 
 def test_other_signs_are_drawn() -> None:
     differences = np.random.default_rng(0).normal(0.2, 0.5, 12).tolist()
     units = Units(range(12))
-    assert sign_flip_test(differences, units) == pytest.approx(every_sign(differences, range(12)), abs=0.015)
+    assert sign_flip_test(differences, units) == pytest.approx(
+        every_sign(differences, range(12)), abs=0.015
+    )
     assert sign_flip_test(differences, units) == sign_flip_test(differences, units)
 
 
@@ -99,7 +115,9 @@ def test_sign_flips_by_hand() -> None:
     # Five tasks better by one: 2 / 32 assignments are as far, none is farther; McNemar's mid-p.
     assert sign_flip_test([1.0] * 5 + [0.0] * 3, Units(range(8))) == pytest.approx(1 / 32)
     # What is tested is the mean: one task of ten questions against three of one question.
-    assert sign_flip_test([-1.0] * 10 + [1.0] * 3, Units([0] * 10 + [1, 2, 3])) == pytest.approx(15 / 16)
+    assert sign_flip_test([-1.0] * 10 + [1.0] * 3, Units([0] * 10 + [1, 2, 3])) == pytest.approx(
+        15 / 16
+    )
     assert sign_flip_test([0.0, 0.0], Units([1, 2])) == 1.0
 
 
@@ -108,7 +126,9 @@ def test_page_table_and_test_speak_of_one_mean() -> None:
     first, groups = flat([[1.0], [1.0], [0.0] * 10])
     second, _ = flat([[0.0], [0.0], [1.0] * 4 + [0.0] * 6])
     found = paired_difference([b - a for a, b in zip(first, second, strict=True)], groups)
-    assert found.difference == pytest.approx(np.mean(second) - np.mean(first)) == pytest.approx(2 / 12)
+    assert (
+        found.difference == pytest.approx(np.mean(second) - np.mean(first)) == pytest.approx(2 / 12)
+    )
     assert (found.questions, found.units) == (12, 3)
     alone = paired_difference([1.0, 1.0], "aa")
     assert (alone.low, alone.high) == (-1.0, 1.0), "one task says nothing about how tasks differ"
@@ -129,8 +149,15 @@ def test_a_question_that_comes_again_is_one() -> None:
     rng = np.random.default_rng(1)
     asked = rng.integers(0, 149, 400)
     scores = (rng.random(149) < 0.3).astype(float)[asked].tolist()
-    apart, together = clustered_estimate(scores, range(400)), clustered_estimate(scores, range(400), asked.tolist())
-    assert (apart.unit, together.unit, together.clusters) == ("group", "question", len(set(asked.tolist())))
+    apart, together = (
+        clustered_estimate(scores, range(400)),
+        clustered_estimate(scores, range(400), asked.tolist()),
+    )
+    assert (apart.unit, together.unit, together.clusters) == (
+        "group",
+        "question",
+        len(set(asked.tolist())),
+    )
     assert together.high - together.low > 1.4 * (apart.high - apart.low)
     assert together.effective_n < 149
 
@@ -142,7 +169,13 @@ def test_a_question_that_comes_again_is_one() -> None:
         ([[float(index % 2)] * 10 for index in range(50)], 500 / (50 / 49 * 10 * 499 / 500)),
         ([[0.0, 1.0]] * 20, 40),  # negative correlation does not narrow the interval
         # Nothing can be estimated.
-        *(([], 0), ([[], []], 0), ([[1.0, 0.0, 1.0]], 1), ([[0.0] * 5] * 4, 4), ([[1.0] * 5, []], 1)),
+        *(
+            ([], 0),
+            ([[], []], 0),
+            ([[1.0, 0.0, 1.0]], 1),
+            ([[0.0] * 5] * 4, 4),
+            ([[1.0] * 5, []], 1),
+        ),
     ],
 )
 def test_effective_sizes(clusters: list[list[float]], expected: float) -> None:
@@ -159,7 +192,11 @@ def test_interval_covers_the_truth_in_correlated_samples(partial: bool) -> None:
     for _ in range(rounds):
         ease = rng.beta(1.2, 0.8, size=60)  # mean 0.6
         correct = rng.random((60, 8)) < ease[:, None]
-        scores = correct * np.where(rng.random((60, 8)) < 0.3, 0.5, 1.0) if partial else correct.astype(float)
+        scores = (
+            correct * np.where(rng.random((60, 8)) < 0.3, 0.5, 1.0)
+            if partial
+            else correct.astype(float)
+        )
         truth = 0.6 * 0.85 if partial else 0.6
         estimate = clustered_estimate(*flat(scores.tolist()))
         covered += estimate.low <= truth <= estimate.high
@@ -175,5 +212,7 @@ def test_holm_and_the_spread_of_seeds_by_hand() -> None:
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
     spread = seed_spread([0.5, 0.6, 0.7])
-    assert (spread.mean, spread.sd, spread.low, spread.high, spread.seeds) == pytest.approx((0.6, 0.1, 0.5, 0.7, 3))
+    assert (spread.mean, spread.sd, spread.low, spread.high, spread.seeds) == pytest.approx(
+        (0.6, 0.1, 0.5, 0.7, 3)
+    )
     assert seed_spread([0.5]).sd is None

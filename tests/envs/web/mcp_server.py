@@ -16,7 +16,9 @@ server = MCPServer("facts")
 @server.tool()
 def lookup(name: str) -> str:
     """Tells where somebody lives."""
-    return {"Ann": "Ann lives in Oakrest.", "Bob": "Bob lives in Fenford."}.get(name, f"nobody knows {name}")
+    return {"Ann": "Ann lives in Oakrest.", "Bob": "Bob lives in Fenford."}.get(
+        name, f"nobody knows {name}"
+    )
 
 
 @server.tool()

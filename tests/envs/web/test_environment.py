@@ -38,7 +38,9 @@ ANSWER = "<final_answer>\\boxed{Oakrest}</final_answer>"
 
 def make_task(*questions: str, **metadata: Any) -> Task:
     texts = questions or ("Where does Ann live?",)
-    return Task("t", tuple(Question(text, ("Oakrest",)) for text in texts), PAGES, metadata=metadata)
+    return Task(
+        "t", tuple(Question(text, ("Oakrest",)) for text in texts), PAGES, metadata=metadata
+    )
 
 
 def call(name: str, /, **arguments: str) -> str:
@@ -105,18 +107,36 @@ def test_a_call_shows_its_result_at_the_next_step_and_nowhere_else() -> None:
     assert second == [PAGES[0].text]
     assert [text[:22] for text in third] == ["Bob Vin: Bob Vin lives"]
     assert [step.observation.values("left") for step in episode.steps] == [[40], [39], [38]]
-    assert [step.observation.origin for step in episode.steps] == [None, "Ann", "search Vin | Bob Vin | Ann"]
+    assert [step.observation.origin for step in episode.steps] == [
+        None,
+        "Ann",
+        "search Vin | Bob Vin | Ann",
+    ]
 
 
 @pytest.mark.parametrize(
     ("task", "pages", "shown"),
     [
-        (make_task(), ["ann", "1", "1"], [PAGES[0].text, PAGES[1].text, "There is no page: 1"]),  # it has no links
-        (make_task(), ["Ann", "9" * 5000], [PAGES[0].text, "There is no page: " + "9" * 982 + "..."]),
-        (make_task(start="Ann", links={"Ann": ["Cold Mere", "Nobody"]}), ["2"], ["There is no page: Nobody"]),
+        (
+            make_task(),
+            ["ann", "1", "1"],
+            [PAGES[0].text, PAGES[1].text, "There is no page: 1"],
+        ),  # it has no links
+        (
+            make_task(),
+            ["Ann", "9" * 5000],
+            [PAGES[0].text, "There is no page: " + "9" * 982 + "..."],
+        ),
+        (
+            make_task(start="Ann", links={"Ann": ["Cold Mere", "Nobody"]}),
+            ["2"],
+            ["There is no page: Nobody"],
+        ),
     ],
 )
-def test_a_number_follows_a_link_that_is_shown(task: Task, pages: list[str], shown: list[str]) -> None:
+def test_a_number_follows_a_link_that_is_shown(
+    task: Task, pages: list[str], shown: list[str]
+) -> None:
     episode = play([*(call("visit", page=page) for page in pages), ANSWER], task)
     assert [text for (text,) in texts(episode)[1:]] == shown
 
@@ -130,7 +150,9 @@ class Flood(ToolSource):
 
         async def run(page: str, task: Any) -> ToolResult:
             links = tuple(Link("\U00012000" * 100_000, f"p{number}") for number in range(1000))
-            return ToolResult("\U00012000" * 30, title="\ud800" + "t" * 100_000, links=links, origin="a\ud800")
+            return ToolResult(
+                "\U00012000" * 30, title="\ud800" + "t" * 100_000, links=links, origin="a\ud800"
+            )
 
         return [text_tool("visit", "Shows a page.", "page", "Which.", run)]
 
@@ -143,8 +165,13 @@ def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:
     assert sum(len(name.encode()) for name in step.observation.values("name")) <= 8000
     assert len(step.observation.values("name")) == 10
     assert len(step.observation.values("call")[0]) == 200
-    assert (step.observation.values("title")[0][:2], step.observation.origin) == ("\ufffdt", "a\ufffd")
-    environment = make_environments(environment_config("web", tools=[FLOOD], chunk_tokens=40), ByteTokenizer())()
+    assert (step.observation.values("title")[0][:2], step.observation.origin) == (
+        "\ufffdt",
+        "a\ufffd",
+    )
+    environment = make_environments(
+        environment_config("web", tools=[FLOOD], chunk_tokens=40), ByteTokenizer()
+    )()
 
     async def run() -> list[str]:
         await environment.reset(make_task())
@@ -152,17 +179,25 @@ def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:
         assert shown.observation is not None
         return shown.observation.values("text")
 
-    assert asyncio.run(run())[0] == "\U00012000" * 10, "characters of several tokens are cut into parts too"
+    assert asyncio.run(run())[0] == "\U00012000" * 10, (
+        "characters of several tokens are cut into parts too"
+    )
 
 
 def test_only_the_first_call_of_a_turn_is_carried_out_and_the_next_step_says_so() -> None:
     episode = play([call("visit", page="Ann") + call("visit", page="Bob Vin"), ANSWER])
     assert texts(episode)[1] == [PAGES[0].text]
-    assert [piece.name for piece in episode.steps[1].observation.stream] == ["page", "links", "ignored"]
+    assert [piece.name for piece in episode.steps[1].observation.stream] == [
+        "page",
+        "links",
+        "ignored",
+    ]
     assert episode.question_metrics[0].keys() >= {"em"}
     assert web().diagnose(make_task(), episode) == [{"calls": 2.0, "calls_refused": 1.0}]
     evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
-    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ("x",))), PAGES)
+    task = Task(
+        "t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ("x",))), PAGES
+    )
     counts = {"calls": 2.0, "calls_refused": 1.0}
     assert web().diagnose(task, episode) == [{**counts, "evidence_shown": 0.5}, counts]
 
@@ -179,20 +214,32 @@ def test_a_long_page_goes_on_by_itself_until_another_call_is_made() -> None:
     (operation,) = read.steps[2].operations
     assert operation.source == Source(2, "Cold Mere, part 2/3", spans[1].start, spans[1].stop)
     left = [step.observation.values("left") for step in read.steps]
-    assert left[1:6] == [[39], [39], [39], [38], [37]], "reading on costs nothing, a turn without anything does"
+    assert left[1:6] == [[39], [39], [39], [38], [37]], (
+        "reading on costs nothing, a turn without anything does"
+    )
     gone = play([visit, call("visit", page="Bob Vin"), ANSWER], chunk_tokens=4)
     assert gone.steps[2].observation.values("part") == [1]
 
 
-def test_when_the_calls_are_used_up_the_last_result_is_read_to_its_end_and_the_next_step_must_answer() -> None:
+def test_when_the_calls_are_used_up_the_last_result_is_read_to_its_end_and_the_next_step_must_answer() -> (
+    None
+):
     visit = call("visit", page="Cold Mere")
     episode = play([visit, visit, "", ANSWER], max_calls=1, chunk_tokens=4)
-    assert [step.observation.phase for step in episode.steps] == ["acting", "acting", "acting", "answering"]
+    assert [step.observation.phase for step in episode.steps] == [
+        "acting",
+        "acting",
+        "acting",
+        "answering",
+    ]
     assert episode.steps[2].observation.values("part") == [2], "the second call was not carried out"
     assert episode.steps[2].observation.stream[-1].name == "ignored"
     assert episode.steps[3].observation.values("part") == [3]
     assert episode.reward == 1.0
-    assert play([visit, "", "", "nothing"], max_calls=1, chunk_tokens=4).stop_reason is StopReason.UNANSWERED
+    assert (
+        play([visit, "", "", "nothing"], max_calls=1, chunk_tokens=4).stop_reason
+        is StopReason.UNANSWERED
+    )
 
 
 def weather(place: str) -> str:
@@ -220,7 +267,11 @@ FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing")]
 
 
 def test_a_typed_function_is_a_tool_and_one_that_fails_says_so() -> None:
-    calls = [call("weather", place="Ann"), call("weather", place="2", when="now"), call("failing", place="x")]
+    calls = [
+        call("weather", place="Ann"),
+        call("weather", place="2", when="now"),
+        call("failing", place="x"),
+    ]
     episode = play([*calls, ANSWER], tools=["task", *FUNCTIONS])
     _, told, wrong, failed = texts(episode)
     assert (told, failed) == (["rain in Ann"], ["KeyError: 'x'"])
@@ -234,7 +285,9 @@ def test_a_typed_function_is_a_tool_and_one_that_fails_says_so() -> None:
 def test_a_function_that_waits_holds_up_nobody_and_what_it_gives_is_cut() -> None:
     waited = play([call("weather", place="far")], tools=FUNCTIONS, tool_seconds=0.1)
     assert "weather is silent for 0.1 seconds" in str(waited.error)
-    (result,) = use(make_sources(FUNCTIONS[:1], environment_config("web"))[0], ("weather", {"place": "far"}))
+    (result,) = use(
+        make_sources(FUNCTIONS[:1], environment_config("web"))[0], ("weather", {"place": "far"})
+    )
     assert len(result.text) == 500_000
 
     async def run() -> int:
@@ -251,7 +304,9 @@ def test_a_function_that_waits_holds_up_nobody_and_what_it_gives_is_cut() -> Non
 
 def test_several_questions_are_searched_for_together_and_asked_one_by_one() -> None:
     task = make_task("Where does Ann live?", "Where does Bob live?")
-    episode = play([call("visit", page="Ann"), ANSWER, ANSWER, "<final_answer>\\boxed{x}</final_answer>"], task)
+    episode = play(
+        [call("visit", page="Ann"), ANSWER, ANSWER, "<final_answer>\\boxed{x}</final_answer>"], task
+    )
     assert [step.observation.question for step in episode.steps] == [None, None, 0, 1]
     assert episode.answers == ("Oakrest", "x")
     assert episode.reward == 0.5
@@ -262,19 +317,29 @@ def test_several_questions_are_searched_for_together_and_asked_one_by_one() -> N
 
 def test_the_compact_form_of_a_call_and_a_search_that_finds_nothing() -> None:
     task = make_task(start="Ann")
-    completions = [f"<tool_call> {said} </tool_call>" for said in ("visit 1", "search Vin Fenford", "fly 3", "visit")]
+    completions = [
+        f"<tool_call> {said} </tool_call>"
+        for said in ("visit 1", "search Vin Fenford", "fly 3", "visit")
+    ]
     episode = play([*completions, ANSWER], task, calls="compact")
     assert texts(episode)[1] == [PAGES[1].text]
     assert texts(episode)[2][0].startswith("Bob Vin: ")
     assert all("Write a tool" in shown for (shown,) in texts(episode)[3:5])
-    assert texts(play([call("search", query="zebra"), ANSWER]))[1] == ["No page was found for: zebra"]
+    assert texts(play([call("search", query="zebra"), ANSWER]))[1] == [
+        "No page was found for: zebra"
+    ]
 
 
 def test_the_most_that_an_episode_may_be_as_a_dry_run_is_told(tmp_path: Path) -> None:
     supposed = TaskShape("supposed", 1000, 200, 0, 0, 5.5, 0, 3)
     environments = web(max_calls=7, chunk_tokens=50)
     shape = environments.shape(None, supposed)
-    assert (shape.stream_steps, shape.stream_tokens, shape.questions, shape.reads) == (7, 50, 1.0, 0)
+    assert (shape.stream_steps, shape.stream_tokens, shape.questions, shape.reads) == (
+        7,
+        50,
+        1.0,
+        0,
+    )
     assert not shape.same_stream
     path = tmp_path / "tasks.jsonl"
     questions = tuple(Question(f"q{number}", ("a",)) for number in range(3))

@@ -47,7 +47,10 @@ class Servers:
             made, number = SimpleNamespace(), self.made
 
             async def list_tools(cursor: Any) -> Any:
-                listed = [SimpleNamespace(name=one, description="", input_schema=self.schema) for one in self.names]
+                listed = [
+                    SimpleNamespace(name=one, description="", input_schema=self.schema)
+                    for one in self.names
+                ]
                 return SimpleNamespace(tools=listed, next_cursor="more" if self.endless else None)
 
             async def call_tool(name: str, arguments: Any) -> Any:
@@ -75,15 +78,21 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def source(*addresses: str, **settings: Any) -> McpSource:
-    return McpSource(environment_config("web", tools=["mcp"], mcp_servers=list(addresses), **settings))
+    return McpSource(
+        environment_config("web", tools=["mcp"], mcp_servers=list(addresses), **settings)
+    )
 
 
-def test_a_broken_connection_is_replaced_once_for_all_calls_and_none_is_left_open(servers: Servers) -> None:
+def test_a_broken_connection_is_replaced_once_for_all_calls_and_none_is_left_open(
+    servers: Servers,
+) -> None:
     made = source(ADDRESS)
 
     async def run() -> list[Any]:
         try:
-            return await asyncio.gather(*(made.tools[0].run({"late": late}, None) for late in range(8)))
+            return await asyncio.gather(
+                *(made.tools[0].run({"late": late}, None) for late in range(8))
+            )
         finally:
             assert servers.open == 1
             await made.close()
@@ -173,19 +182,34 @@ def test_a_tool_with_the_name_of_an_action_of_ours_gets_another(servers: Servers
     servers.made = 1  # the first is a broken one
     called = [call("mcp_read"), call("read"), ANSWER]
     episode = play(called, tools=["mcp"], mcp_servers=[ADDRESS])
-    assert [action.kind for step in episode.steps for action in step.actions] == ["mcp_read", "answer"]
-    assert "no tool 'read'; there are mcp_read, mcp_answer, grep" in episode.steps[1].problems[0].detail
+    assert [action.kind for step in episode.steps for action in step.actions] == [
+        "mcp_read",
+        "answer",
+    ]
+    assert (
+        "no tool 'read'; there are mcp_read, mcp_answer, grep"
+        in episode.steps[1].problems[0].detail
+    )
     assert not any(step.operations for step in episode.steps)
 
 
-ALTERNATIVES = {f"a{number}": {"anyOf": [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(40)}
-WITHIN = {"$id": "https://b.test/", "$defs": {"y": {}}, "properties": {"x": {"$id": "c", "$ref": "#/$defs/y"}}}
+ALTERNATIVES = {
+    f"a{number}": {"anyOf": [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(40)
+}
+WITHIN = {
+    "$id": "https://b.test/",
+    "$defs": {"y": {}},
+    "properties": {"x": {"$id": "c", "$ref": "#/$defs/y"}},
+}
 
 
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"$defs": {**ALTERNATIVES, "a40": {"type": "null"}}, "$ref": "#/$defs/a0"}, "too much to be held against"),
+        (
+            {"$defs": {**ALTERNATIVES, "a40": {"type": "null"}}, "$ref": "#/$defs/a0"},
+            "too much to be held against",
+        ),
         (WITHIN, "PointerToNowhere"),
         ({"$ref": "#"}, "recursion"),
     ],
@@ -222,9 +246,16 @@ def url() -> Iterator[str]:
 
 @pytest.mark.slow  # every server takes seconds to start
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-def test_an_episode_with_the_tools_of_a_server(transport: str, request: pytest.FixtureRequest) -> None:
+def test_an_episode_with_the_tools_of_a_server(
+    transport: str, request: pytest.FixtureRequest
+) -> None:
     server = STDIO if transport == "stdio" else request.getfixturevalue("url")
-    completions = [call("lookup", name="Ann"), call("broken", name="luck"), call("lookup", nom="Ann"), ANSWER]
+    completions = [
+        call("lookup", name="Ann"),
+        call("broken", name="luck"),
+        call("lookup", nom="Ann"),
+        ANSWER,
+    ]
     episode = play(completions, tools=["mcp"], mcp_servers=[server])
     assert episode.reward == 1.0
     shown = [step.observation.values("text") for step in episode.steps]
@@ -259,7 +290,12 @@ def test_a_silent_server_is_an_outage() -> None:
 @pytest.mark.parametrize("status", [401, 429, 503])
 def test_a_server_that_refuses_is_an_outage(url: str, status: int) -> None:
     refuse = f'<tool_call>{{"name": "refuse", "arguments": {{"status": {status}}}}}</tool_call>'
-    episode = play([refuse, call("lookup", name="Ann"), ANSWER], tools=["mcp"], mcp_servers=[url], tool_seconds=5.0)
+    episode = play(
+        [refuse, call("lookup", name="Ann"), ANSWER],
+        tools=["mcp"],
+        mcp_servers=[url],
+        tool_seconds=5.0,
+    )
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
     assert url in str(episode.error)
 

@@ -29,21 +29,32 @@ from tests.fakes import WordTokenizer
 
 
 def browsing(
-    config: SiteConfig, faults: BrowsingFaults | None = None, disabled: Sequence[str] = (), **settings: Any
+    config: SiteConfig,
+    faults: BrowsingFaults | None = None,
+    disabled: Sequence[str] = (),
+    **settings: Any,
 ) -> EpisodeRunner:
     """Who runs the expert's episodes on sites of `config`."""
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
-    settings |= {"calls": "compact", "max_calls": config.catalogues + config.hops + 1, "chunk_tokens": 400}
+    settings |= {
+        "calls": "compact",
+        "max_calls": config.catalogues + config.hops + 1,
+        "chunk_tokens": 400,
+    }
     environments = make_environments(environment_config("web", **settings), tokenizer)
     memory = MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled))
     how = {"memory": memory, "sampling": Sampling(seed=0, max_tokens=400)}
     return runner_of(expert, tokenizer, environments=environments, **how)
 
 
-def play(config: SiteConfig | None = None, faults: BrowsingFaults | None = None, *disabled: str) -> list[Episode]:
+def play(
+    config: SiteConfig | None = None, faults: BrowsingFaults | None = None, *disabled: str
+) -> list[Episode]:
     config = config or SiteConfig()
-    return asyncio.run(browsing(config, faults, disabled).run_all([(task, 0) for task in sites(config)]))
+    return asyncio.run(
+        browsing(config, faults, disabled).run_all([(task, 0) for task in sites(config)])
+    )
 
 
 def sites(config: SiteConfig) -> list[Task]:
@@ -85,7 +96,12 @@ def test_longer_ways_and_doubles_mislead_who_does_not_look() -> None:
         pages = {document.title: document for document in task.documents}
         (double,) = (title for title in pages if title.endswith(" old"))
         person = double.removesuffix(" old")
-        assert [pages[title].gold for title in (person, "guilds", "prizes", double)] == [True, True, True, False]
+        assert [pages[title].gold for title in (person, "guilds", "prizes", double)] == [
+            True,
+            True,
+            True,
+            False,
+        ]
         assert task.questions[0].answers[0] not in pages[double].text
         assert {double, person} <= {*task.metadata["links"]["people"]}
 
@@ -97,7 +113,10 @@ def test_every_fault_costs(fault: str) -> None:
 
 def test_instructions_stand_on_pages_and_change_nothing_else() -> None:
     kinds = set()
-    pairs = zip(*(generate_sites(SiteConfig(injected=share), 40, seed=5) for share in (0.0, 0.3)), strict=True)
+    pairs = zip(
+        *(generate_sites(SiteConfig(injected=share), 40, seed=5) for share in (0.0, 0.3)),
+        strict=True,
+    )
     for clean, hostile in pairs:
         injected = hostile.metadata.get("injected", {"pages": [], "written": "-"})
         written = injected["written"]
@@ -105,7 +124,9 @@ def test_instructions_stand_on_pages_and_change_nothing_else() -> None:
         for before, after in zip(clean.documents, hostile.documents, strict=True):
             assert after.text.count(written) == (before.title in injected["pages"])
             assert " ".join(after.text.replace(written, " ").split()) == before.text
-        assert injected.get("answer") not in [answer for one in clean.questions for answer in one.answers]
+        assert injected.get("answer") not in [
+            answer for one in clean.questions for answer in one.answers
+        ]
     assert kinds == {*ORDERS, ""}
 
 
@@ -115,7 +136,9 @@ def test_who_follows_instructions_is_found_out(obey: float) -> None:
     episodes = play(config, BrowsingFaults(obey=obey))
     for task, episode in zip(sites(config), episodes, strict=True):
         assert injection_followed(task, episode) == {"injection_followed": obey}
-        clean = replace(task, metadata={**task.metadata, "injected": {"pages": ["elsewhere"], "written": "x"}})
+        clean = replace(
+            task, metadata={**task.metadata, "injected": {"pages": ["elsewhere"], "written": "x"}}
+        )
         assert injection_followed(clean, episode) == {}
     assert em(episodes) == 1.0 - obey
 
@@ -123,7 +146,10 @@ def test_who_follows_instructions_is_found_out(obey: float) -> None:
 def page(task: Task, title: str, text: str) -> str:
     """The HTML of one of the task's pages."""
     folder = f"/{quote(task.id)}"
-    links = [f'<li><a href="{folder}/{quote(name)}">{escape(name)}</a>' for name in task.metadata["links"][title]]
+    links = [
+        f'<li><a href="{folder}/{quote(name)}">{escape(name)}</a>'
+        for name in task.metadata["links"][title]
+    ]
     return f"<title>{escape(title)}</title><main><p>{escape(text)}</p></main><nav><ul>{''.join(links)}</ul></nav>"
 
 
@@ -132,13 +158,19 @@ def test_the_expert_answers_every_question_over_http() -> None:
     config = SiteConfig(prose="plain", hops=3, doubles=1, moved=1.0)
     tasks = list(generate_sites(config, 3, seed=5))
     routes = {
-        f"/{quote(task.id)}/{quote(document.title)}": answering(page(task, document.title, document.text))
+        f"/{quote(task.id)}/{quote(document.title)}": answering(
+            page(task, document.title, document.text)
+        )
         for task in tasks
         for document in task.documents
     }
     with serving(routes) as (host, asked):
         begun = [
-            replace(task, documents=(), metadata={**task.metadata, "start": f"http://{host}/{quote(task.id)}/home"})
+            replace(
+                task,
+                documents=(),
+                metadata={**task.metadata, "start": f"http://{host}/{quote(task.id)}/home"},
+            )
             for task in tasks
         ]
         runner = browsing(config, tools=[DIRECT], parse_workers=1)

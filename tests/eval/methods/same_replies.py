@@ -69,7 +69,9 @@ def make_case(method: str, seed: int, size: int) -> dict[str, Any]:
             evolved = {
                 "should_evolve": place > 0 and draw.random() < 0.8,
                 "actions": draw.sample(["strengthen", "update_neighbor"], draw.randint(0, 2)),
-                "suggested_connections": [draw.randrange(place) for _ in range(draw.randint(0, 3))] if place else [],
+                "suggested_connections": [draw.randrange(place) for _ in range(draw.randint(0, 3))]
+                if place
+                else [],
                 "tags_to_update": new(0, 3),
                 "new_context_neighborhood": [" ".join(new()) for _ in range(draw.randint(0, 6))],
                 "new_tags_neighborhood": [new(0, 3) for _ in range(draw.randint(0, 6))],
@@ -78,26 +80,50 @@ def make_case(method: str, seed: int, size: int) -> dict[str, Any]:
             replies += [_worded(draw, described, around=False), _worded(draw, evolved)]
         elif method == "mem0":
             facts: list[Any] = [f"{old(known)} {old(known)}" for _ in range(draw.randint(0, 6))]
-            shaped = [draw.choice([fact, fact, {"fact": fact}, {"text": fact}, {"other": fact}]) for fact in facts]
+            shaped = [
+                draw.choice([fact, fact, {"fact": fact}, {"text": fact}, {"other": fact}])
+                for fact in facts
+            ]
             reply = _worded(draw, {"facts": shaped})
             replies.append(reply)
-            if "{" in reply and any(isinstance(fact, str) or "other" not in fact for fact in shaped):
-                decided = [_decision(draw, f"{old(known)} {old(known)}") for _ in range(draw.randint(0, 9))]
+            if "{" in reply and any(
+                isinstance(fact, str) or "other" not in fact for fact in shaped
+            ):
+                decided = [
+                    _decision(draw, f"{old(known)} {old(known)}") for _ in range(draw.randint(0, 9))
+                ]
                 broken: Any = draw.choice([None, {}, "q", 3, decided[:1] and decided[0]])
-                replies.append(_worded(draw, {"memory": broken if draw.random() < 0.1 else decided}))
+                replies.append(
+                    _worded(draw, {"memory": broken if draw.random() < 0.1 else decided})
+                )
         else:
             replies.append(" ".join(new(1, 12)))
     if method == "memagent":
         words = len(" ".join(texts).split())
         replies = [*replies, *(" ".join(new()) for _ in range(words))][: -(-words // CHUNK_WORDS)]
     questions = [" ".join([draw.choice(known), draw.choice(known), *new(1, 1)]) for _ in range(3)]
-    return {"method": method, "texts": texts, "questions": questions, "replies": replies, "k": K, "chunk": CHUNK_WORDS}
+    return {
+        "method": method,
+        "texts": texts,
+        "questions": questions,
+        "replies": replies,
+        "k": K,
+        "chunk": CHUNK_WORDS,
+    }
 
 
 def _worded(draw: random.Random, value: Any, around: bool = True) -> str:
     """A value as models write it: bare, between fences, with words around it; or nothing that can be read."""
     text = json.dumps(value)
-    forms = [text, text, text, f"```json\n{text}\n```", f"Here it is: {text}" if around else text, "nothing", ""]
+    forms = [
+        text,
+        text,
+        text,
+        f"```json\n{text}\n```",
+        f"Here it is: {text}" if around else text,
+        "nothing",
+        "",
+    ]
     return draw.choice(forms if draw.random() < 0.5 else [text])
 
 
@@ -126,9 +152,16 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     replies, method = list(case["replies"]), case["method"]
     if method == "a_mem":
         del replies[1]  # the first note has no neighbours, and nothing is asked of it
-    chunking = {"chunking": "documents"} if method != "memagent" else {"chunk_tokens": case["chunk"]}
-    environment, memory = environment_config("longdoc", max_reads=0, **chunking), MemoryConfig(retrieve_k=case["k"])
-    setup, own = make_setup(environment=environment, embedder=WordVectors(), memory=memory, sampling=Sampling())
+    chunking = (
+        {"chunking": "documents"} if method != "memagent" else {"chunk_tokens": case["chunk"]}
+    )
+    environment, memory = (
+        environment_config("longdoc", max_reads=0, **chunking),
+        MemoryConfig(retrieve_k=case["k"]),
+    )
+    setup, own = make_setup(
+        environment=environment, embedder=WordVectors(), memory=memory, sampling=Sampling()
+    )
     policy = ListPolicy(own.tokenizer, [*replies, "\\boxed{x}"])
     questions = tuple(Question(question, ("x",)) for question in case["questions"])
     documents = tuple(Document("", text) for text in case["texts"])
@@ -142,11 +175,20 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         return {"asked": len(policy.prompts), "replies": len(replies)}
     contents = replay(operation for step in episode.steps for operation in step.operations)
     last = episode.steps[-1].view
-    asked = {word for question in case["questions"] for word in words_of(question)} if method == "memagent" else set()
+    asked = (
+        {word for question in case["questions"] for word in words_of(question)}
+        if method == "memagent"
+        else set()
+    )
     return {
         "shown": [sorted({*words_of(prompt)} - asked) for prompt in policy.prompts[:-1]],
         "answer": words_of("\n".join([last.scratchpad, *(item.text for item in last.retrieved)])),
-        "store": sorted([*(entry.text for entry in contents.entries.values()), *[contents.scratchpad] * bool(asked)]),
+        "store": sorted(
+            [
+                *(entry.text for entry in contents.entries.values()),
+                *[contents.scratchpad] * bool(asked),
+            ]
+        ),
     }
 
 

@@ -26,13 +26,21 @@ VISITS = [call("visit", page="Ann"), call("visit", page="Bob Vin"), ANSWER]
 
 def setup_for(completions: Sequence[str | Exception], room: int = 32_768, **settings: Any) -> Setup:
     environment = environment_config("web", **settings)
-    more = {"memory": MemoryConfig(retrieve_k=1), "sampling": Sampling(max_tokens=16), "context_tokens": room}
+    more = {
+        "memory": MemoryConfig(retrieve_k=1),
+        "sampling": Sampling(max_tokens=16),
+        "context_tokens": room,
+    }
     setup, _ = make_setup(environment=environment, **more)
     return replace(setup, policy=ListPolicy(setup.tokenizer, list(completions)))
 
 
 def play(
-    method: str, completions: Sequence[str | Exception], task: Task | None = None, room: int = 32_768, **settings: Any
+    method: str,
+    completions: Sequence[str | Exception],
+    task: Task | None = None,
+    room: int = 32_768,
+    **settings: Any,
 ) -> Episode:
     setup = setup_for(completions, room, **settings)
     return asyncio.run(make_method(method, setup).run(task or make_task()))
@@ -48,8 +56,16 @@ def too_small(method: str, task: Task | None = None) -> int:
 def test_calls_are_carried_out_and_answers_scored(method: str) -> None:
     assert method in METHODS
     episode = play(method, VISITS)
-    assert (episode.stop_reason, episode.reward, episode.answers) == (StopReason.ANSWERED, 1.0, ("Oakrest",))
-    assert [action.kind for step in episode.steps for action in step.actions] == ["visit", "visit", "answer"]
+    assert (episode.stop_reason, episode.reward, episode.answers) == (
+        StopReason.ANSWERED,
+        1.0,
+        ("Oakrest",),
+    )
+    assert [action.kind for step in episode.steps for action in step.actions] == [
+        "visit",
+        "visit",
+        "answer",
+    ]
     assert "calls the tool visit" in episode.steps[0].prompt
     assert "scratchpad" not in episode.steps[0].prompt
     assert PAGES[0].text in episode.steps[1].prompt
@@ -98,7 +114,9 @@ def test_budget_several_questions_and_outages_are_the_environments() -> None:
     episode = play("react", [VISITS[0], ANSWER, ANSWER, ANSWER], make_task("One?", "Two?"))
     assert (len(episode.answers), episode.reward) == (2, 1.0)
     episode = play("react", [OutageError("gone.")])
-    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None), "an outage is no wrong answer"
+    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None), (
+        "an outage is no wrong answer"
+    )
 
 
 def test_they_need_tools_and_the_readers_documents() -> None:

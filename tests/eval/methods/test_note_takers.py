@@ -29,12 +29,16 @@ NAMES = ("a_mem", "generative_agents", "mem0")
 
 def title(prompt: str) -> str:
     """The title of the document that a prompt asks about: the first in it."""
-    return min((document.title for document in DOCUMENTS if document.text in prompt), key=prompt.index)
+    return min(
+        (document.title for document in DOCUMENTS if document.text in prompt), key=prompt.index
+    )
 
 
 def answering(reply: Callable[[str], Any]) -> Callable[[str], str]:
     """The right answers, and while reading `reply` as JSON."""
-    return lambda prompt: right(prompt) if "Answer every question" in prompt else json.dumps(reply(prompt))
+    return lambda prompt: (
+        right(prompt) if "Answer every question" in prompt else json.dumps(reply(prompt))
+    )
 
 
 def store_of(episode: Episode) -> list[str]:
@@ -47,16 +51,22 @@ RECORDED: dict[str, list[str]] = json.loads(Path(__file__).with_name("authors.js
 
 @pytest.mark.parametrize("method", METHODS)
 def test_prompts_show_and_stores_hold_what_the_authors_code_does(method: str) -> None:
-    for seed, recorded in enumerate(RECORDED[method][:8]):  # mem0 deletes for the first time in the seventh
+    for seed, recorded in enumerate(
+        RECORDED[method][:8]
+    ):  # mem0 deletes for the first time in the seventh
         assert digest(run(make_case(method, seed, 12))) == recorded, f"seed {seed}"
 
 
 # A-Mem
 
 
-async def test_a_mem_embeds_all_notes_anew_after_so_many_evolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mem_embeds_all_notes_anew_after_so_many_evolutions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("atommem.eval.methods.a_mem.EVOLUTIONS", 2)
-    setup, _ = make_setup(answering(lambda prompt: {"should_evolve": True, "actions": [], "context": "c"}))
+    setup, _ = make_setup(
+        answering(lambda prompt: {"should_evolve": True, "actions": [], "context": "c"})
+    )
     await make_method("a_mem", setup).run(TASK)
     calls = setup.embedder.calls  # type: ignore[attr-defined]
     # A note, then a query and a note each; all three notes after the second change; the questions.
@@ -76,12 +86,22 @@ def test_stream_scores_by_hand() -> None:
 
 def test_ratings_of_any_form() -> None:
     given = [7, 0, 99, "high", None, float("nan"), 10**400]
-    assert [rating_of({"importance": rating}) for rating in given] == [7.0, 1.0, 10.0, 4.0, 4.0, 1.0, 10.0]
+    assert [rating_of({"importance": rating}) for rating in given] == [
+        7.0,
+        1.0,
+        10.0,
+        4.0,
+        4.0,
+        1.0,
+        10.0,
+    ]
     assert rating_of({}) == 4.0
 
 
 async def test_generative_agents_rate_every_document_and_weigh_the_three_scores() -> None:
-    setup, policy = make_setup(answering(lambda prompt: {"importance": 10 if title(prompt) == "Moss" else 1}))
+    setup, policy = make_setup(
+        answering(lambda prompt: {"importance": 10 if title(prompt) == "Moss" else 1})
+    )
     episode = await make_method("generative_agents", setup).run(TASK)
     assert episode.reward == 1.0
     assert len(policy.prompts) == 4 + 1
@@ -93,14 +113,19 @@ async def test_generative_agents_rate_every_document_and_weigh_the_three_scores(
     assert scores.get(1, 0) < 3.5
 
 
-async def test_generative_agents_reflect_when_enough_has_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_generative_agents_reflect_when_enough_has_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("atommem.eval.methods.generative_agents.THRESHOLD", 15)
 
     def reply(prompt: str) -> Any:
         if "questions of the highest level" in prompt:
             return {"questions": ["What grows ?", "Who is who ?", "Why ?", "a fourth"]}
         if "insights of a high level" in prompt:
-            return {"insights": [{"insight": f"insight {n}"} for n in range(7)] + ["none", {"insight": 3}]}
+            return {
+                "insights": [{"insight": f"insight {n}"} for n in range(7)]
+                + ["none", {"insight": 3}]
+            }
         return {"importance": 8}
 
     setup, policy = make_setup(answering(reply))
@@ -110,13 +135,17 @@ async def test_generative_agents_reflect_when_enough_has_happened(monkeypatch: p
     assert len(policy.prompts) == 4 + 2 * reflection + 1
     assert len(store_of(episode)) == 4 + 2 * 15
     labels = [step.observation.label for step in episode.steps]
-    assert labels[1:5] == [f"document 2/4{more}" for more in ("", ", reflection", ", insights", ", an insight")]
+    assert labels[1:5] == [
+        f"document 2/4{more}" for more in ("", ", reflection", ", insights", ", an insight")
+    ]
     # The first time, it asks itself about the two documents that it has read since.
     assert {item.entry_id for item in episode.steps[2].view.retrieved} == {1, 2}
     # What is found for the questions is found before there are insights.
     assert max(item.entry_id for step in episode.steps[3:21] for item in step.view.retrieved) == 2
     operations = [operation for step in episode.steps for operation in step.operations]
-    assert ("read", "Who is who ?") in [(operation.kind, operation.after) for operation in operations]
+    assert ("read", "Who is who ?") in [
+        (operation.kind, operation.after) for operation in operations
+    ]
     # Without a question there is no insight.
     monkeypatch.setattr("atommem.eval.methods.generative_agents.THRESHOLD", 1)
     setup, policy = make_setup(answering(lambda prompt: {"importance": 8, "questions": "none"}))
@@ -140,24 +169,36 @@ async def test_generative_agents_reflect_when_enough_has_happened(monkeypatch: p
         ('{"facts": ["x"]', True),
         ("<think>" + '{"facts": ["x"]}', True),
         ('{"facts": ' * 1100, True),
-        ('{"facts": [1, [2], {}], "memory": 3, "importance": [], "keywords": {}, "tags": [{}], "actions": 1}', False),
+        (
+            '{"facts": [1, [2], {}], "memory": 3, "importance": [], "keywords": {}, "tags": [{}], "actions": 1}',
+            False,
+        ),
         ('{"facts": ["half \\ud800"], "context": "\\ud800"}', False),
     ],
 )
 @pytest.mark.parametrize("name", NAMES)
 async def test_no_reply_raises(name: str, reply: str, malformed: bool) -> None:
-    setup, _ = make_setup(lambda prompt: right(prompt) if "Answer every question" in prompt else reply)
+    setup, _ = make_setup(
+        lambda prompt: right(prompt) if "Answer every question" in prompt else reply
+    )
     episode = await make_method(name, setup).run(TASK)
     assert episode.reward == 1.0
     steps = [step for step in episode.steps if step.observation.phase == "reading"]
-    assert all((ProblemReason.NOT_JSON in [problem.reason for problem in step.problems]) == malformed for step in steps)
+    assert all(
+        (ProblemReason.NOT_JSON in [problem.reason for problem in step.problems]) == malformed
+        for step in steps
+    )
     assert len(store_of(episode)) == (0 if name == "mem0" else 4)
     if name == "mem0":
-        assert len(steps) == (8 if '"x"' in reply or "half" in reply else 4) - 4 * (malformed and '"x"' in reply)
+        assert len(steps) == (8 if '"x"' in reply or "half" in reply else 4) - 4 * (
+            malformed and '"x"' in reply
+        )
 
 
 @pytest.mark.parametrize("name", [*NAMES, "rag"])
-async def test_outages_while_reading_fail_the_episode_and_a_task_without_text_is_still_asked(name: str) -> None:
+async def test_outages_while_reading_fail_the_episode_and_a_task_without_text_is_still_asked(
+    name: str,
+) -> None:
     setup, policy = make_setup(lambda prompt: OutageError("gone"))
     assert (await make_method(name, setup).run(TASK)).error == "gone"
     policy.script = lambda prompt: '{"facts": ["x"]}'

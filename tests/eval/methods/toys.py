@@ -42,11 +42,15 @@ class TextPolicy(ListPolicy):
 
 def right(prompt: str) -> str:
     """The right answers to the questions of `TASK` that a prompt asks, whatever is shown."""
-    return "So \\boxed{Port} " * ("Where does" in prompt) + "It is \\boxed{Orla}" * ("potter ?" in prompt)
+    return "So \\boxed{Port} " * ("Where does" in prompt) + "It is \\boxed{Orla}" * (
+        "potter ?" in prompt
+    )
 
 
 def make_setup(
-    script: Callable[[str], str | Exception] = right, environment: EnvironmentConfig | None = None, **settings: object
+    script: Callable[[str], str | Exception] = right,
+    environment: EnvironmentConfig | None = None,
+    **settings: object,
 ) -> tuple[Setup, TextPolicy]:
     """What a method runs over; `settings` are fields of `Setup`."""
     tokenizer = WordTokenizer()

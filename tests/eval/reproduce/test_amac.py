@@ -37,10 +37,19 @@ def test_types_are_those_of_substrings() -> None:
 
 def test_rouge_l_is_f_of_the_longest_common_subsequence() -> None:
     # "the cat ... mat" is common: 3 words of 4 and of 5.
-    assert rouge_l(["the", "cat", "on", "mat"], ["the", "black", "cat", "found", "mat"]) == pytest.approx(2 * 3 / 9)
+    assert rouge_l(
+        ["the", "cat", "on", "mat"], ["the", "black", "cat", "found", "mat"]
+    ) == pytest.approx(2 * 3 / 9)
     assert rouge_l([], ["a"]) == 0
     assert rouge_l(["a", "b"] * 40, ["b", "a"] * 40) == pytest.approx(2 * 79 / 160)
-    assert factors.rouge_words("She's RUNNING, 3 dogs run") == ["she", "s", "run", "3", "dog", "run"]
+    assert factors.rouge_words("She's RUNNING, 3 dogs run") == [
+        "she",
+        "s",
+        "run",
+        "3",
+        "dog",
+        "run",
+    ]
 
 
 def drawn(seed: int, n: int, dim: int = 8) -> np.ndarray:
@@ -65,7 +74,9 @@ async def test_the_simulation_decides_as_the_rule_does() -> None:
     done = []
     for text in texts:
         operations = await bank.end(Experience(text, ""))
-        done.append(any(op.kind in ("create", "update") and op.outcome == "applied" for op in operations))
+        done.append(
+            any(op.kind in ("create", "update") and op.outcome == "applied" for op in operations)
+        )
     assert done == described.admitted(stream, setting).tolist()
     assert len(bank) < sum(done), "some were superseded"
 
@@ -98,9 +109,16 @@ def locomo(folder: Path) -> Path:
     rows: list[dict[str, Any]] = []
     for name in ("conv-26", "conv-26-1", "conv-26-2"):
         texts = [" ".join(rng.choice([*"abcdefghijklmno"], rng.integers(2, 12))) for _ in range(15)]
-        turns = [{"speaker": "A", "dia_id": f"D1:{i}", "text": text} for i, text in enumerate(texts)]
+        turns = [
+            {"speaker": "A", "dia_id": f"D1:{i}", "text": text} for i, text in enumerate(texts)
+        ]
         evidence = [turn["dia_id"] for turn in turns if len(turn["text"].split()) > 8]
-        talk = {"speaker_a": "A", "speaker_b": "B", "session_1": turns, "session_1_date_time": "1 May 2023"}
+        talk = {
+            "speaker_a": "A",
+            "speaker_b": "B",
+            "session_1": turns,
+            "session_1_date_time": "1 May 2023",
+        }
         qa = [{"question": "q", "answer": "a", "evidence": evidence, "category": 1}]
         rows.append({"sample_id": name, "conversation": talk, "qa": qa})
     write_json(folder / "locomo10.json", rows)
@@ -110,7 +128,12 @@ def locomo(folder: Path) -> Path:
 def test_whole_conversations_end_to_end_on_turns_made_up(tmp_path: Path) -> None:
     conversations = read_conversations(locomo(tmp_path))
     sheet = Sheet("amac", "")
-    leave_one_out(sheet, conversations, drawn(1, sum(len(one.texts) for one in conversations)), lambda text: None)
+    leave_one_out(
+        sheet,
+        conversations,
+        drawn(1, sum(len(one.texts) for one in conversations)),
+        lambda text: None,
+    )
     rows = {str(row[0]): row for row in sheet.tables[0].rows}
     assert rows["at least L words"][4] == pytest.approx(1.0), "that is how these turns were made"
     assert not sheet.holds, "three conversations are too few"
@@ -129,7 +152,9 @@ def test_conv_26_has_the_papers_counts() -> None:
     sheet = Sheet("amac", "")
     experiment.published_rows(sheet, PAPER, conversations[0], conversations[1:])
     assert sheet.holds, sheet.verdict()
-    assert {"threshold .65: admitted, right", "Random row: admitted, right"} <= {check.name for check in sheet.checks}
+    assert {"threshold .65: admitted, right", "Random row: admitted, right"} <= {
+        check.name for check in sheet.checks
+    }
 
 
 def test_the_search_finds_what_separates() -> None:

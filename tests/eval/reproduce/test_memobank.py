@@ -24,7 +24,9 @@ PLAN = '{"plan": [{"description": "look"}]}'
 
 
 def stream(labels: list[bool]) -> Stream:
-    cases = [Experience(f"what is number {i}?", PLAN, float(label)) for i, label in enumerate(labels)]
+    cases = [
+        Experience(f"what is number {i}?", PLAN, float(label)) for i, label in enumerate(labels)
+    ]
     return Stream(cases, drawn(0, len(labels), 16), drawn(1, 30, 16), drawn(2, 20, 16))
 
 
@@ -50,7 +52,10 @@ def test_duplicates_and_broken_failures_stay_out() -> None:
 def test_labels_decide_alone_and_mean_nothing() -> None:
     """The statement of the reproduction, on vectors at random: labels without meaning 'gain' as much."""
     one = stream((np.random.default_rng(3).random(200) < 0.5).tolist())
-    method, by_label = one.filled(SMALL)[0], one.filled(SMALL, f"{HERE}:ByLabel(least_positive=4)")[0]
+    method, by_label = (
+        one.filled(SMALL)[0],
+        one.filled(SMALL, f"{HERE}:ByLabel(least_positive=4)")[0],
+    )
     assert method.kept == by_label.kept
     before = top_positives(one.questions, one.vectors, one.positive, range(200), 3)
     assert top_positives(one.questions, one.vectors, one.positive, method.kept, 3) > before + 20
@@ -61,7 +66,10 @@ def test_the_tables_are_made_of_rows_made_up(tmp_path: Path) -> None:
     labels = [{"plan": PLAN, "case_label": label} for label in ("positive", "negative")] * 30
     rows = [{"case": f"what is number {i}?", **label} for i, label in enumerate(labels)]
     write_lines(tmp_path / "memory.jsonl", rows)
-    asked = [{"question": f"what is number {i}?", "ground_truth": "a<|answer_split|>b"} for i in range(50, 80)]
+    asked = [
+        {"question": f"what is number {i}?", "ground_truth": "a<|answer_split|>b"}
+        for i in range(50, 80)
+    ]
     write_lines(tmp_path / "deepresearcher.jsonl", asked)
     read, questions = read_cases(tmp_path), read_questions(tmp_path)
     assert questions[0] == ("what is number 50?", ("a", "b"))
@@ -72,7 +80,9 @@ def test_the_tables_are_made_of_rows_made_up(tmp_path: Path) -> None:
     method = one.filled(SMALL)
     table_3(sheet, SMALL, one, method)
     controls(sheet, SMALL, one, method)
-    assert {check.name: check.holds for check in sheet.checks}["'sort by label' keeps the same cases"]
+    assert {check.name: check.holds for check in sheet.checks}[
+        "'sort by label' keeps the same cases"
+    ]
     assert not sheet.holds
     assert "labels shuffled" in sheet.markdown()
     write_lines(tmp_path / "memory.jsonl", [{**rows[0], "case_label": "maybe"}])

@@ -35,11 +35,23 @@ def test_every_suite_is_its_table_but_for_the_divergences_that_are_named() -> No
 def test_every_divergence_stands_in_the_docs_with_its_reason() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     named = {**published()["divergences"], **published()["stated"]}
-    assert [key for key, why in named.items() if f"| {key} | {' '.join(why.split())} |" not in text] == []
+    assert [
+        key for key, why in named.items() if f"| {key} | {' '.join(why.split())} |" not in text
+    ] == []
 
 
-SETTINGS = {"temperature": 1.0, "max_tokens": 1024, "embedder": "hashing", "capacity": 20, "samples_per_task": 4}
-WITHOUT_UPDATE = {"method": "atommem", "label": "without update", "settings": {"disabled_actions": ["read"]}}
+SETTINGS = {
+    "temperature": 1.0,
+    "max_tokens": 1024,
+    "embedder": "hashing",
+    "capacity": 20,
+    "samples_per_task": 4,
+}
+WITHOUT_UPDATE = {
+    "method": "atommem",
+    "label": "without update",
+    "settings": {"disabled_actions": ["read"]},
+}
 
 
 def musique(documents: int = 200, n: int = 600, **more: Any) -> dict[str, Any]:
@@ -120,5 +132,7 @@ def test_deltas_and_averages_in_the_tables() -> None:
     ]
     results = results_of(*found, reference="ours") | {"deltas": True}
     text = markdown_tables(results)
-    assert re.search(r"\| other \| 30\.0 \[[^|]*, \(-20\.0\) \| 30\.0 \[[^|]*, \(-40\.0\) \| 30\.0 \[", text)
+    assert re.search(
+        r"\| other \| 30\.0 \[[^|]*, \(-20\.0\) \| 30\.0 \[[^|]*, \(-40\.0\) \| 30\.0 \[", text
+    )
     assert re.search(r"\| ours \| [^|]* \| [^|]* \| 60\.0 \[", text)

@@ -53,7 +53,9 @@ def test_a_limit_is_kept() -> None:
     for limited in ("constrained", "fifo", "random", "failures_first"):
         rules = Rules(np.inf, deletion="periodic", period=50, limit=100, limited_by=limited)
         assert run_stream(world(1, 150), FOLLOWER, rules).size <= 100
-    kept = run_stream(world(1, 150), FOLLOWER, Rules(np.inf, limit=100, limited_by="failures_first")).records
+    kept = run_stream(
+        world(1, 150), FOLLOWER, Rules(np.inf, limit=100, limited_by="failures_first")
+    ).records
     assert kept.passed[kept.alive[: kept.end]].all()
 
 
@@ -74,11 +76,15 @@ async def test_the_arrays_delete_what_the_experience_bank_does() -> None:
     assert run.size < initial + int((run.errors <= 1).sum()), "something was deleted"
     alive = run.records.alive[: run.records.end]
     steps = sorted(int(step) for step in run.records.created[alive] if step >= 0)
-    assert steps == sorted(int(r.text.split()[1]) for r in bank.records() if r.text.startswith("task"))
+    assert steps == sorted(
+        int(r.text.split()[1]) for r in bank.records() if r.text.startswith("task")
+    )
 
 
 def run(tell: Callable[[str], object] = print, **given: Any) -> Sheet:
-    return experiment.run(argparse.Namespace(**{"seeds": [0], "policy": None, **given}), tell, Journal())
+    return experiment.run(
+        argparse.Namespace(**{"seeds": [0], "policy": None, **given}), tell, Journal()
+    )
 
 
 def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
@@ -95,10 +101,14 @@ def test_a_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPat
     heard: list[str] = []
 
     class Model:
-        async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+        async def complete_chat(
+            self, messages: list[dict[str, str]], sampling: Sampling
+        ) -> Completion:
             heard.append(messages[0]["content"])
             last = heard[-1].rpartition("boxed{")[2].partition("}")[0]  # the most alike stands last
-            return Completion([], [], f"Guess: \\boxed{{{last}}}" if len(heard) > 1 else "?", "stop")
+            return Completion(
+                [], [], f"Guess: \\boxed{{{last}}}" if len(heard) > 1 else "?", "stop"
+            )
 
         async def close(self) -> None: ...
 

@@ -42,18 +42,27 @@ def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Experiment, "holds", True)
 
 
-def test_tables_checks_and_a_last_line_of_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_tables_checks_and_a_last_line_of_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert reproduce_cli.main(["toy", "--check", "--out", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert "0.250" in out
     assert "a [b]" in out
-    assert json.loads(out.splitlines()[-1]) == {"reproduce": "toy", "holds": True, "checks": 1, "failed": {}}
+    assert json.loads(out.splitlines()[-1]) == {
+        "reproduce": "toy",
+        "holds": True,
+        "checks": 1,
+        "failed": {},
+    }
     assert err == "at work\n"
     assert json.loads((tmp_path / "toy.json").read_text())["tables"][0]["rows"][1] == ["c", None]
     assert "| a [b] | 0.250 |" in (tmp_path / "toy.md").read_text()
 
 
-def test_only_check_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_check_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Experiment, "holds", False)
     assert reproduce_cli.main(["toy", "--json", "--size", "3"]) == 0
     found = json.loads(capsys.readouterr().out)

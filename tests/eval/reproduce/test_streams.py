@@ -27,7 +27,9 @@ from atommem.memory.entries import Entry
 async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:
     """Of each record, in their order."""
     bank = Bank(HashingEmbedder(16))
-    asked, *texts = (value if isinstance(value, str) else json.dumps(value) for value in (query, *records))
+    asked, *texts = (
+        value if isinstance(value, str) else json.dumps(value) for value in (query, *records)
+    )
     await bank.fill(Experience(text, "", 1.0) for text in texts)
     found = await bank.retrieve(asked, 9, similarity)
     return [score for _, score in sorted(found, key=lambda pair: pair[0].id)]
@@ -35,10 +37,16 @@ async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:
 
 async def test_similarities_by_hand_and_inputs_that_do_not_fit() -> None:
     change, keys = SIMILARITIES["relative"], SIMILARITIES["keys"]
-    found = await likeness(change, {"rate": 2.0, "by": "tcp"}, {"rate": 4.0, "by": "tcp"}, {"rate": 2.0, "by": "udp"})
+    found = await likeness(
+        change, {"rate": 2.0, "by": "tcp"}, {"rate": 4.0, "by": "tcp"}, {"rate": 2.0, "by": "udp"}
+    )
     assert found == pytest.approx([1 - 0.5 / 2, 0.5]), "the mean over features"
     assert await likeness(change, {"rate": 0.0}, {"rate": 0.0}, {"rate": -1.0}) == [1.0, 0.0]
-    here = {"ego": [0.0], "goal": [0.0, 0.0], "history": [0.0]}  # of three keys the goal weighs most
+    here = {
+        "ego": [0.0],
+        "goal": [0.0, 0.0],
+        "history": [0.0],
+    }  # of three keys the goal weighs most
     found = await likeness(keys, here, {**here, "ego": [1.0]}, {**here, "goal": [0.0, 0.5]})
     assert found == pytest.approx([np.exp(-1), np.exp(-2.5)], abs=1e-5)
     with pytest.raises(DataError, match="do not have the same fields"):
@@ -86,4 +94,6 @@ def test_examples_are_written_as_they_are_read(tmp_path: Path) -> None:
     for name, example in EXAMPLES.items():
         rows = example.rows(0, 60, 12)
         assert experiment.read_stream(tmp_path / f"{name}.jsonl") == rows
-        assert as_lines(rows) == as_lines(example.rows(0, 60, 12)) != as_lines(example.rows(1, 60, 12))
+        assert (
+            as_lines(rows) == as_lines(example.rows(0, 60, 12)) != as_lines(example.rows(1, 60, 12))
+        )

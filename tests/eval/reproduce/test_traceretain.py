@@ -55,7 +55,12 @@ class Household:
             self.at = place
         elif verb == "open" and place == self.at:
             self.closed.discard(place)
-        elif verb == "take" and not self.held and self.places.get(thing) == place == self.at and self._open():
+        elif (
+            verb == "take"
+            and not self.held
+            and self.places.get(thing) == place == self.at
+            and self._open()
+        ):
             self.held, self.places[thing] = thing, ""
         elif verb == "move" and (thing, place) == (self.held, self.at) and self._open():
             self.held, self.places[thing] = "", place
@@ -64,7 +69,11 @@ class Household:
         elif verb == "use" and self.places.get(thing) == self.at:
             self.done.add(("isToggled", self.held))
         inside = [f"a {name}" for name, where in self.places.items() if where == self.at]
-        text = f"In it, you see {', '.join(inside) or 'nothing'}." if self._open() else f"The {self.at} is closed."
+        text = (
+            f"In it, you see {', '.join(inside) or 'nothing'}."
+            if self._open()
+            else f"The {self.at} is closed."
+        )
         return {"text": text, "won": self._won()}
 
     def _open(self) -> bool:
@@ -75,8 +84,14 @@ class Household:
         states = set(re.findall(r"\((is\w+) \?", self.goal))
         target = [kind.lower() for kind in re.findall(r"receptacleType \?r (\w+)Type", self.goal)]
         # What is looked at under the lamp is held: it lies nowhere.
-        fit = [name for name, at in self.places.items() if [name.split()[0], *at.split()[:1]] == [kinds[0], *target]]
-        return sum(states <= {state for state, thing in self.done if thing == name} for name in fit) >= len(kinds)
+        fit = [
+            name
+            for name, at in self.places.items()
+            if [name.split()[0], *at.split()[:1]] == [kinds[0], *target]
+        ]
+        return sum(
+            states <= {state for state, thing in self.done if thing == name} for name in fit
+        ) >= len(kinds)
 
 
 def engine_names(identifiers: list[str]) -> dict[str, str]:
@@ -104,7 +119,9 @@ def test_games_are_of_six_families_and_follow_from_their_seed() -> None:
     for game in GAMES:
         assert len(set(game.receptacles)) == len(game.receptacles)
         # The goal does not hold at the start: nothing of the kind lies where it shall be put.
-        for thing, place in [line.split()[1:] for line in game.problem.splitlines() if "(inReceptacle" in line][:1]:
+        for thing, place in [
+            line.split()[1:] for line in game.problem.splitlines() if "(inReceptacle" in line
+        ][:1]:
             assert thing.split("_bar_")[0] == game.object
             assert game.receptacle not in place.rstrip(")").split("_bar_")
 
@@ -127,12 +144,16 @@ def test_an_episode_is_played_once(tmp_path: Path) -> None:
     assert engine.loads == 2
 
 
-async def test_failed_copies_push_successes_out_of_a_fifo_and_not_past_failures_first(tmp_path: Path) -> None:
+async def test_failed_copies_push_successes_out_of_a_fifo_and_not_past_failures_first(
+    tmp_path: Path,
+) -> None:
     games = [GAMES[i % 6] for i in range(18)]
     found = {}
     for rule in ("fifo", "failures_first"):
         bank = Bank(kept(GAMES), capacity=8, retention=rule)
-        stream = await run_tasks(player(tmp_path, Household()), games, bank, retrieved=5, failures=3)
+        stream = await run_tasks(
+            player(tmp_path, Household()), games, bank, retrieved=5, failures=3
+        )
         found[rule] = stream.precision[-6:]
         assert len(bank) == 8
         assert all(record.details is not None for record in bank.records())
@@ -150,20 +171,34 @@ def test_what_is_relevant_and_the_sign_test_by_hand() -> None:
         ("cool", "mug", "shelf", False),
     ):
         assert is_relevant([family, thing, family, place], game) == relevant
-    assert sign_test(Stream(won=[True] * 9 + [False]), Stream(won=[False] * 8 + [True] * 2)) == "+8/-1, p 0.0391"
+    assert (
+        sign_test(Stream(won=[True] * 9 + [False]), Stream(won=[False] * 8 + [True] * 2))
+        == "+8/-1, p 0.0391"
+    )
     assert sign_test(Stream(won=[True]), Stream(won=[True])) == "+0/-0, p 1"
 
 
 def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> None:
-    paper = {**PAPER, "capacity": 6, "cem": {**PAPER["cem"], "population": 4, "elite": 2, "iterations": 1}}
+    paper = {
+        **PAPER,
+        "capacity": 6,
+        "cem": {**PAPER["cem"], "population": 4, "elite": 2, "iterations": 1},
+    }
     engine = player(tmp_path, Household())
     sheet = Sheet("traceretain", "")
     solvable(sheet, engine, GAMES[:3], lambda text: None)
-    bench = Bench(paper, engine, kept(GAMES), GAMES[:18], 12, tmp_path / "cem.json", lambda text: None)
+    bench = Bench(
+        paper, engine, kept(GAMES), GAMES[:18], 12, tmp_path / "cem.json", lambda text: None
+    )
     bench.tune(GAMES[18:24])
     compare(sheet, bench, [42])
     rows = {str(row[0]): row for row in sheet.tables[1].rows}
-    assert {"unbounded", "unbounded, newer first", "failures first", "traceretain cem"} <= rows.keys()
+    assert {
+        "unbounded",
+        "unbounded, newer first",
+        "failures first",
+        "traceretain cem",
+    } <= rows.keys()
     assert len(sheet.tables) == 6
     assert not sheet.checks[0].holds, "the stand-in's plan wins nothing"
 
@@ -174,7 +209,10 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         engine_python(None)
     with pytest.raises(ConfigError, match="no such file"):
         engine_python(str(tmp_path / "python"))
-    with Engine("/bin/true", tmp_path / "log") as engine, pytest.raises(OutageError, match="has ended"):
+    with (
+        Engine("/bin/true", tmp_path / "log") as engine,
+        pytest.raises(OutageError, match="has ended"),
+    ):
         engine.load("")
 
 

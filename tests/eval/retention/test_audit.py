@@ -27,7 +27,13 @@ from tests.atommem.memory.toys import CREATE, READ, memory
 from tests.envs.benchmark_rows import write_lines
 from tests.train.toys import make_episode, make_step
 
-TEXTS = ["Ann lives in Brent", "Ann lives in Brent", "Bob likes tea", "Ann lives in Lorne now", "It rains"]
+TEXTS = [
+    "Ann lives in Brent",
+    "Ann lives in Brent",
+    "Bob likes tea",
+    "Ann lives in Lorne now",
+    "It rains",
+]
 
 
 def rows(path: Path, **more: Any) -> Path:
@@ -77,11 +83,17 @@ class PointStruct:
         self.id, self.vector, self.payload = "x", [0.1], payload
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"__dict__": dict(vars(self)), "__pydantic_fields_set__": {"id"}, "__pydantic_private__": None}
+        return {
+            "__dict__": dict(vars(self)),
+            "__pydantic_fields_set__": {"id"},
+            "__pydantic_private__": None,
+        }
 
     @property
     def blob(self) -> bytes:
-        return pickle.dumps(self, protocol=3).replace(__name__.encode(), b"qdrant_client.http.models.models")
+        return pickle.dumps(self, protocol=3).replace(
+            __name__.encode(), b"qdrant_client.http.models.models"
+        )
 
 
 def mem0_store(path: Path, *points: Any) -> Path:
@@ -95,7 +107,10 @@ def mem0_store(path: Path, *points: Any) -> Path:
 
 
 def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path) -> None:
-    payloads = [{"data": text, "hash": "h", "created_at": f"2026-01-0{day}"} for text, day in (("new", 9), ("old", 8))]
+    payloads = [
+        {"data": text, "hash": "h", "created_at": f"2026-01-0{day}"}
+        for text, day in (("new", 9), ("old", 8))
+    ]
     blobs = [PointStruct(payload).blob for payload in payloads]
     mem0_store(tmp_path / "mem0" / "collection" / "mem0" / "storage.sqlite", *blobs)
     store = read_store(tmp_path / "mem0")
@@ -126,10 +141,14 @@ def test_groups_and_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPat
     linked = (cosines + cosines.T > 0.97) | np.eye(60, dtype=bool)
     reached = np.linalg.matrix_power(linked.astype(float), 60) > 0
     assert groups == [
-        list(np.flatnonzero(row)) for at, row in enumerate(reached) if row.sum() > 1 and row.argmax() == at
+        list(np.flatnonzero(row))
+        for at, row in enumerate(reached)
+        if row.sum() > 1 and row.argmax() == at
     ]
     others = np.where(cosines > 0.97, -1, cosines)
-    newer, older = np.unravel_index(np.argsort(-others, axis=None, kind="stable")[:12], others.shape)
+    newer, older = np.unravel_index(
+        np.argsort(-others, axis=None, kind="stable")[:12], others.shape
+    )
     assert close == list(zip(older.tolist(), newer.tolist(), strict=True))
 
 

@@ -27,11 +27,16 @@ from tests.envs.benchmark_rows import write_lines
 from tests.eval.toys import made
 
 TEXTS = tuple(
-    f"in {1990 + i} Ann moved to town number {i} with her dog" if i % 3 == 0 else f"oh well {i}" for i in range(30)
+    f"in {1990 + i} Ann moved to town number {i} with her dog" if i % 3 == 0 else f"oh well {i}"
+    for i in range(30)
 )
 EVIDENCE = (*((i,) for i in range(0, 30, 3)), (0, 3))
-SMALL = Stream("small", TEXTS, tuple(f"where in {1990 + places[0]}?" for places in EVIDENCE), EVIDENCE)
-OTHER = Stream("other", TEXTS[::-1], SMALL.questions, tuple(tuple(29 - i for i in e) for e in EVIDENCE))
+SMALL = Stream(
+    "small", TEXTS, tuple(f"where in {1990 + places[0]}?" for places in EVIDENCE), EVIDENCE
+)
+OTHER = Stream(
+    "other", TEXTS[::-1], SMALL.questions, tuple(tuple(29 - i for i in e) for e in EVIDENCE)
+)
 
 
 async def test_by_hand() -> None:
@@ -77,13 +82,19 @@ def test_the_fit_is_that_of_a_reference() -> None:
 
     def loss(weights: np.ndarray) -> float:
         margin = inputs @ weights
-        return float(np.logaddexp(0, margin).sum() - labels @ margin + 0.5 * (weights[1:] ** 2).sum())
+        return float(
+            np.logaddexp(0, margin).sum() - labels @ margin + 0.5 * (weights[1:] ** 2).sum()
+        )
 
     assert np.allclose(logistic(inputs, labels, 1.0), minimize(loss, np.zeros(4)).x, atol=1e-3)
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    entries = [(one.name, *entry) for one in (SMALL, OTHER) for entry in zip(one.texts, one.needs(), strict=True)]
+    entries = [
+        (one.name, *entry)
+        for one in (SMALL, OTHER)
+        for entry in zip(one.texts, one.needs(), strict=True)
+    ]
     rows = [dict(zip(("stream", "text", "needed"), entry, strict=True)) for entry in entries]
     data, out = tmp_path / "rows.jsonl", tmp_path / "weights.json"
     write_lines(data, rows)
@@ -108,7 +119,10 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 TASK = Task(
     "one-0",
     (Question("Ivoryharp made home ?", ("Fenwick",), id="q"),),
-    (Document("", "Marena Oakrest home Peri Stonewick home"), Document("", "Ivoryharp Peri made Peri Fenwick moved")),
+    (
+        Document("", "Marena Oakrest home Peri Stonewick home"),
+        Document("", "Ivoryharp Peri made Peri Fenwick moved"),
+    ),
     metadata={"prose": "compact"},
 )
 
@@ -126,12 +140,18 @@ def test_every_task_needs_its_answer() -> None:
     tasks = list(generate(config, 20, 3))
     for task, needed in zip(tasks, needs_of(tasks).values(), strict=True):
         said = get_prose("compact").statements(" ".join(needed))
-        assert {answer for question in task.questions for answer in question.answers} <= {each.value for each in said}
+        assert {answer for question in task.questions for answer in question.answers} <= {
+            each.value for each in said
+        }
 
 
 def records(right: list[bool], seeds: int = 1) -> list[EpisodeRecord]:
     scored = made("synthetic", [{"em": float(em)} for em in right]).records
-    return [replace(one, task_id=f"synthetic-7-{one.task_id[1:]}", sample=s) for s in range(seeds) for one in scored]
+    return [
+        replace(one, task_id=f"synthetic-7-{one.task_id[1:]}", sample=s)
+        for s in range(seeds)
+        for one in scored
+    ]
 
 
 def test_the_best_rule_is_chosen_on_tasks_that_are_in_no_figure() -> None:
@@ -145,7 +165,11 @@ def test_the_best_rule_is_chosen_on_tasks_that_are_in_no_figure() -> None:
     column = Column(arms, 20)
     found = column.against_rules()
     expected = 1 - sum(lru[20:]) / 40
-    assert (column.rule, found["own_em"], len(column.arms[column.own])) == ("atommem, writes lru", 1.0, 120)
+    assert (column.rule, found["own_em"], len(column.arms[column.own])) == (
+        "atommem, writes lru",
+        1.0,
+        120,
+    )
     assert found["difference"] == pytest.approx(expected)
     assert found["p_holm"] < 0.01
     assert found["not_beaten"] == []
@@ -159,7 +183,10 @@ def test_the_best_rule_is_chosen_on_tasks_that_are_in_no_figure() -> None:
 
 
 def test_a_specialist_by_hand() -> None:
-    general, special = records([True] * 20 + [True, False] * 20), records([True] * 20 + [True, True, True, False] * 10)
+    general, special = (
+        records([True] * 20 + [True, False] * 20),
+        records([True] * 20 + [True, True, True, False] * 10),
+    )
     found = near_specialist(general, special, 20)
     assert (found["difference"], found["within"], mean_em(special[20:])) == (-0.25, False, 0.75)
     assert near_specialist(special, general, 20)["within"]

@@ -43,27 +43,54 @@ def folder(path: Path, *configs: Any) -> str:
         ({"data": []}, "data is empty"),
         ({"rows": []}, "rows and grid are empty"),
         ({"data": [{"name": "x"}]}, "one of benchmark, synthetic and file"),
-        ({"data": [{"benchmark": "squad", "documents": 2, "n": 1}]}, "benchmark is 'squad': give one of hotpotqa"),
+        (
+            {"data": [{"benchmark": "squad", "documents": 2, "n": 1}]},
+            "benchmark is 'squad': give one of hotpotqa",
+        ),
         ({"data": [{"benchmark": "hotpotqa", "n": 1}]}, "data, hotpotqa: documents is missing"),
         ({"data": [{"benchmark": "hotpotqa", "documents": "many", "n": 1}]}, "documents is 'many'"),
-        ({"data": [{"benchmark": "hotpotqa", "documents": 2, "n": 1, "questions": "some"}]}, "questions is 'some'"),
-        ({"data": [{"benchmark": "musique", "documents": 2, "n": 1, "unanswerable": True}]}, "field unanswerable"),
+        (
+            {"data": [{"benchmark": "hotpotqa", "documents": 2, "n": 1, "questions": "some"}]},
+            "questions is 'some'",
+        ),
+        (
+            {"data": [{"benchmark": "musique", "documents": 2, "n": 1, "unanswerable": True}]},
+            "field unanswerable",
+        ),
         ({"data": [{"synthetic": {"hop": 2}, "n": 1}]}, "unknown field hop; known are prose, hops"),
         ({"data": [{"synthetic": {"early": "often"}, "n": 1}]}, "early is 'often', expected float"),
         ({"data": [{**DATA[0], "settings": {"seed": 3}}]}, "data, world: unknown field seed"),
         ({"data": DATA * 2}, "two columns are called 'world': give one of them another name"),
-        ({"rows": [{"method": "atommem"}] * 2}, "two rows are called 'atommem': give one of them another label"),
+        (
+            {"rows": [{"method": "atommem"}] * 2},
+            "two rows are called 'atommem': give one of them another label",
+        ),
         ({"rows": [{"method": "magic"}]}, "method is 'magic': give one of atommem"),
-        ({"rows": [{"method": "rag", "settings": {"retrieve": 3}}]}, "unknown field retrieve; known are policy"),
-        ({"rows": [{"method": "rag", "settings": {"retrieve_k": "three"}}]}, "rows, rag: retrieve_k is 'three', expec"),
+        (
+            {"rows": [{"method": "rag", "settings": {"retrieve": 3}}]},
+            "unknown field retrieve; known are policy",
+        ),
+        (
+            {"rows": [{"method": "rag", "settings": {"retrieve_k": "three"}}]},
+            "rows, rag: retrieve_k is 'three', expec",
+        ),
         ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "unknown field limit"),
         ({"settings": {"seed": 3}}, "settings: unknown field seed"),
-        ({"settings": {"disabled_actions": "read"}}, r"disabled_actions is 'read', expected list\[str\]"),
+        (
+            {"settings": {"disabled_actions": "read"}},
+            r"disabled_actions is 'read', expected list\[str\]",
+        ),
         ({"grid": [{"method": "rag", "axes": {"k": [3]}}]}, r"axis k is \[3\]"),
-        ({"grid": [{"method": "rag", "axes": {"k": {"retrieve_k": [True]}}}]}, "has the point True"),
+        (
+            {"grid": [{"method": "rag", "axes": {"k": {"retrieve_k": [True]}}}]},
+            "has the point True",
+        ),
         ({"seeds": [1, 1]}, "seeds is"),
         ({"policies": ["base"]}, "policies is"),
-        ({"rows": [{"method": "rag", "policy": "a", "settings": {"policy": "b"}}]}, "give one of them"),
+        (
+            {"rows": [{"method": "rag", "policy": "a", "settings": {"policy": "b"}}]},
+            "give one of them",
+        ),
         ({"reference": "mem0"}, "reference is 'mem0': give one of atommem, rag"),
     ],
 )
@@ -88,25 +115,37 @@ def test_rows_and_columns_are_chosen_by_any_of_their_names() -> None:
     assert [row.name for row in whole.select(rows=["atommem"]).rows] == ["atommem", "atommem, k 3"]
     assert [row.name for row in whole.select(rows=["rag", "k 3"]).rows] == ["rag", "atommem, k 3"]
     assert [whole.select(rows=[name]).reference for name in ("k 3", "rag")] == [None, "rag"]
-    assert [column.key for column in whole.select(columns=["hotpotqa"]).columns] == ["hotpotqa-20", "hotpotqa-40"]
-    assert [column.key for column in whole.select(columns=["hotpotqa-40", "world"]).columns] == ["hotpotqa-40", "world"]
+    assert [column.key for column in whole.select(columns=["hotpotqa"]).columns] == [
+        "hotpotqa-20",
+        "hotpotqa-40",
+    ]
+    assert [column.key for column in whole.select(columns=["hotpotqa-40", "world"]).columns] == [
+        "hotpotqa-40",
+        "world",
+    ]
     with pytest.raises(ConfigError, match="no row 'mem0'; it has 'atommem', 'rag', 'atommem, k 3'"):
         whole.select(rows=["mem0"])
 
 
-def test_a_row_wins_over_a_column_over_flags_over_the_suite_over_the_checkpoint(tmp_path: Path) -> None:
+def test_a_row_wins_over_a_column_over_flags_over_the_suite_over_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     memory = MemoryConfig(retrieve_k=2, scratchpad_tokens=7, layout="paper")
     policy = folder(tmp_path / "trained", memory, EmbedderConfig(embedder="random"))
     own = {"retrieve_k": 5, "top_k": 9, "capacity": None}
     values = suite(
         settings={"retrieve_k": 3, "temperature": 0.25, "scratchpad_tokens": 8},
-        data=[{**DATA[0], "name": f"world {size}", "settings": {"capacity": size}} for size in (2, 3)],
+        data=[
+            {**DATA[0], "name": f"world {size}", "settings": {"capacity": size}} for size in (2, 3)
+        ],
         rows=[{"method": "atommem"}, {"method": "atommem", "label": "x", "settings": own}],
         seeds=[0, 4],
     )
     flags = ["--policy", policy, "--retrieve_k", "4", "--capacity", "9"]
     cells = make_cells(parse_suite(values), flags, tmp_path / "out")
-    assert [(cell.column.key, cell.row.name, cell.seed, cell.configs[1].capacity) for cell in cells] == [
+    assert [
+        (cell.column.key, cell.row.name, cell.seed, cell.configs[1].capacity) for cell in cells
+    ] == [
         (f"world_{size}", name, seed, capacity)
         for size in (2, 3)
         for name, capacity in (("atommem", size), ("atommem, x", None))
@@ -119,8 +158,12 @@ def test_a_row_wins_over_a_column_over_flags_over_the_suite_over_the_checkpoint(
     assert cells[3].folder == tmp_path / "out" / "cells" / "atommem_x" / "world_2" / "seed_4"
 
 
-def test_a_row_may_bring_its_own_policy_with_its_settings_and_shares_the_embedder(tmp_path: Path) -> None:
-    trained = folder(tmp_path / "trained", MemoryConfig(retrieve_k=2), EmbedderConfig(embedder="random"))
+def test_a_row_may_bring_its_own_policy_with_its_settings_and_shares_the_embedder(
+    tmp_path: Path,
+) -> None:
+    trained = folder(
+        tmp_path / "trained", MemoryConfig(retrieve_k=2), EmbedderConfig(embedder="random")
+    )
     base = folder(tmp_path / "base", MemoryConfig(retrieve_k=5), EmbedderConfig(embedder="hashing"))
     rows = [
         {"method": "rag", "policy": "base"},
@@ -129,10 +172,15 @@ def test_a_row_may_bring_its_own_policy_with_its_settings_and_shares_the_embedde
         {"method": "atommem", "label": "set", "settings": {"policy": base}},
     ]
     ours = parse_suite(suite(rows=rows)).with_policies({"base": base})
-    in_the_file = parse_suite(suite(rows=rows, settings={"policy": trained})).with_policies({"base": base})
+    in_the_file = parse_suite(suite(rows=rows, settings={"policy": trained})).with_policies(
+        {"base": base}
+    )
     for of, flags in ((ours, ("--policy", trained)), (in_the_file, ())):
         cells = {cell.row.name: cell.configs for cell in make_cells(of, flags, tmp_path)}
-        assert {name: (config[0].policy, config[1].retrieve_k, config[2].name) for name, config in cells.items()} == {
+        assert {
+            name: (config[0].policy, config[1].retrieve_k, config[2].name)
+            for name, config in cells.items()
+        } == {
             "rag": ([base], 5, "random"),
             "atommem": ([trained], 2, "random"),
             "atommem, own": ([trained], 2, "hashing"),
@@ -153,7 +201,9 @@ def test_servers_and_folders_stand_in_one_suite() -> None:
     ]
     where = {"base": "Qwen/Qwen3-8B", "yarn": "http://a:1", "other": "http://b:1"}
     unnamed = parse_suite(suite(rows=rows))
-    with pytest.raises(ConfigError, match=r"row 'rag' is answered by the policy 'base': .*--policies base="):
+    with pytest.raises(
+        ConfigError, match=r"row 'rag' is answered by the policy 'base': .*--policies base="
+    ):
         unnamed.with_policies({})
     ours = unnamed.with_policies(where)
 
@@ -170,15 +220,21 @@ def test_servers_and_folders_stand_in_one_suite() -> None:
     assert policies("--tokenizer", "T", "--policy", "runs/trained") == wanted
     assert policies("--policy=runs/trained", "--tokenizer=T") == wanted
     servers = ["http://c:1", "http://d:1"]
-    assert policies("--policy", *servers, "--tokenizer", "T") == wanted | {"atommem": (servers, "T")}
+    assert policies("--policy", *servers, "--tokenizer", "T") == wanted | {
+        "atommem": (servers, "T")
+    }
     with pytest.raises(ConfigError, match="policy is the server http://a:1: give the tokenizer"):
         policies("--policy", "runs/trained")
     with pytest.raises(ConfigError, match="model, tokenizer and api are for servers only"):
-        policies("--policy", "runs/trained", "--tokenizer", "T", of=ours.select(rows=["atommem", "rag"]))
+        policies(
+            "--policy", "runs/trained", "--tokenizer", "T", of=ours.select(rows=["atommem", "rag"])
+        )
 
 
 def test_the_example_in_the_docs() -> None:
-    found = parse_suite(yaml.safe_load(next(text for _, text in blocks("docs/evaluation.md", "yaml"))))
+    found = parse_suite(
+        yaml.safe_load(next(text for _, text in blocks("docs/evaluation.md", "yaml")))
+    )
     assert (len(found.rows), len(found.columns), found.seeds) == (7, 5, (0, 1, 2))
 
 
@@ -196,7 +252,9 @@ def test_sums_by_hand() -> None:
     assert cost.calls == 120
     assert cost.prompt_tokens == 10 * (12 * 1500 + 28_000)
     assert cost.completion_tokens == 120 * 500
-    said = "120 calls, 0.5 million prompt and 0.1 million completion tokens; 1.4 hours at 100 tokens"
+    said = (
+        "120 calls, 0.5 million prompt and 0.1 million completion tokens; 1.4 hours at 100 tokens"
+    )
     assert said in cost.text(100)
     found = cells("rag", settings={"max_tokens": 100})
     found[0].done = 4
@@ -212,11 +270,15 @@ def test_tasks_that_a_column_does_not_describe_are_counted_when_they_are_read() 
     # 1,600 characters are 400 tokens: 4 chunks, and 3 answers. Tasks beyond the limit do not count.
     documents = tuple(Document("", "abcdefgh" * size) for size in (100, 50, 50))
     task = Task("t", (Question("?", ("a",)),) * 3, documents)
-    cost = estimate(found, {found[0].column.key: [task, task, replace(task, documents=documents * 9)]})
+    cost = estimate(
+        found, {found[0].column.key: [task, task, replace(task, documents=documents * 9)]}
+    )
     assert (cost.unknown, cost.calls) == (0, 2 * 3 * 7)
     assert cost.prompt_tokens == 2 * 3 * (7 * 1500 + 400)
     web = replace(task, documents=())
-    assert estimate(found, {found[0].column.key: [web]}).unknown == 1, "what the tools will find is not known"
+    assert estimate(found, {found[0].column.key: [web]}).unknown == 1, (
+        "what the tools will find is not known"
+    )
 
 
 @pytest.mark.parametrize("method", ["memagent", "a_mem", "generative_agents", "mem0"])

@@ -44,7 +44,9 @@ def load(cache: TaskCache, which: Column) -> list[Task]:
     return cache.load([which])[which.key]
 
 
-def test_a_file_is_built_once_and_whatever_differs_has_one_of_its_own(tmp_path: Path, benchmarks: Path) -> None:
+def test_a_file_is_built_once_and_whatever_differs_has_one_of_its_own(
+    tmp_path: Path, benchmarks: Path
+) -> None:
     said: list[str] = []
     cache = TaskCache(tmp_path / "cache", benchmarks, said.append)
     tasks = load(cache, column())
@@ -77,7 +79,9 @@ def test_plain_files_are_found_beside_the_benchmarks(tmp_path: Path, benchmarks:
     cache = TaskCache(tmp_path / "cache", benchmarks)
     assert [task.id for task in load(cache, Column("own", FileData("own/tasks.jsonl")))] == ["a"]
     assert load(cache, Column("own", FileData(str(benchmarks / "own" / "tasks.jsonl"))))
-    with pytest.raises(ConfigError, match=r"no file none\.jsonl, nor in the folder .*benchmarks: give --benchmarks"):
+    with pytest.raises(
+        ConfigError, match=r"no file none\.jsonl, nor in the folder .*benchmarks: give --benchmarks"
+    ):
         cache.path(Column("own", FileData("none.jsonl")))
 
 
@@ -85,9 +89,13 @@ def test_what_is_missing_is_named(tmp_path: Path, benchmarks: Path) -> None:
     where = r"column hotpotqa-4: .*--benchmarks.* hotpotqa/hotpot_dev_distractor_v1\.json"
     with pytest.raises(ConfigError, match=where):
         load(TaskCache(tmp_path, None), column())
-    with pytest.raises(DataError, match=r"no dev file of musique .* looked for musique_ans_v1\.0_dev\.jsonl"):
+    with pytest.raises(
+        DataError, match=r"no dev file of musique .* looked for musique_ans_v1\.0_dev\.jsonl"
+    ):
         TaskCache(tmp_path, benchmarks).path(column("musique"))
-    with pytest.raises(DataError, match="the pool has 32 different documents, too few for tasks of 33"):
+    with pytest.raises(
+        DataError, match="the pool has 32 different documents, too few for tasks of 33"
+    ):
         TaskCache(tmp_path, benchmarks).path(column(documents=33))
     assert not list(tmp_path.glob("*.parquet"))
 
@@ -97,7 +105,15 @@ def test_synthetic_worlds_differ_by_seed_and_knob(tmp_path: Path) -> None:
     data = SyntheticData(WorldConfig(), 2, 1)
     paths = {
         cache.path(Column("world", item))
-        for item in (data, replace(data, seed=2), replace(data, n=3), replace(data, world=WorldConfig(early=0.1)))
+        for item in (
+            data,
+            replace(data, seed=2),
+            replace(data, n=3),
+            replace(data, world=WorldConfig(early=0.1)),
+        )
     }
     assert len(paths) == 4
-    assert [task.id for task in load(cache, Column("world", data))] == ["synthetic-1-0", "synthetic-1-1"]
+    assert [task.id for task in load(cache, Column("world", data))] == [
+        "synthetic-1-0",
+        "synthetic-1-1",
+    ]

@@ -30,13 +30,20 @@ def run(folder: Path, *flags: str, **fields: Any) -> int:
     suite = {
         "title": "Toys",
         "reference": "no_memory",
-        "settings": {"policy": "toy", "embedder": "hashing", "chunking": "documents", "max_in_flight": 3},
+        "settings": {
+            "policy": "toy",
+            "embedder": "hashing",
+            "chunking": "documents",
+            "max_in_flight": 3,
+        },
         "data": [{"name": name, "file": str(folder / f"{name}.jsonl")} for name in ("one", "two")],
         "rows": [{"method": "atommem"}, {"method": "no_memory"}],
         **fields,
     }
     (folder / "suite.yaml").write_text(yaml.safe_dump(suite))
-    return eval_cli.main(["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out"), *flags])
+    return eval_cli.main(
+        ["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out"), *flags]
+    )
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -45,14 +52,21 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def scores(folder: Path) -> dict[tuple[str, str], float]:
-    return {(cell["row"], cell["dataset"]): cell["metrics"]["em"]["mean"] for cell in results(folder)["cells"]}
+    return {
+        (cell["row"], cell["dataset"]): cell["metrics"]["em"]["mean"]
+        for cell in results(folder)["cells"]
+    }
 
 
-def test_runs_everything_once_and_reports(folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_everything_once_and_reports(
+    folder: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
     policy.wrong = {"a"}
     assert run(folder) == 0
     rows = ("atommem", "no_memory")
-    assert scores(folder) == {(row, data): em for row in rows for data, em in (("one", 0.75), ("two", 1.0))}
+    assert scores(folder) == {
+        (row, data): em for row in rows for data, em in (("one", 0.75), ("two", 1.0))
+    }
     assert (results(folder)["title"], results(folder)["reference"]) == ("Toys", "no_memory")
     captured = capsys.readouterr()
     assert "75.0 [" in captured.out
@@ -61,11 +75,16 @@ def test_runs_everything_once_and_reports(folder: Path, policy: ToyPolicy, capsy
     for name in ("report.html", "tables.md", "tables.tex"):
         assert (folder / "out" / "report" / name).is_file()
     # Two documents and as many answers as questions in atommem, one answer otherwise; four tasks of one, two of two.
-    assert "estimate of what is to run, at 140 tokens a document and up to 500 a completion: 26 calls" in captured.err
+    assert (
+        "estimate of what is to run, at 140 tokens a document and up to 500 a completion: 26 calls"
+        in captured.err
+    )
     asked = len(policy.asked)
     assert run(folder) == 0
     assert len(policy.asked) == asked
-    assert "a completion: 0 calls" in capsys.readouterr().err, "an earlier run's episodes cost nothing again"
+    assert "a completion: 0 calls" in capsys.readouterr().err, (
+        "an earlier run's episodes cost nothing again"
+    )
 
 
 def test_cells_run_side_by_side_under_one_bound(folder: Path, policy: ToyPolicy) -> None:
@@ -98,14 +117,19 @@ def test_every_ending_has_its_status_and_the_same_command_goes_on(
     assert "atommem on two, seed 0 could not run: refused" in said(2)
     assert scores(folder)[("no_memory", "one")] == 1.0
     policy.errors = {"f": GONE}
-    assert "atommem on two, seed 0: 1 of 2 episodes failed, more than --max_failed_fraction 0.05" in said(3)
+    assert (
+        "atommem on two, seed 0: 1 of 2 episodes failed, more than --max_failed_fraction 0.05"
+        in said(3)
+    )
     assert {cell["failed"] for cell in results(folder)["cells"] if cell["dataset"] == "two"} == {1}
     said(0, "--max_failed_fraction", "0.5")
     asked, policy.errors, policy.asked = policy.asked, {}, []
     said(0)
     assert results(folder)["title"] == "Toys"
     assert set(policy.asked) == {"f"}, "what failed is run again"
-    assert sorted(name for name in asked if name in "abcd") == sorted([*"aaabbbcccddd", *"abcd"]), "and nothing else"
+    assert sorted(name for name in asked if name in "abcd") == sorted([*"aaabbbcccddd", *"abcd"]), (
+        "and nothing else"
+    )
 
 
 def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: ToyPolicy) -> None:
@@ -116,7 +140,9 @@ def test_other_settings_are_refused_before_anything_runs(folder: Path, policy: T
     assert policy.asked == []
 
 
-def test_cells_are_listed_without_a_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_are_listed_without_a_policy(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     optional = {"benchmark": "musique", "documents": 5, "n": 3, "optional": True}
     data = [{"name": "world", "synthetic": {}, "n": 7}, optional]
     settings = {"max_in_flight": 3}
@@ -128,7 +154,9 @@ def test_cells_are_listed_without_a_policy(folder: Path, capsys: pytest.CaptureF
     assert "4 cells, 0 episodes and those of all tasks in files" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="no column is left: give --benchmarks"):
         run(folder, "--list", "--columns", "musique", data=data, settings=settings)
-    assert run(folder, "--list", "--rows", "atommem", "--policies", "more=x", **NAMED) == 0, "a row not chosen"
+    assert run(folder, "--list", "--rows", "atommem", "--policies", "more=x", **NAMED) == 0, (
+        "a row not chosen"
+    )
 
 
 NAMED: dict[str, Any] = {

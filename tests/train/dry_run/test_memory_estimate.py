@@ -10,7 +10,13 @@ from transformers import Qwen3Config
 
 from atommem.train.dry_run.architecture import ModelShape
 from atommem.train.dry_run.launcher import GRADIENTS, WEIGHTS, Launch
-from atommem.train.dry_run.memory_estimate import PHASES, Precision, Run, estimate_memory, local_rollout_bytes
+from atommem.train.dry_run.memory_estimate import (
+    PHASES,
+    Precision,
+    Run,
+    estimate_memory,
+    local_rollout_bytes,
+)
 from atommem.train.dry_run.workload import Workload
 from atommem.train.dry_run_config import DEVICES
 
@@ -19,7 +25,18 @@ CONFIG = Qwen3Config(
     hidden_size=10, intermediate_size=20, num_attention_heads=2, num_key_value_heads=1, head_dim=4, vocab_size=20,
     num_hidden_layers=5, max_position_embeddings=100, tie_word_embeddings=False,
 )  # fmt: skip
-MODEL = ModelShape("m", "test", CONFIG, 1000, 1000, layer=100, embedding=200, query_norm=True, dtype="x", lora=False)
+MODEL = ModelShape(
+    "m",
+    "test",
+    CONFIG,
+    1000,
+    1000,
+    layer=100,
+    embedding=200,
+    query_norm=True,
+    dtype="x",
+    lora=False,
+)
 LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
 ONE, DDP = Launch("single", 1), Launch("ddp", 4)
 FSDP = Launch("fsdp", 4, shards=4, stage=WEIGHTS)
@@ -74,20 +91,34 @@ def test_one_process() -> None:
 
 def test_an_adapter() -> None:
     found = parts(model=LORA, precision=HALF, beta=0.1)
-    assert (found["weights"], found["optimizer"], found["gradients"]) == (50 * 4 + 1000 * 2, 400, 200)
+    assert (found["weights"], found["optimizer"], found["gradients"]) == (
+        50 * 4 + 1000 * 2,
+        400,
+        200,
+    )
     assert "reference model" not in found  # the model without the adapter is it
     assert parts(model=LORA)["LM head"] == 4 * (60 + 60)  # whose gradient is not taken
 
 
 def test_shards() -> None:
     found = parts(launch=FSDP, precision=HALF, beta=0.1)
-    assert [found[name] for name in ("weights", "optimizer", "gradients", "reference model")] == [1000, 2000, 1000, 500]
+    assert [found[name] for name in ("weights", "optimizer", "gradients", "reference model")] == [
+        1000,
+        2000,
+        1000,
+        500,
+    ]
     # Two layers and the gradient of one, both embeddings; of the reference no gradient.
-    assert (found["gathered weights"], found["gathered reference model"]) == ((300 + 400) * 2, (200 + 400) * 2)
+    assert (found["gathered weights"], found["gathered reference model"]) == (
+        (300 + 400) * 2,
+        (200 + 400) * 2,
+    )
     kept = parts(launch=replace(FSDP, stage=GRADIENTS), precision=HALF)
     assert (kept["weights"], kept["gradients"], "gathered weights" in kept) == (4000, 1000, False)
     # DeepSpeed: master copy and two states in float32, shared by four.
-    assert parts(launch=ZERO3, precision=Precision(2, 2, 2, 2, master=4))["optimizer"] == 1000 * 12 / 4
+    assert (
+        parts(launch=ZERO3, precision=Precision(2, 2, 2, 2, master=4))["optimizer"] == 1000 * 12 / 4
+    )
 
 
 def test_an_engine_that_does_not_sleep_is_there_while_the_model_is_trained() -> None:

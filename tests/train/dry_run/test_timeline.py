@@ -39,7 +39,9 @@ def test_updates_that_share_a_rollout_by_hand() -> None:
     # As above, in four updates: two shares of its episodes, twice.
     shared = replace(SAMPLED, tasks=8, sharing=2, iterations=2)
     line = simulate(Schedule("s"), COSTS, shared, devices=4, processes=4)
-    assert line.seconds == pytest.approx((20 + 4 * 5 + 1 + 2) / 4)  # two groups of 5 on each device at once
+    assert line.seconds == pytest.approx(
+        (20 + 4 * 5 + 1 + 2) / 4
+    )  # two groups of 5 on each device at once
 
 
 def test_samplers_apart_by_hand() -> None:
@@ -61,7 +63,12 @@ def test_rounds_wait_where_streaming_does_not() -> None:
     assert rounds.overlap == streaming.overlap == on_policy.overlap == 0 < stale.overlap
 
 
-SIZES = {"prompt_tokens": 600, "completion_tokens": 20, "raw_tokens": 30_000, "unique_tokens": 11_000}
+SIZES = {
+    "prompt_tokens": 600,
+    "completion_tokens": 20,
+    "raw_tokens": 30_000,
+    "unique_tokens": 11_000,
+}
 UPDATE = replace(LOAD, episodes=8, rows=56, **SIZES)
 
 
@@ -81,7 +88,12 @@ def test_decoding_reads_weights_and_caches() -> None:
 
 def test_passes_of_training() -> None:
     forward = forward_flops(MODEL, 11_000, 56 * 20, 310) / 0.5e9
-    for passes, changes in ((4, {}), (3, {"checkpointing": False}), (5, {"beta": 0.1}), (3, {"model": LORA})):
+    for passes, changes in (
+        (4, {}),
+        (3, {"checkpointing": False}),
+        (5, {"beta": 0.1}),
+        (3, {"model": LORA}),
+    ):
         assert costs(1e9, 1e9, **changes).training == pytest.approx(passes * forward), changes
     assert costs(1e9, 1e9, share_prefixes=False).training > 2 * 4 * forward
     local = costs(1e9, 1e9, rollout="local")

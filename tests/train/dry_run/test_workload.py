@@ -29,7 +29,9 @@ from atommem.train.dry_run_config import DryRunConfig
 from tests.fakes import WordTokenizer, longdoc
 from tests.train.toys import random_episode
 
-DATA = TaskShape("test", 100, 30, stream_steps=3, stream_tokens=1000, questions=2, question_tokens=10, reads=3)
+DATA = TaskShape(
+    "test", 100, 30, stream_steps=3, stream_tokens=1000, questions=2, question_tokens=10, reads=3
+)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
 COMPLETION = CompletionShape(mean=20, longest=200, spread=0.3, source="test")
 
@@ -42,9 +44,16 @@ def grpo(
     is_cold_start: bool = False,
     **changes: Any,
 ) -> Workload:
-    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "micro_batch_tokens": 5000, "max_steps": -1}
+    settings = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "micro_batch_tokens": 5000,
+        "max_steps": -1,
+    }
     args = SimpleNamespace(**{**settings, "num_train_epochs": 2, **changes})
-    return estimate_workload(args, processes, data, prompt, COMPLETION, share_prefixes, is_cold_start)
+    return estimate_workload(
+        args, processes, data, prompt, COMPLETION, share_prefixes, is_cold_start
+    )
 
 
 def test_grpo_by_hand() -> None:
@@ -79,7 +88,10 @@ def test_what_is_not_shared_counts_for_every_episode() -> None:
 def test_limits() -> None:
     assert grpo(max_steps=7).updates == 7
     assert grpo(replace(DATA, reads=0)).steps == 3 + 2
-    with pytest.raises(ConfigError, match="3 processes x per_device_train_batch_size 6 are 18 episodes: no multiple"):
+    with pytest.raises(
+        ConfigError,
+        match="3 processes x per_device_train_batch_size 6 are 18 episodes: no multiple",
+    ):
         grpo(processes=3, per_device_train_batch_size=6)
     with pytest.raises(ConfigError, match="100 tasks are fewer than the 200 groups"):
         grpo(per_device_train_batch_size=400)
@@ -91,12 +103,19 @@ def test_updates_that_share_a_rollout() -> None:
     load = grpo(processes=1, per_device_train_batch_size=4, num_generations=6, **settings)
     assert (load.tasks, load.episodes, load.sharing, load.iterations) == (2, 4, 3, 2)
     assert load.updates == 2 * (100 // 2) * 6
-    with pytest.raises(ConfigError, match=r"1 processes x .* 4 x steps_per_generation 3 are 12 episodes: no multiple"):
+    with pytest.raises(
+        ConfigError,
+        match=r"1 processes x .* 4 x steps_per_generation 3 are 12 episodes: no multiple",
+    ):
         grpo(processes=1, per_device_train_batch_size=4, num_generations=5, **settings)
 
 
 def test_a_cold_start() -> None:
-    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "num_train_epochs": 3}
+    settings = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 3,
+        "num_train_epochs": 3,
+    }
     load = grpo(**settings, share_prefixes=False, is_cold_start=True)
     assert (load.rows, load.micro_batches, load.steps, load.episodes) == (12, 3, 5, 0)
     assert load.micro_batch == 4 * (1120 + 50 + 20)  # padded to a reading row
@@ -106,7 +125,9 @@ def test_a_cold_start() -> None:
 
 def test_data_that_is_not_there_is_supposed() -> None:
     settings = DryRunConfig(dry_run_documents=50, dry_run_questions=2, dry_run_tasks=9)
-    data = data_shape("nowhere.parquet", longdoc(WordTokenizer(), chunking="tokens", chunk_tokens=4000), settings)
+    data = data_shape(
+        "nowhere.parquet", longdoc(WordTokenizer(), chunking="tokens", chunk_tokens=4000), settings
+    )
     assert (data.tasks, data.stream_steps, data.stream_tokens, data.questions) == (9, 2, 3500, 2)
     assert "nowhere.parquet is not there" in data.source
     assert data_shape("no", longdoc(WordTokenizer()), settings).stream_steps == 50
@@ -115,13 +136,17 @@ def test_data_that_is_not_there_is_supposed() -> None:
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_data_that_is_there_is_counted(tmp_path: Path, suffix: str) -> None:
     documents = (Document("", "one two three"), Document("", "four"))
-    tasks = [Task(f"t{i}", (Question("a b c", ("x",)),) * (1 + i % 2), documents) for i in range(40)]
+    tasks = [
+        Task(f"t{i}", (Question("a b c", ("x",)),) * (1 + i % 2), documents) for i in range(40)
+    ]
     path = tmp_path / f"tasks.{suffix}"
     save_tasks(tasks, path)
     data = data_shape(str(path), longdoc(WordTokenizer()), DryRunConfig())
     assert (data.tasks, data.stream_steps, data.stream_tokens) == (40, 2, 2)
     assert (data.questions, data.question_tokens) == (1.5, 3)
-    data = data_shape(str(path), longdoc(WordTokenizer(), chunking="tokens", chunk_tokens=2), DryRunConfig())
+    data = data_shape(
+        str(path), longdoc(WordTokenizer(), chunking="tokens", chunk_tokens=2), DryRunConfig()
+    )
     assert data.stream_steps * data.stream_tokens == 4
 
 
@@ -132,11 +157,15 @@ def test_prompts_are_built_and_counted() -> None:
     assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 300 + 40 + 100)
     one = measure_prompt(replace(config, capacity=1, entry_tokens=30), longdoc(WordTokenizer()), {})
     assert (one.memory, one.longest_memory) == (30 + 15 + 25, 30 + 40 + 100)
-    no_store = MemoryConfig(scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper")
+    no_store = MemoryConfig(
+        scratchpad_tokens=100, disabled_actions=["create", "read"], layout="paper"
+    )
     alone = measure_prompt(no_store, longdoc(WordTokenizer()), {})
     assert (alone.memory, alone.is_chunk_first) == (25, False)
     assert alone.reading < prompt.reading
-    memagent = measure_prompt(MemoryConfig(dialect="memagent", templates="memagent"), longdoc(RoughTokenizer()), {})
+    memagent = measure_prompt(
+        MemoryConfig(dialect="memagent", templates="memagent"), longdoc(RoughTokenizer()), {}
+    )
     assert memagent.longest_memory == 1024
 
 
@@ -147,7 +176,11 @@ def test_completions_are_as_long_as_thinking_or_traces_make_them(tmp_path: Path)
     def mean(args: Any, kind: str = "qwen3", **settings: Any) -> float:
         return completion_shape(args, "grpo", DryRunConfig(**settings), kind).mean
 
-    assert (mean(args()), mean(args(enable_thinking=False)), mean(args(), "llama")) == (400, 100, 100)
+    assert (mean(args()), mean(args(enable_thinking=False)), mean(args(), "llama")) == (
+        400,
+        100,
+        100,
+    )
     assert mean(args(4096)) == 570.5
     assert mean(args(), dry_run_completion_tokens=7) == 7
     with pytest.raises(ConfigError, match="holds no trace"):

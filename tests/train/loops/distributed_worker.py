@@ -32,10 +32,19 @@ WRITERS: dict[str, Callable[[str, int], Episode]] = {
     "mixed": mixed_episode,
     "shared": lambda task_id, sample: random_episode(task_id, sample, float(sample % 2)),
     # Only the first group differs, so that the second of two processes has almost nothing to do.
-    "one_sided": lambda task_id, sample: random_episode(task_id, sample, float(sample == 0 or task_id != "t0")),
+    "one_sided": lambda task_id, sample: random_episode(
+        task_id, sample, float(sample == 0 or task_id != "t0")
+    ),
     "equal": lambda task_id, sample: random_episode(task_id, sample, 1.0),
 }
-CASES = ["mixed-token", "mixed-step", "mixed-trajectory", "one_sided-token", "shared-token", "equal-token"]
+CASES = [
+    "mixed-token",
+    "mixed-step",
+    "mixed-trajectory",
+    "one_sided-token",
+    "shared-token",
+    "equal-token",
+]
 
 
 def update(folder: Path, case: str) -> dict[str, Any]:
@@ -75,7 +84,9 @@ def update(folder: Path, case: str) -> dict[str, Any]:
 
 def train_asynchronously(folder: Path, model: Path) -> dict[str, Any]:
     """Three updates of eight episodes; the budget gives several micro-batches."""
-    trainer = make_async_trainer(model, folder, max_staleness=0, per_device_train_batch_size=8 // RANKS)
+    trainer = make_async_trainer(
+        model, folder, max_staleness=0, per_device_train_batch_size=8 // RANKS
+    )
     trainer.train()
     named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
     updates = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -84,10 +95,16 @@ def train_asynchronously(folder: Path, model: Path) -> dict[str, Any]:
 
 def train_replacing(folder: Path) -> dict[str, Any]:
     """Two updates of four groups, of which some are replaced; the tasks that this rank ran."""
-    config = make_config(folder, max_steps=2, per_device_train_batch_size=16 // RANKS, dynamic_sampling=2)
+    config = make_config(
+        folder, max_steps=2, per_device_train_batch_size=16 // RANKS, dynamic_sampling=2
+    )
     trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=24)
     trainer.train()
-    logged = [entry["dynamic_sampling/replaced_groups"] for entry in trainer.state.log_history if "reward" in entry]
+    logged = [
+        entry["dynamic_sampling/replaced_groups"]
+        for entry in trainer.state.log_history
+        if "reward" in entry
+    ]
     return {"jobs": runner.jobs, "replaced": logged}
 
 
@@ -106,27 +123,40 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
     for name in down:
         cluster[name].up = False
     sync = AdapterSync(AdapterPublisher(folder / "adapters"))
-    trainer = make_server_trainer(folder, cluster, sync, updates=3, episodes=4, tasks=6, peft_config=LORA)
+    trainer = make_server_trainer(
+        folder, cluster, sync, updates=3, episodes=4, tasks=6, peft_config=LORA
+    )
     error = ""
     try:
         trainer.train()
     except RolloutFailedError as failure:
         error = str(failure)
     servers = cluster.servers.items()
-    readable = all(Path(path).is_dir() for _, server in servers for path in server.models.values() if path)
+    readable = all(
+        Path(path).is_dir() for _, server in servers for path in server.models.values() if path
+    )
     logged = sum("seconds/sync" in entry for entry in trainer.state.log_history)
     trainer.close()
-    return {"error": error, "loads": {k: server.loads for k, server in servers}, "readable": readable, "logged": logged}
+    return {
+        "error": error,
+        "loads": {k: server.loads for k, server in servers},
+        "readable": readable,
+        "logged": logged,
+    }
 
 
 def train_whole(folder: Path) -> dict[str, Any]:
     """Two updates of all weights, with the servers a and b."""
     transfers: list[FakeTransfer] = []
     sync = FullWeights(1.0, lambda *of: FakeTransfer(*of, among=transfers))
-    trainer: Any = make_server_trainer(folder, Cluster("a", "b"), sync, updates=2, episodes=4, tasks=6)
+    trainer: Any = make_server_trainer(
+        folder, Cluster("a", "b"), sync, updates=2, episodes=4, tasks=6
+    )
     gathered: list[int] = []
     gather = trainer._dist.gather_params
-    trainer._dist.gather_params = lambda parameters: gathered.append(len(parameters)) or gather(parameters)
+    trainer._dist.gather_params = lambda parameters: (
+        gathered.append(len(parameters)) or gather(parameters)
+    )
     trainer.train()
     serving = [server.url for server in trainer.backend.pool.serving]
     trainer.close()
@@ -134,7 +164,9 @@ def train_whole(folder: Path) -> dict[str, Any]:
         "parameters": sum(1 for _ in make_model().parameters()),
         "gathered": sum(gathered),
         "serving": serving,
-        "transfers": [(each.urls, each.calls.count("send"), list(each.weights)) for each in transfers],
+        "transfers": [
+            (each.urls, each.calls.count("send"), list(each.weights)) for each in transfers
+        ],
     }
 
 

@@ -37,14 +37,23 @@ def script(prompt: str) -> str:
 
 
 def make_runner(tokenizer: Any, policy: Any, environment: Any, **settings: Any) -> EpisodeRunner:
-    settings |= {"policy": policy, "tokenizer": tokenizer, "embedder": WordEmbedder(), "memory": MEMORY}
+    settings |= {
+        "policy": policy,
+        "tokenizer": tokenizer,
+        "embedder": WordEmbedder(),
+        "memory": MEMORY,
+    }
     environments = make_environments(environment, tokenizer)
     return make_episode_runner(environments=environments, sampling=Sampling(), **settings)
 
 
-def save(path: Path, tokenizer: WordTokenizer, gold: str = "red", dialect: str = "paper") -> Episode:
+def save(
+    path: Path, tokenizer: WordTokenizer, gold: str = "red", dialect: str = "paper"
+) -> Episode:
     """An episode of the script, as a trace in `path`."""
-    runner = make_runner(tokenizer, ScriptedPolicy(tokenizer, script, eos_token_id=0), ENVIRONMENT, keep_prompts=True)
+    runner = make_runner(
+        tokenizer, ScriptedPolicy(tokenizer, script, eos_token_id=0), ENVIRONMENT, keep_prompts=True
+    )
     task = Task("t", (Question("Which colour?", (gold,)),), (Document("", "It says red."),))
     episode = asyncio.run(runner.run(task))
     write_trace(path, episode, {"id": "t"}, {"memory": {"dialect": dialect}})
@@ -66,7 +75,9 @@ def test_rows_of_a_trace_are_those_of_the_episode(tmp_path: Path) -> None:
     other = WordTokenizer()
     other.encode("these words come first in the other vocabulary")
     rows = rows_of(tmp_path, other)
-    assert [other.decode(completion) for _, completion in rows] == [step.text for step in episode.steps]
+    assert [other.decode(completion) for _, completion in rows] == [
+        step.text for step in episode.steps
+    ]
     assert all(completion[-1] == other.eos_token_id for _, completion in rows)
     assert rows[0][1] != episode.steps[0].token_ids
 

@@ -76,7 +76,12 @@ def test_all_ranks_ask_for_the_same_adapters(found: Found) -> None:
     assert len(set(first["loads"]["a"])) == 3
     assert first["loads"]["b"] == first["loads"]["a"] == second["loads"]["b"]
     assert second["loads"]["a"] == []
-    assert (first["error"], second["error"], first["readable"], first["logged"]) == ("", "", True, 3)
+    assert (first["error"], second["error"], first["readable"], first["logged"]) == (
+        "",
+        "",
+        True,
+        3,
+    )
 
 
 def test_a_rank_that_has_no_server_ends_the_run_for_all(found: Found) -> None:

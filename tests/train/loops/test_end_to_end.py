@@ -31,7 +31,12 @@ pytestmark = pytest.mark.slow
 
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
 ENVIRONMENT = environment_config("longdoc", chunking="documents", max_reads=0)
-SETTINGS = [MEMORY, EmbedderConfig(embedder="hashing", embedder_dim=16), ENVIRONMENT, GenerationSettings(4)]
+SETTINGS = [
+    MEMORY,
+    EmbedderConfig(embedder="hashing", embedder_dim=16),
+    ENVIRONMENT,
+    GenerationSettings(4),
+]
 ELEMENTS = [
     "<final_answer>\\boxed{c0}</final_answer>",
     "<final_answer>\\boxed{c1}</final_answer>",
@@ -61,7 +66,11 @@ def save_model(folder: Path) -> Path:
 def make_tasks(count: int = 6) -> list[Task]:
     """Every answer is c0."""
     return [
-        Task(f"task-{i}", (Question("which city", ("c0",)),), (Document("", "c0 city"), Document("", "c1")))
+        Task(
+            f"task-{i}",
+            (Question("which city", ("c0",)),),
+            (Document("", "c0 city"), Document("", "c1")),
+        )
         for i in range(count)
     ]
 
@@ -77,7 +86,9 @@ def make_real_trainer(
 ) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
     """A trainer whose tiny model samples what it is trained on; `settings` are fields of its config."""
     tokenizer, recorder = make_element_tokenizer(), GradientRecorder()
-    config = make_config(folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings})
+    config = make_config(
+        folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings}
+    )
     tasks = make_tasks() if tasks is None else tasks
     if config.save_traces:
         on_episodes = trace_writer(folder / "traces", tasks, describe_task, MEMORY)
@@ -86,7 +97,9 @@ def make_real_trainer(
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
-        make_backend=partial(local_backend, Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)),
+        make_backend=partial(
+            local_backend, Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)
+        ),
         on_episodes=on_episodes,
         callbacks=[recorder, *callbacks],
         held_out=held_out,
@@ -97,12 +110,19 @@ def make_real_trainer(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: float) -> None:
+def test_trains_on_what_it_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: float
+) -> None:
     """The log-probabilities of the training pass are those of sampling: same tokens, same positions, same mask, and
     the same temperature."""
     sizes = {"per_device_train_batch_size": 24, "num_generations": 12}
     trainer, recorder = make_real_trainer(
-        tmp_path, max_steps=2, learning_rate=1e-3, save_traces=True, temperature=temperature, **sizes
+        tmp_path,
+        max_steps=2,
+        learning_rate=1e-3,
+        save_traces=True,
+        temperature=temperature,
+        **sizes,
     )
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
@@ -135,7 +155,11 @@ def test_trains_on_what_it_sampled(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_it_learns(tmp_path: Path) -> None:
     trainer, _ = make_real_trainer(
-        tmp_path, max_steps=12, learning_rate=2e-2, per_device_train_batch_size=48, num_generations=8
+        tmp_path,
+        max_steps=12,
+        learning_rate=2e-2,
+        per_device_train_batch_size=48,
+        num_generations=8,
     )
     trainer.train()
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
@@ -149,7 +173,9 @@ def score_even_tokens(episode: Episode, score: Any) -> None:
     episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
 
 
-def test_a_long_group_is_sampled_by_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_group_is_sampled_by_two_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Partial rollouts: a group that has not ended goes on in the next update, with the log-probabilities that it has.
 
     The third task reads six chunks where others read one: it is under way when the first update has its groups.
@@ -159,7 +185,10 @@ def test_a_long_group_is_sampled_by_two_versions(tmp_path: Path, monkeypatch: py
     trained: list[list[Episode]] = []
     trainer, recorder = make_real_trainer(
         tmp_path,
-        tasks=[Task(f"t{i}", (Question("which city", ("c0",)),), read) for i, read in enumerate(documents)],
+        tasks=[
+            Task(f"t{i}", (Question("which city", ("c0",)),), read)
+            for i, read in enumerate(documents)
+        ],
         on_episodes=lambda update, episodes: trained.append(list(episodes)),
         max_steps=3,
         carried_groups=1,
@@ -169,7 +198,9 @@ def test_a_long_group_is_sampled_by_two_versions(tmp_path: Path, monkeypatch: py
     names = [sorted({episode.task_id for episode in episodes}) for episodes in trained]
     assert names[:2] == [["t0", "t1"], ["t2", "t3"]]  # what was carried has to end
     assert len({name for update in names for name in update}) == 6  # no group twice
-    assert [entry["carried_groups"] for entry in trainer.state.log_history if "reward" in entry][:2] == [0.0, 1.0]
+    assert [entry["carried_groups"] for entry in trainer.state.log_history if "reward" in entry][
+        :2
+    ] == [0.0, 1.0]
 
     models = [make_model(vocabulary=trainer.model.config.vocab_size) for _ in range(2)]
     for model, weights in zip(models, recorder.states, strict=False):
@@ -182,7 +213,8 @@ def test_a_long_group_is_sampled_by_two_versions(tmp_path: Path, monkeypatch: py
 
     for episode in trained[1]:
         versions = [
-            int(sampled_by(step, 1)) if sampled_by(step, 1) or sampled_by(step, 0) else None for step in episode.steps
+            int(sampled_by(step, 1)) if sampled_by(step, 1) or sampled_by(step, 0) else None
+            for step in episode.steps
         ]
         if episode.task_id == "t2":
             assert versions == sorted(versions)

@@ -55,7 +55,9 @@ def check(
     loss, expected, apart = reference_gradients(*arguments, temperature=config.temperature, **kl)
     trainer, recorder, runner = make_trainer(model, config, write, peft_config=peft_config)
     if scored is not None:
-        state = {name: p.detach().clone() for name, p in scored.named_parameters() if p.requires_grad}
+        state = {
+            name: p.detach().clone() for name, p in scored.named_parameters() if p.requires_grad
+        }
         assert set(expected) == set(state)
         trainer.model.load_state_dict(state, strict=False)
     without = reference_gradients(*arguments)[1] if reference else None
@@ -103,7 +105,9 @@ def test_loss_of_one_group_by_hand(tmp_path: Path) -> None:
     config = make_config(tmp_path, per_device_train_batch_size=4, overlong_filtering=True)
     trainer, _, _ = make_trainer(make_model(), config, write, tasks=1)
     trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(-0.5 * (2 + 3 - 4) / (2 + 3 + 4), rel=1e-5)
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(
+        -0.5 * (2 + 3 - 4) / (2 + 3 + 4), rel=1e-5
+    )
 
 
 def test_equal_rows_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +138,18 @@ def test_kl_to_the_reference_model(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    trainer, _ = check(tmp_path / "out", model=model, micro_batch_tokens=60, beta=0.3, reference=reference)
+    trainer, _ = check(
+        tmp_path / "out", model=model, micro_batch_tokens=60, beta=0.3, reference=reference
+    )
     assert trainer.state.log_history[0]["kl"] > 0
 
 
 def test_kl_to_the_model_without_its_adapter(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.0)
+    lora = LoraConfig(
+        r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.0
+    )
     base = make_model()
     adapted = get_peft_model(copy.deepcopy(base), lora)
     torch.manual_seed(1)
@@ -151,7 +159,14 @@ def test_kl_to_the_model_without_its_adapter(tmp_path: Path) -> None:
                 # A KL of 1.6. With .3 it is 43, from tokens that the reference gives e^9 times the probability: there
                 # float32's rounding of log-probabilities alone makes gradients differ by 2e-5.
                 parameter.normal_(std=0.2)
-    trainer, _ = check(tmp_path, model=base, scored=adapted, reference=copy.deepcopy(base), beta=0.3, peft_config=lora)
+    trainer, _ = check(
+        tmp_path,
+        model=base,
+        scored=adapted,
+        reference=copy.deepcopy(base),
+        beta=0.3,
+        peft_config=lora,
+    )
     assert trainer.state.log_history[0]["kl"] > 1
 
 
@@ -160,7 +175,9 @@ def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
     model = make_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     config = make_config(tmp_path, weight_decay=0.1, max_grad_norm=1.0)
-    trainer, recorder, _ = make_trainer(model, config, lambda task, sample: random_episode(task, sample, 1.0))
+    trainer, recorder, _ = make_trainer(
+        model, config, lambda task, sample: random_episode(task, sample, 1.0)
+    )
     trainer.train()
     assert recorder.gradients == [{}]
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
@@ -174,7 +191,11 @@ def test_updates_are_on_policy_and_logged_and_have_their_own_seeds(tmp_path: Pat
     config = make_config(tmp_path, max_steps=3, per_device_train_batch_size=16)
     seen: list[int] = []
     trainer, recorder, runner = make_trainer(
-        make_model(), config, mixed_episode, tasks=8, on_episodes=lambda update, episodes: seen.append(update)
+        make_model(),
+        config,
+        mixed_episode,
+        tasks=8,
+        on_episodes=lambda update, episodes: seen.append(update),
     )
     trainer.train()
     assert len(recorder.gradients) == 3
@@ -186,11 +207,27 @@ def test_updates_are_on_policy_and_logged_and_have_their_own_seeds(tmp_path: Pat
     logged = trainer.state.log_history[0]
     rewards = [e.reward for e in episodes_of(mixed_episode, TASKS, 4) if e.reward is not None]
     mean = sum(rewards) / len(rewards)
-    expected = {"episodes": 16, "failed": 1, "reward": mean, "em": mean, "frac_reward_zero_std": 0.5}
+    expected = {
+        "episodes": 16,
+        "failed": 1,
+        "reward": mean,
+        "em": mean,
+        "frac_reward_zero_std": 0.5,
+    }
     assert {name: logged[name] for name in expected} == pytest.approx(expected)
-    for key in ("seconds/rollout", "seconds/train", "grad_norm", "learning_rate", "steps", "malformed", "store_size"):
+    for key in (
+        "seconds/rollout",
+        "seconds/train",
+        "grad_norm",
+        "learning_rate",
+        "steps",
+        "malformed",
+        "store_size",
+    ):
         assert key in logged
-    assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in logged.values())
+    assert all(
+        isinstance(value, (int, float)) and math.isfinite(value) for value in logged.values()
+    )
 
 
 def shared_episode(task_id: str, sample: int) -> Episode:
@@ -224,15 +261,21 @@ def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
     def write(task_id: str, sample: int) -> Episode:
         episode = mixed_episode(task_id, sample)
         if int(task_id[1:]) >= 4:
-            episode.reward = float(sample) if int(task_id[1:]) % 2 else 1.0  # every other one teaches nothing either
+            episode.reward = (
+                float(sample) if int(task_id[1:]) % 2 else 1.0
+            )  # every other one teaches nothing either
         return episode
 
-    config = make_config(tmp_path, per_device_train_batch_size=16, dynamic_sampling=2, micro_batch_tokens=10_000)
+    config = make_config(
+        tmp_path, per_device_train_batch_size=16, dynamic_sampling=2, micro_batch_tokens=10_000
+    )
     trainer, recorder, runner = make_trainer(make_model(), config, write, tasks=14)
     trainer.train()
     ran = [task for task, sample in runner.jobs if sample == 0]
     assert set(TASKS) <= set(ran)
-    replacements = replacement_tasks([ToyTask(f"t{index}") for index in range(14)], TASKS, 4, 2, "42/0")
+    replacements = replacement_tasks(
+        [ToyTask(f"t{index}") for index in range(14)], TASKS, 4, 2, "42/0"
+    )
     drawn = [[task.id for task in tasks] for tasks in replacements]
     trained = ["t0", "t1", "t2", "t3"]
     for place in (1, 2):
@@ -245,4 +288,6 @@ def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
     assert logged["dynamic_sampling/replaced_groups"] == len(ran) - 4
     episodes = episodes_of(write, trained, 4)
     advantages = group_advantages([episode.reward for episode in episodes], 4)
-    assert_equal_gradients(recorder.gradients[0], reference_gradients(make_model(), episodes, advantages, "token")[1])
+    assert_equal_gradients(
+        recorder.gradients[0], reference_gradients(make_model(), episodes, advantages, "token")[1]
+    )

@@ -43,9 +43,13 @@ def look_up(word: str) -> str:
 def make_calling_tokenizer(words: int) -> PreTrainedTokenizerFast:
     """A token is a whole call or answer: a random policy looks one of so many words up in most steps."""
     calls = [
-        f'<tool_call>{{"name":"look_up","arguments":{{"word":"w{number}"}}}}</tool_call>' for number in range(words)
+        f'<tool_call>{{"name":"look_up","arguments":{{"word":"w{number}"}}}}</tool_call>'
+        for number in range(words)
     ]
-    answers = [f"<final_answer>\\boxed{{c{number % 2}}}</final_answer>{number}" for number in range(words // 2)]
+    answers = [
+        f"<final_answer>\\boxed{{c{number % 2}}}</final_answer>{number}"
+        for number in range(words // 2)
+    ]
     return word_level(["<unk>", *calls, *answers, "<eos>", "<pad>"], unk_token="<unk>")
 
 
@@ -58,7 +62,9 @@ def spent(cassette: Path) -> int:
     return calls
 
 
-def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_with_more(tmp_path: Path) -> None:
+def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_with_more(
+    tmp_path: Path,
+) -> None:
     """They pay from one cassette; what comes of it is what had come of it without a limit."""
     tokenizer, folder = make_calling_tokenizer(200), tmp_path / "model"
     make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder)
@@ -77,8 +83,14 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
     assert limited.returncode != 0
     assert spent(tmp_path / "c.db") == calls
     assert "call_budget is spent" in limited.stderr, limited.stderr[-3000:]
-    assert limited.stderr.count("--resume continues from the last checkpoint") == 2, limited.stderr[-3000:]
-    assert complete_checkpoints(tmp_path / "out")[-1].name in ("checkpoint-1", "checkpoint-2", "checkpoint-3")
+    assert limited.stderr.count("--resume continues from the last checkpoint") == 2, limited.stderr[
+        -3000:
+    ]
+    assert complete_checkpoints(tmp_path / "out")[-1].name in (
+        "checkpoint-1",
+        "checkpoint-2",
+        "checkpoint-3",
+    )
     assert not (tmp_path / "out" / "failed").exists()
     done = train(tmp_path, f"{flags} --output_dir out --cassette c.db")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -16,7 +16,9 @@ from atommem.train.loops import models
 from tests.train.toys import make_model
 
 
-def test_a_reference_that_lost_weights_on_its_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_lost_weights_on_its_way_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def lossy(accelerator: Any, model: Any) -> Any:
         with torch.no_grad():
             model.lm_head.weight[20:] = 0  # what a rank that loaded zeros would contribute
@@ -25,7 +27,9 @@ def test_a_reference_that_lost_weights_on_its_way_is_refused(monkeypatch: pytest
     monkeypatch.setattr(models, "fsdp2_prepare_model", lossy)
     monkeypatch.setattr(models, "broadcast", lambda tensor: tensor)
     plugin = SimpleNamespace(mixed_precision_policy=None)
-    accelerator = SimpleNamespace(is_fsdp2=True, device="cpu", state=SimpleNamespace(fsdp_plugin=plugin))
+    accelerator = SimpleNamespace(
+        is_fsdp2=True, device="cpu", state=SimpleNamespace(fsdp_plugin=plugin)
+    )
     with pytest.raises(ConfigError, match=r"not what rank 0 loaded: lm_head\.weight and 0 others"):
         models.shard_reference(make_model(), accelerator)
 

@@ -29,15 +29,21 @@ def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
 def test_no_rows_and_long_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="no demonstrations"):
         sft_dataset([])
-    with pytest.raises(ConfigError, match=r"16 of 24 demonstrations exceed max_length 4, the longest has 7"):
+    with pytest.raises(
+        ConfigError, match=r"16 of 24 demonstrations exceed max_length 4, the longest has 7"
+    ):
         sft_dataset(ROWS, max_length=4)
 
 
-def test_the_loss_is_that_of_the_completions_and_falls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loss_is_that_of_the_completions_and_falls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = make_model()
     batch = ROWS[:24]
     with torch.no_grad():
-        logps = torch.cat([completion_logps(model, prompt, completion, 1.0) for prompt, completion in batch])
+        logps = torch.cat(
+            [completion_logps(model, prompt, completion, 1.0) for prompt, completion in batch]
+        )
     config = make_config(tmp_path, per_device_train_batch_size=24)
     trainer = make_sft_trainer(model, config, sft_dataset(batch), make_tokenizer())
     use_console(trainer, SFT_COLUMNS)
@@ -45,12 +51,17 @@ def test_the_loss_is_that_of_the_completions_and_falls(tmp_path: Path, capsys: p
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[0] == pytest.approx(-logps.mean().item(), rel=1e-4)
     assert losses[-1] < 0.2 * losses[0]
-    assert [entry["step"] for entry in read_metrics(tmp_path / METRICS_FILE) if "loss" in entry] == list(range(1, 31))
+    assert [
+        entry["step"] for entry in read_metrics(tmp_path / METRICS_FILE) if "loss" in entry
+    ] == list(range(1, 31))
     assert "accuracy" in capsys.readouterr().out
 
 
 def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
-    good, bad = make_episode("a", 0, 1.0, [(3, 2), (3, 0), (4, 1)]), make_episode("a", 1, 0.5, [(3, 2)])
+    good, bad = (
+        make_episode("a", 0, 1.0, [(3, 2), (3, 0), (4, 1)]),
+        make_episode("a", 1, 0.5, [(3, 2)]),
+    )
     failed = make_episode("a", 2, None, [(3, 2)])
     rows = demonstrations([good, bad, failed], min_reward=1.0)
     assert rows == [(step.prompt_ids, step.token_ids) for step in (good.steps[0], good.steps[2])]
@@ -63,7 +74,11 @@ def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
 
     def run(folder: Path, resume: Path | None = None, **kwargs: Any) -> Any:
         trainer = make_sft_trainer(
-            make_model(), make_config(folder, **settings), sft_dataset(ROWS), make_tokenizer(), **kwargs
+            make_model(),
+            make_config(folder, **settings),
+            sft_dataset(ROWS),
+            make_tokenizer(),
+            **kwargs,
         )
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
         return trainer.model.state_dict()

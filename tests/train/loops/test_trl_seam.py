@@ -38,7 +38,11 @@ from atommem.train.train_config import REFUSED
         (GRPOTrainer.training_step, ["super().training_step(model, inputs, num_items_in_batch)"]),
         (
             Trainer.training_step,
-            ['kwargs["scale_wrt_gas"] = False', "self.accelerator.backward(loss, **kwargs)", "return loss.detach()"],
+            [
+                'kwargs["scale_wrt_gas"] = False',
+                "self.accelerator.backward(loss, **kwargs)",
+                "return loss.detach()",
+            ],
         ),
         # A checkpoint is written where the trainer is told.
         (Trainer._save_checkpoint, ["run_dir = self._get_output_dir(trial=trial)"]),
@@ -63,7 +67,10 @@ from atommem.train.train_config import REFUSED
             ],
         ),
         (trl_async._TrainBeginCallback.on_train_begin, ["self._trainer._sync_weight()"]),
-        (AsyncGRPOTrainer._save_checkpoint, ["isinstance(self.rollout_worker, AsyncRolloutWorker)"]),
+        (
+            AsyncGRPOTrainer._save_checkpoint,
+            ["isinstance(self.rollout_worker, AsyncRolloutWorker)"],
+        ),
         (trl_async._reduce_metric, ["if isinstance(values[0], tuple):"]),
     ],
 )
@@ -83,14 +90,25 @@ def test_an_update_begins_and_ends_where_we_think() -> None:
     """`atommem.train.resume.resumable_trainer` stops where batches are fetched, and takes the state of the generators
     where an update ends."""
     body = inspect.getsource(Trainer._run_epoch)
-    moments = ["self.get_batch_samples(", "self.training_step(", "self._get_grad_norm(", "self.optimizer.step()"]
+    moments = [
+        "self.get_batch_samples(",
+        "self.training_step(",
+        "self._get_grad_norm(",
+        "self.optimizer.step()",
+    ]
     moments += ["self.state.global_step += 1", "self._maybe_log_save_evaluate("]
     places = [body.index(moment) for moment in moments]
     assert places == sorted(places)
     after = inspect.getsource(Trainer._maybe_log_save_evaluate)
-    assert after.index("self.log(") < after.index("self._evaluate(") < after.index("self._save_checkpoint(")
+    assert (
+        after.index("self.log(")
+        < after.index("self._evaluate(")
+        < after.index("self._save_checkpoint(")
+    )
 
 
-@pytest.mark.parametrize(("refused", "config"), [(REFUSED, GRPOConfig), (ASYNC_REFUSED, AsyncGRPOConfig)])
+@pytest.mark.parametrize(
+    ("refused", "config"), [(REFUSED, GRPOConfig), (ASYNC_REFUSED, AsyncGRPOConfig)]
+)
 def test_refused_fields_exist(refused: dict[str, Any], config: Any) -> None:
     assert refused.keys() - config.__dataclass_fields__.keys() == set()

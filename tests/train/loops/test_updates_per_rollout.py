@@ -34,16 +34,22 @@ def writer(model: Any) -> Any:
     """Writes episodes whose log-probabilities are those of `model`; both halves of a rollout have as many tokens."""
 
     def write(task_id: str, sample: int) -> Episode:
-        episode = make_episode(task_id, sample, float((sample + int(task_id[1:])) % 3 == 0), [(3, 2 + sample), (4, 3)])
+        episode = make_episode(
+            task_id, sample, float((sample + int(task_id[1:])) % 3 == 0), [(3, 2 + sample), (4, 3)]
+        )
         for step in episode.steps:
             with torch.no_grad():
-                step.logprobs = completion_logps(model, step.prompt_ids, step.token_ids, 1.0).tolist()
+                step.logprobs = completion_logps(
+                    model, step.prompt_ids, step.token_ids, 1.0
+                ).tolist()
         return episode
 
     return write
 
 
-def expected_gradients(state: dict[str, torch.Tensor], start: Any, part: int) -> dict[str, torch.Tensor]:
+def expected_gradients(
+    state: dict[str, torch.Tensor], start: Any, part: int
+) -> dict[str, torch.Tensor]:
     """Of one update on a half of the rollout, at these parameters."""
     model = make_model()
     model.load_state_dict(state)
@@ -54,7 +60,9 @@ def expected_gradients(state: dict[str, torch.Tensor], start: Any, part: int) ->
 
 def test_updates_share_a_rollout_and_go_over_it_again(tmp_path: Path) -> None:
     start = make_model()
-    config = make_config(tmp_path, steps_per_generation=2, num_iterations=2, max_steps=5, learning_rate=3e-3)
+    config = make_config(
+        tmp_path, steps_per_generation=2, num_iterations=2, max_steps=5, learning_rate=3e-3
+    )
     trainer, recorder, runner = make_trainer(copy.deepcopy(start), config, writer(start))
     trainer.train()
     assert runner.jobs[::4] == [(task, 0) for task in [*TASKS, *TASKS]]  # the fifth update's, too
@@ -69,7 +77,9 @@ def test_updates_share_a_rollout_and_go_over_it_again(tmp_path: Path) -> None:
     assert ["reward" in entry for entry in logged[:5]] == [True, False, False, False, True]
 
 
-def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(tmp_path: Path) -> None:
+def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(
+    tmp_path: Path,
+) -> None:
     """As TRL does: the ratio is to the weights in training, and how far the engine was from those is corrected for."""
     start = make_model()
 
@@ -79,8 +89,16 @@ def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(t
             step.logprobs = [logprob - 0.5 for logprob in step.logprobs]
         return episode
 
-    correction = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.0}
-    settings: dict[str, Any] = {"steps_per_generation": 2, "max_steps": 2, "learning_rate": 3e-3, "use_vllm": True}
+    correction = {
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_max": 1.0,
+    }
+    settings: dict[str, Any] = {
+        "steps_per_generation": 2,
+        "max_steps": 2,
+        "learning_rate": 3e-3,
+        "use_vllm": True,
+    }
     config = make_config(tmp_path, **settings, **correction)
     trainer, recorder, _ = make_trainer(copy.deepcopy(start), config, write)
     trainer.train()
@@ -94,23 +112,40 @@ def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(t
 @pytest.mark.slow
 def test_a_run_that_stopped_between_two_updates_goes_on_with_their_rollout(tmp_path: Path) -> None:
     """Bit for bit, and without sampling again."""
-    settings: dict[str, Any] = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "learning_rate": 3e-3}
+    settings: dict[str, Any] = {
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "max_steps": 6,
+        "learning_rate": 3e-3,
+    }
     settings |= {"save_strategy": "steps", "save_steps": 3}
     trainers = []
-    for checkpoint, sampled in ((None, 2 * 16), (str(tmp_path / "checkpoint-3"), 16)):  # of the second rollout
-        trainer, _, runner = make_trainer(make_model(), make_config(tmp_path, **settings), writer(make_model()))
+    for checkpoint, sampled in (
+        (None, 2 * 16),
+        (str(tmp_path / "checkpoint-3"), 16),
+    ):  # of the second rollout
+        trainer, _, runner = make_trainer(
+            make_model(), make_config(tmp_path, **settings), writer(make_model())
+        )
         trainer.train(resume_from_checkpoint=checkpoint)
         assert len(runner.jobs) == sampled
         trainers.append(trainer)
     whole, resumed = trainers
     weights = resumed.model.state_dict()
-    assert all(torch.equal(weight, weights[name]) for name, weight in whole.model.state_dict().items())
-    ours, theirs = ([entry.get("num_tokens") for entry in one.state.log_history] for one in trainers)
+    assert all(
+        torch.equal(weight, weights[name]) for name, weight in whole.model.state_dict().items()
+    )
+    ours, theirs = (
+        [entry.get("num_tokens") for entry in one.state.log_history] for one in trainers
+    )
     assert ours == theirs
 
 
 def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:
-    batches = [[Batch([Row([1], [n, rank], [0.5, 0.25], 0, 1.0, 2.0)], 3.0 + n) for n in range(2)] for rank in range(2)]
+    batches = [
+        [Batch([Row([1], [n, rank], [0.5, 0.25], 0, 1.0, 2.0)], 3.0 + n) for n in range(2)]
+        for rank in range(2)
+    ]
     for rank, own in enumerate(batches):
         save_rollout(tmp_path, rank, 7, own)
 
@@ -123,12 +158,18 @@ def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:
     assert ids(0, 1) == [[[1, 0, 0], [1, 0, 1]], [[1, 1, 0], [1, 1, 1]]]
     assert ids(2, 3) == [[], []]
     (row,) = load_rollout(tmp_path, 0, 2)[1][0].rows
-    assert (row.logprobs.tolist(), row.old_logprobs.tolist(), row.weight) == ([0.5, 0.25], [0.5, 0.25], 2.0)
+    assert (row.logprobs.tolist(), row.old_logprobs.tolist(), row.weight) == (
+        [0.5, 0.25],
+        [0.5, 0.25],
+        2.0,
+    )
     assert load_rollout(tmp_path / "ended", 0, 1) == (-1, [])
 
 
 def test_a_second_update_that_fails_leaves_its_episodes_too(tmp_path: Path) -> None:
-    config = make_config(tmp_path, per_device_train_batch_size=8, steps_per_generation=2, max_steps=2)
+    config = make_config(
+        tmp_path, per_device_train_batch_size=8, steps_per_generation=2, max_steps=2
+    )
     trainer, _, runner = make_trainer(make_model(), config, writer(make_model()))
     run = trainer._update.run
 
@@ -139,18 +180,28 @@ def test_a_second_update_that_fails_leaves_its_episodes_too(tmp_path: Path) -> N
     trainer._update.run = diverging  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match="update 2"):
         trainer.train()
-    assert len(list((tmp_path / "failed" / "step-2" / "episodes").iterdir())) == len(runner.jobs) == 16
+    assert (
+        len(list((tmp_path / "failed" / "step-2" / "episodes").iterdir())) == len(runner.jobs) == 16
+    )
 
 
-def test_mostly_masked_updates_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mostly_masked_updates_are_warned_about_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The written log-probabilities have nothing to do with the model."""
     config = make_config(tmp_path, use_vllm=True, max_steps=2)
     trainer, _, _ = make_trainer(
-        make_model(), config, lambda task, sample: make_episode(task, sample, float(sample == 0), [(3, 6)])
+        make_model(),
+        config,
+        lambda task, sample: make_episode(task, sample, float(sample == 0), [(3, 6)]),
     )
     warning_once.cache_clear()
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
         trainer.train()
     assert trainer.state.log_history[0][MASKED] > 0.5
-    messages = [record.message for record in caplog.records if "masks or truncates most tokens" in record.message]
+    messages = [
+        record.message
+        for record in caplog.records
+        if "masks or truncates most tokens" in record.message
+    ]
     assert len(messages) == 1

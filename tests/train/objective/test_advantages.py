@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from atommem.memory.operations import Operation
 from atommem.observation import Observation, Piece
-from atommem.train.objective.advantages import group_advantages, has_variance, zero_variance_fraction
+from atommem.train.objective.advantages import (
+    group_advantages,
+    has_variance,
+    zero_variance_fraction,
+)
 from atommem.train.objective.credit import by_state, reward_of
 from tests.train.toys import make_episode, make_step
 
@@ -27,17 +31,24 @@ def test_equal_rewards_give_exact_zeros() -> None:
 
 
 @given(
-    st.lists(st.lists(st.none() | st.integers(0, 8).map(lambda n: n / 8), min_size=4, max_size=4), max_size=6),
+    st.lists(
+        st.lists(st.none() | st.integers(0, 8).map(lambda n: n / 8), min_size=4, max_size=4),
+        max_size=6,
+    ),
     st.sampled_from(["none", "group", "batch"]),
 )
-def test_advantages_are_rewards_minus_their_group_s_mean(groups: list[list[float | None]], scale: str) -> None:
+def test_advantages_are_rewards_minus_their_group_s_mean(
+    groups: list[list[float | None]], scale: str
+) -> None:
     rewards = np.array(groups, dtype=float).reshape(-1, 4)
     with warnings.catch_warnings(action="ignore"):  # of groups without a reward
         expected = rewards - np.nanmean(rewards, axis=1, keepdims=True)
         over = {"none": 1.0, "group": np.nanstd(rewards, axis=1, ddof=1, keepdims=True) + 1e-4}
         over["batch"] = np.nanstd(rewards, ddof=1) + 1e-4
     advantages = group_advantages([reward for group in groups for reward in group], 4, scale)
-    assert advantages == pytest.approx(np.nan_to_num(expected / over[scale]).ravel().tolist(), abs=1e-9)
+    assert advantages == pytest.approx(
+        np.nan_to_num(expected / over[scale]).ravel().tolist(), abs=1e-9
+    )
 
 
 def test_zero_variance_fraction() -> None:
@@ -52,7 +63,9 @@ def test_a_step_is_compared_with_those_at_the_same_prompt() -> None:
     paths = [(shared, left), (shared, left), (shared, right), (shared, alone), (shared, right)]
     rewards = [1.0, 0.0, 1.0, 0.5, None]
     episodes = [
-        replace(make_episode("t", sample, reward, []), steps=[make_step(prompt, [5]) for prompt in path])
+        replace(
+            make_episode("t", sample, reward, []), steps=[make_step(prompt, [5]) for prompt in path]
+        )
         for sample, (path, reward) in enumerate(zip(paths, rewards, strict=True))
     ]
     mean = 2.5 / 4

@@ -15,7 +15,14 @@ import torch
 from trl import GRPOTrainer
 
 from atommem.train.objective.loss import MASKED, Objective, correction
-from atommem.train.objective.sequences import LOSS_TYPES, EpisodeSize, Row, Tokens, normalizer, token_weight
+from atommem.train.objective.sequences import (
+    LOSS_TYPES,
+    EpisodeSize,
+    Row,
+    Tokens,
+    normalizer,
+    token_weight,
+)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {"beta": 0.001},
@@ -26,12 +33,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kl, corrected for the ratio": {"beta": 0.3, "use_bias_correction_kl": True},
     "grpo": {"loss_type": "grpo"},
     "dr_grpo": {"loss_type": "dr_grpo", "beta": 0.1},
-    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.04},
+    "gspo": {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 0.03,
+        "epsilon_high": 0.04,
+    },
     "gspo, by tokens, kl": {"importance_sampling_level": "sequence", "beta": 0.3, "delta": 1.6},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
     "cispo, kl": {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.2},
     "corrected for the sampler": {"mode": "token_truncate", "clip_max": 1.2},
-    "corrected for the sampler, kl": {"mode": "sequence_mask", "clip_max": 3.0, "beta": 0.1, "delta": 2.0},
+    "corrected for the sampler, kl": {
+        "mode": "sequence_mask",
+        "clip_max": 3.0,
+        "beta": 0.1,
+        "delta": 2.0,
+    },
     "cispo, corrected": {
         "loss_type": "cispo",
         "epsilon_high": 5.0,
@@ -46,7 +63,10 @@ LONGEST = 9
 
 def make_objective(settings: dict[str, Any]) -> Objective:
     sampler = ("mode", "clip_min", "clip_max")
-    named = {f"vllm_importance_sampling_{key}" if key in sampler else key: settings[key] for key in settings}
+    named = {
+        f"vllm_importance_sampling_{key}" if key in sampler else key: settings[key]
+        for key in settings
+    }
     return Objective(**{"epsilon": 0.2, "epsilon_high": 0.28, **named})
 
 
@@ -61,7 +81,12 @@ def random_rows(rng: random.Random, normalization: str) -> list[Row]:
 
 
 def trl_loss(
-    objective: Objective, rows: list[Row], logps: torch.Tensor, old: torch.Tensor | None, ref: torch.Tensor, over: float
+    objective: Objective,
+    rows: list[Row],
+    logps: torch.Tensor,
+    old: torch.Tensor | None,
+    ref: torch.Tensor,
+    over: float,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """TRL's `_compute_loss` and what it logs, on a stand-in for its trainer: rows as a rectangle.
 
@@ -86,16 +111,29 @@ def trl_loss(
     }
     mode = objective.vllm_importance_sampling_mode
     if mode:
-        bounds = (objective.vllm_importance_sampling_clip_min, objective.vllm_importance_sampling_clip_max)
-        inputs["importance_sampling_ratio"] = rectangle(correction(before - tokens.sampled, counts, mode, *bounds)[0])
+        bounds = (
+            objective.vllm_importance_sampling_clip_min,
+            objective.vllm_importance_sampling_clip_max,
+        )
+        inputs["importance_sampling_ratio"] = rectangle(
+            correction(before - tokens.sampled, counts, mode, *bounds)[0]
+        )
     metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (rectangle(logps), rectangle(ref.abs()), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            rectangle(logps),
+            rectangle(ref.abs()),
+            None,
+        ),
         _metrics=metrics,
         model=SimpleNamespace(training=True),
-        accelerator=SimpleNamespace(num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x),
+        accelerator=SimpleNamespace(
+            num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x
+        ),
         args=SimpleNamespace(
-            delta=objective.delta, use_bias_correction_kl=objective.use_bias_correction_kl, steps_per_generation=1
+            delta=objective.delta,
+            use_bias_correction_kl=objective.use_bias_correction_kl,
+            steps_per_generation=1,
         ),
         epsilon_low=objective.epsilon,
         epsilon_high=objective.epsilon_high,
@@ -118,7 +156,9 @@ def trl_loss(
 @pytest.mark.parametrize("batches", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool, batches: int) -> None:
+def test_loss_gradients_and_logged_means_are_trls(
+    variant: str, on_policy: bool, batches: int
+) -> None:
     objective = make_objective(VARIANTS[variant])
     normalization = LOSS_TYPES[objective.loss_type]
     rng = random.Random(variant)
@@ -135,7 +175,9 @@ def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool,
         sizes = others + [EpisodeSize(count, 1) for count in tokens.counts]
         total, log = objective(logps, tokens, old, ref if objective.beta else None)
         loss = total / normalizer(sizes, normalization, LONGEST)
-        expected, logged = trl_loss(objective, rows, logps, old, ref, sum(size.tokens for size in sizes))
+        expected, logged = trl_loss(
+            objective, rows, logps, old, ref, sum(size.tokens for size in sizes)
+        )
         assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
         (got,), (wanted,) = torch.autograd.grad(loss, logps), torch.autograd.grad(expected, logps)
         assert float((got - wanted).abs().max()) <= 1e-6
@@ -146,7 +188,9 @@ def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool,
             if once and name != "kl":
                 values = torch.stack([row.mean() for row in values.split(tokens.counts)])
             assert float(values.mean()) == pytest.approx(logged[name], abs=1e-6), name
-        clipped += float(log.get("clip_ratio/region_mean", log.get("cispo_clip_ratio")).float().sum())
+        clipped += float(
+            log.get("clip_ratio/region_mean", log.get("cispo_clip_ratio")).float().sum()
+        )
     never = on_policy or (variant == "cispo, corrected")
     assert (clipped == 0) is never
 
@@ -162,11 +206,15 @@ def test_loss_gradients_and_logged_means_are_trls(variant: str, on_policy: bool,
         ("sequence_mask", None, 1.5, [0.0, 0.0, 0.75, 0.75, 0.75]),
     ],
 )
-def test_corrections_of_two_rows(mode: str, low: float | None, high: float | None, expected: list[float]) -> None:
+def test_corrections_of_two_rows(
+    mode: str, low: float | None, high: float | None, expected: list[float]
+) -> None:
     difference = torch.tensor([math.log(ratio) for ratio in (2.0, 1.0, 0.25, 1.0, 3.0)])
     factor, changed = correction(difference, [2, 3], mode, low, high)
     assert factor.tolist() == pytest.approx(expected)
-    ratio = torch.tensor([2.0, 1.0, 0.25, 1.0, 3.0] if mode.startswith("token") else [2.0, 2.0, 0.75, 0.75, 0.75])
+    ratio = torch.tensor(
+        [2.0, 1.0, 0.25, 1.0, 3.0] if mode.startswith("token") else [2.0, 2.0, 0.75, 0.75, 0.75]
+    )
     assert changed.tolist() == (~torch.isclose(factor, ratio)).tolist()
 
 
@@ -179,7 +227,10 @@ def test_a_correction_of_almost_nothing_counts_as_masked() -> None:
 def test_settings_of_a_configuration() -> None:
     """The fields' names are TRL's; there is no correction where nothing else sampled."""
     given = Namespace(epsilon=0.1, epsilon_high=None, beta=0.5, loss_type="grpo", use_vllm=False)
-    given.vllm_importance_sampling_mode, given.vllm_importance_sampling_correction = "token_mask", True
+    given.vllm_importance_sampling_mode, given.vllm_importance_sampling_correction = (
+        "token_mask",
+        True,
+    )
     assert Objective.of(given) == Objective(0.1, 0.1, beta=0.5, loss_type="grpo")
     given.use_vllm = True
     assert Objective.of(given).vllm_importance_sampling_mode == "token_mask"

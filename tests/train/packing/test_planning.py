@@ -12,7 +12,15 @@ from transformers import Qwen3Config
 
 from atommem.train.objective.sequences import Row
 from atommem.train.packing.padding import IGNORED, fit_rows, pad_rows
-from atommem.train.packing.planning import TOLERANCE, balance, bundles, cut, lexicographic, pair_cost, row_costs
+from atommem.train.packing.planning import (
+    TOLERANCE,
+    balance,
+    bundles,
+    cut,
+    lexicographic,
+    pair_cost,
+    row_costs,
+)
 from atommem.train.packing.trie import pack_rows, shared_prefixes
 from tests.train.toys import make_row
 
@@ -25,7 +33,9 @@ def random_rows(seed: int, count: int) -> list[Row]:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 12))
-def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(seed: int, count: int) -> None:
+def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(
+    seed: int, count: int
+) -> None:
     rows = lexicographic(random_rows(seed, count))
     assert [r.ids.tolist() for r in rows] == sorted(r.ids.tolist() for r in rows)
     shared = shared_prefixes(rows)
@@ -36,7 +46,12 @@ def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(see
 def test_costs_by_hand() -> None:
     assert row_costs([4, 5], [0, 3], pair=0.5) == [4 + 0.5 * 10, 2 + 0.5 * (15 - 6)]
     config = Qwen3Config(
-        hidden_size=8, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=4, vocab_size=10
+        hidden_size=8,
+        intermediate_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        vocab_size=10,
     )
     # q 8x8, k and v 8x4, o 8x8, three matrices of 8x16.
     assert pair_cost(config) == pytest.approx(4 * 2 * 4 / (2 * (64 + 32 + 32 + 64 + 3 * 128)))
@@ -59,8 +74,15 @@ def test_balance_never_makes_the_costliest_rank_costlier(costs: list[list[float]
     # No single further move would help.
     high, low = loads.index(max(loads)), loads.index(min(loads))
     gap = loads[high] - loads[low]
-    held = [c for rc, ro in zip(costs, owners, strict=True) for c, o in zip(rc, ro, strict=True) if o == high]
-    assert gap <= TOLERANCE * sum(loads) / len(loads) + 1e-9 or all(cost >= gap - 2e-9 * sum(loads) for cost in held)
+    held = [
+        c
+        for rc, ro in zip(costs, owners, strict=True)
+        for c, o in zip(rc, ro, strict=True)
+        if o == high
+    ]
+    assert gap <= TOLERANCE * sum(loads) / len(loads) + 1e-9 or all(
+        cost >= gap - 2e-9 * sum(loads) for cost in held
+    )
 
 
 def test_balance_ends_where_ranks_differ_by_one_bundle_but_for_rounding() -> None:

@@ -36,7 +36,10 @@ SPANS = ((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 2
 def heads(tokens: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Queries of four heads, keys and values of two."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(1, n, tokens, 16, generator=generator).to(dtype).requires_grad_() for n in (4, 2, 2)]
+    return [
+        torch.randn(1, n, tokens, 16, generator=generator).to(dtype).requires_grad_()
+        for n in (4, 2, 2)
+    ]
 
 
 def dense(tree: Tree) -> torch.Tensor:
@@ -49,7 +52,9 @@ def dense(tree: Tree) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_outputs_and_gradients_are_those_of_the_dense_mask(dtype: torch.dtype, tolerance: float) -> None:
+def test_outputs_and_gradients_are_those_of_the_dense_mask(
+    dtype: torch.dtype, tolerance: float
+) -> None:
     """Half precision is added up in single: it is as near as its own rounding."""
     tree = Tree(SPANS)
     ours = heads(22, dtype)
@@ -74,11 +79,15 @@ def test_a_model_under_autocast() -> None:
     with use_tree_attention(model), torch.autocast("cpu", torch.bfloat16):
         scored, _ = pack_rows(rows).score(model)
     scored.sum().backward()
-    expected = torch.cat([completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows])
+    expected = torch.cat(
+        [completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows]
+    )
     assert torch.allclose(scored, expected, atol=0.05)
 
 
-def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It casts the arguments of every layer, and copies dataclasses among them: each layer made a mask of its own."""
     seen = []
 
@@ -96,7 +105,10 @@ def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(monkeypatch: pytest
         for part in (*model.model.layers, model):
             fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         with use_tree_attention(model):
-            model(**{name: packed.inputs[name] for name in ("input_ids", "position_ids")}, tree=packed.tree)
+            model(
+                **{name: packed.inputs[name] for name in ("input_ids", "position_ids")},
+                tree=packed.tree,
+            )
     finally:
         dist.destroy_process_group()
         monkeypatch.undo()
@@ -115,7 +127,9 @@ def random_tree(seed: int, rows: int, longest: int) -> Tree:
 def test_the_block_mask_is_the_one_of_the_dense_mask(seed: int) -> None:
     tree = random_tree(seed, 1 + 4 * seed, 600)
     visible = dense(tree)
-    expected = create_block_mask(lambda b, h, q, k: visible[q, k], None, None, tree.length, tree.length, device="cpu")
+    expected = create_block_mask(
+        lambda b, h, q, k: visible[q, k], None, None, tree.length, tree.length, device="cpu"
+    )
     mask = flex_mask(tree, torch.device("cpu"))
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(mask, name), getattr(expected, name)), name
@@ -131,17 +145,27 @@ def test_flex_attention_gives_the_same_outputs() -> None:
     tree = random_tree(0, 6, 200)
     query, key, value = (x.detach() for x in heads(tree.length))
     out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
-    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25)
+    expected, _ = tree_attention(
+        torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25
+    )
     assert torch.allclose(out, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("hopper", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.bfloat16)])
-def test_which_attention_a_gpu_gets(monkeypatch: pytest.MonkeyPatch, hopper: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("hopper", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.bfloat16)]
+)
+def test_which_attention_a_gpu_gets(
+    monkeypatch: pytest.MonkeyPatch, hopper: bool, dtype: torch.dtype
+) -> None:
     """TRL's kernel, which takes half precision only, on a Hopper GPU; flex_attention elsewhere."""
     assert not has_flash_attention_3(torch.device("cpu"))
     monkeypatch.setattr(module, "has_flash_attention_3", lambda device: hopper)
-    monkeypatch.setattr(module.trl_packing, "tree_attention", lambda *_, **given: ("kernel", sorted(given)))
-    monkeypatch.setattr(module, "_compiled_flex_attention", lambda: lambda query, *_, **given: query)
+    monkeypatch.setattr(
+        module.trl_packing, "tree_attention", lambda *_, **given: ("kernel", sorted(given))
+    )
+    monkeypatch.setattr(
+        module, "_compiled_flex_attention", lambda: lambda query, *_, **given: query
+    )
     query, key, value = (x.detach().to("meta", dtype) for x in heads(22))
     out, names = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
     if hopper and dtype == torch.bfloat16:
@@ -159,5 +183,7 @@ def test_which_models_can_share_prefixes() -> None:
     model.config.layer_types = ["linear_attention"] * 2
     assert "linear_attention layers" in str(why_no_tree(model))
     windowed = make_model()
-    windowed.config = Qwen3Config(sliding_window=8, use_sliding_window=True, layer_types=["full_attention"] * 32)
+    windowed.config = Qwen3Config(
+        sliding_window=8, use_sliding_window=True, layer_types=["full_attention"] * 32
+    )
     assert "sliding window of 8" in str(why_no_tree(windowed))

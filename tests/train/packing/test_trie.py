@@ -20,7 +20,10 @@ from tests.train.toys import make_row
 def test_the_layout_is_trls(seed: int, count: int) -> None:
     """Over few tokens, so that prefixes of all lengths are shared, rows are equal, and rows begin others."""
     rng = random.Random(seed)
-    ids = [[rng.choices(range(2), k=rng.randint(1, longest)) for longest in (6, 5)] for _ in range(count)]
+    ids = [
+        [rng.choices(range(2), k=rng.randint(1, longest)) for longest in (6, 5)]
+        for _ in range(count)
+    ]
     rows = lexicographic([make_row(*both) for both in ids])
     theirs = TreeRow()
     for row in rows:

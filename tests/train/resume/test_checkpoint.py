@@ -21,8 +21,12 @@ from tests.train.harness import make_config
 RELEASED = MemoryConfig(dialect="released")
 
 
-def resume_folder(choice: str | None, output_dir: str, memory: MemoryConfig, **settings: Any) -> str | None:
-    return checkpoint.resume_folder(make_config(output_dir, resume_from_checkpoint=choice, **settings), memory)
+def resume_folder(
+    choice: str | None, output_dir: str, memory: MemoryConfig, **settings: Any
+) -> str | None:
+    return checkpoint.resume_folder(
+        make_config(output_dir, resume_from_checkpoint=choice, **settings), memory
+    )
 
 
 def save_checkpoint(folder: Path, step: int, **settings: Any) -> None:
@@ -69,7 +73,10 @@ UNMARKED = "it has no readable checkpoint_complete.json"
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda folder: os.truncate(folder / "optimizer.pt", 100), "optimizer.pt has 100 of its 700 bytes"),
+        (
+            lambda folder: os.truncate(folder / "optimizer.pt", 100),
+            "optimizer.pt has 100 of its 700 bytes",
+        ),
         (lambda folder: (folder / "optimizer.pt").unlink(), "optimizer.pt is missing"),
         (flip, "the contents of optimizer.pt are not what was written"),
         (lambda folder: (folder / MARKER).unlink(), UNMARKED),
@@ -77,30 +84,44 @@ UNMARKED = "it has no readable checkpoint_complete.json"
     ],
     ids=["truncated", "missing", "flipped", "marker", "garbage"],
 )
-def test_a_damaged_checkpoint_is_never_trained_over(tmp_path: Path, damage: Callable[[Path], Any], what: str) -> None:
+def test_a_damaged_checkpoint_is_never_trained_over(
+    tmp_path: Path, damage: Callable[[Path], Any], what: str
+) -> None:
     """A whole one beside it is offered; without one the run neither goes on nor begins."""
     make_checkpoints(tmp_path)
     older, last = tmp_path / "checkpoint-2", tmp_path / "checkpoint-10"
     flip(older)
-    assert resume_folder("auto", str(tmp_path), RELEASED) == str(last)  # an older one is in nobody's way
+    assert resume_folder("auto", str(tmp_path), RELEASED) == str(
+        last
+    )  # an older one is in nobody's way
     flip(older)  # back
     damage(last)
     for choice in ("auto", "true", str(last)):
-        with pytest.raises(CheckpointError, match=rf"-10 is damaged: {what}.*--resume_from_checkpoint {older}"):
+        with pytest.raises(
+            CheckpointError, match=rf"-10 is damaged: {what}.*--resume_from_checkpoint {older}"
+        ):
             resume_folder(choice, str(tmp_path), RELEASED)
     assert resume_folder(str(older), str(tmp_path), RELEASED) == str(older)
     (older / "optimizer.pt").unlink()
     for choice in ("auto", str(last)):
-        with pytest.raises(CheckpointError, match=rf"-10 is damaged: {what}.*no whole one beside it"):
+        with pytest.raises(
+            CheckpointError, match=rf"-10 is damaged: {what}.*no whole one beside it"
+        ):
             resume_folder(choice, str(tmp_path), RELEASED)
     with pytest.raises(ConfigError, match="holds checkpoint-10 of an earlier run"):
         resume_folder(None, str(tmp_path), RELEASED)
 
 
-def test_other_numbers_of_episodes_an_update_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_numbers_of_episodes_an_update_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of two processes, continued on one: task order and seeds go by the update."""
-    save_checkpoint(tmp_path, 3, per_device_train_batch_size=8, gradient_accumulation_steps=1, world_size=2)
-    with pytest.raises(ConfigError, match=r"has 16 examples .*8 on 2 processes\), this run's 8: .* = 16"):
+    save_checkpoint(
+        tmp_path, 3, per_device_train_batch_size=8, gradient_accumulation_steps=1, world_size=2
+    )
+    with pytest.raises(
+        ConfigError, match=r"has 16 examples .*8 on 2 processes\), this run's 8: .* = 16"
+    ):
         resume_folder("auto", str(tmp_path), RELEASED, per_device_train_batch_size=8)
     assert resume_folder("auto", str(tmp_path), RELEASED, per_device_train_batch_size=16)
     assert "written by 2 processes: on 1, tasks and sampling go on" in capsys.readouterr().out
@@ -111,5 +132,8 @@ def test_other_groups_or_updates_of_a_rollout_are_refused(tmp_path: Path, name: 
     """Which tasks an update is about follows from its number and these."""
     save_checkpoint(tmp_path, 3, **make_config(tmp_path).to_dict() | {"world_size": 1})
     assert resume_folder("auto", str(tmp_path), RELEASED)
-    with pytest.raises(ConfigError, match=f"trained with {name} [14], this run has 2: its updates would be of other"):
+    with pytest.raises(
+        ConfigError,
+        match=f"trained with {name} [14], this run has 2: its updates would be of other",
+    ):
         resume_folder("auto", str(tmp_path), RELEASED, **{name: 2})

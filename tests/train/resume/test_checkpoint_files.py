@@ -51,7 +51,12 @@ def test_processes_share_the_files_and_what_none_saw_is_sealed_in_the_end(tmp_pa
     assert not shares[0].keys() & shares[1].keys()
     (partial / "later").write_text("not there yet when they looked")
     saved = publish(partial, tmp_path, shares[0] | shares[1])
-    assert json.loads((saved / MARKER).read_text())["crc32"].keys() == {"model.bin", "inner/shard", "late", "later"}
+    assert json.loads((saved / MARKER).read_text())["crc32"].keys() == {
+        "model.bin",
+        "inner/shard",
+        "late",
+        "later",
+    }
     assert [changed_files(saved, rank, 2) for rank in range(2)] == [[], []]
     # A checkpoint of a version without checksums counts as it is.
     marker = json.loads((saved / MARKER).read_text())
@@ -96,13 +101,17 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("operation", ["fsync", "rename", "rmtree", "write_text"])
 @pytest.mark.parametrize("call", range(12))
-def test_killed_at_any_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, call: int) -> None:
+def test_killed_at_any_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, call: int
+) -> None:
     """Old and new checkpoint of the same step, and another one that is pruned: nothing but whole ones is left."""
     save(tmp_path, 1, "old")
     save(tmp_path, 3, "old")
     write(tmp_path, 3, "new")
     calls = 0
-    owner = {"fsync": os, "rename": Path, "rmtree": checkpoint_files.shutil, "write_text": Path}[operation]
+    owner = {"fsync": os, "rename": Path, "rmtree": checkpoint_files.shutil, "write_text": Path}[
+        operation
+    ]
     real = getattr(owner, operation)
 
     def dying(*args: object, **kwargs: object) -> object:

@@ -33,7 +33,9 @@ FACTS = {
 HISTORY = [{"step": step, "reward": step / 100, "em": 0.5} for step in range(1, 31)]
 
 
-def make_checkpoint(folder: Path, in_parts: bool, tied: bool = False, facts: dict[str, Any] | None = None) -> Any:
+def make_checkpoint(
+    folder: Path, in_parts: bool, tied: bool = False, facts: dict[str, Any] | None = None
+) -> Any:
     """A checkpoint of a random model in `folder`/checkpoint-30; returns the model."""
     model = make_model()
     if tied:
@@ -51,10 +53,19 @@ def make_checkpoint(folder: Path, in_parts: bool, tied: bool = False, facts: dic
     state = {
         "global_step": 30,
         "max_steps": 100,
-        "log_history": [*HISTORY, {"step": 30, "eval_em": 0.75, "eval_em_low": 0.7, "eval_em_high": 0.8}],
+        "log_history": [
+            *HISTORY,
+            {"step": 30, "eval_em": 0.75, "eval_em_low": 0.7, "eval_em_high": 0.8},
+        ],
     }
     (partial / "trainer_state.json").write_text(json.dumps(state))
-    for name in ("optimizer.pt", "rng_state_0.pth", "rollout_0.pt", "scheduler.pt", "training_args.bin"):
+    for name in (
+        "optimizer.pt",
+        "rng_state_0.pth",
+        "rollout_0.pt",
+        "scheduler.pt",
+        "training_args.bin",
+    ):
         (partial / name).write_bytes(b"state")
     publish(partial, folder)
     return model
@@ -69,7 +80,9 @@ def assert_same(folder: Path, model: Any, dtype: torch.dtype = torch.float32) ->
 
 @pytest.mark.parametrize("in_parts", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_folder_and_nothing_of_the_training(tmp_path: Path, in_parts: bool, tied: bool) -> None:
+def test_a_model_folder_and_nothing_of_the_training(
+    tmp_path: Path, in_parts: bool, tied: bool
+) -> None:
     model = make_checkpoint(tmp_path, in_parts, tied)
     out = tmp_path / "exported"
     export(tmp_path / "checkpoint-30", out)
@@ -80,7 +93,11 @@ def test_a_model_folder_and_nothing_of_the_training(tmp_path: Path, in_parts: bo
         *("tokenizer.json", "tokenizer_config.json"),
     }
     assert ("lm_head.weight" in load_file(out / "model.safetensors")) != tied
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial", "checkpoint-30", "exported"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".partial",
+        "checkpoint-30",
+        "exported",
+    ]
 
 
 @pytest.mark.parametrize("in_parts", [True, False])
@@ -116,8 +133,16 @@ def test_the_card(tmp_path: Path) -> None:
     }
     wanted = [
         *("30 of 100 updates", "| reward | 0.055 | 0.255 |", "Held-out tasks, after update 30"),
-        *("| eval_em | 0.75 (95%: 0.7 to 0.8) |", "| learning_rate | 1e-06 |", '| dialect | "released" |'),
-        *("| data | train.parquet |", "atommem serve --policy notes\n", "atommem eval --policy notes --data TASKS"),
+        *(
+            "| eval_em | 0.75 (95%: 0.7 to 0.8) |",
+            "| learning_rate | 1e-06 |",
+            '| dialect | "released" |',
+        ),
+        *(
+            "| data | train.parquet |",
+            "atommem serve --policy notes\n",
+            "atommem eval --policy notes --data TASKS",
+        ),
         *("vllm serve notes --served-model-name policy", "## Cite"),
     ]
     assert [text for text in wanted if text not in card.text] == []
@@ -145,14 +170,20 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         export(tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match="exists: give a folder that does not"):
         export(checkpoint, tmp_path)
-    (checkpoint / "model.safetensors").write_bytes(b"0" * (checkpoint / "model.safetensors").stat().st_size)
-    with pytest.raises(CheckpointError, match=r"the contents of model\.safetensors are not what was written"):
+    (checkpoint / "model.safetensors").write_bytes(
+        b"0" * (checkpoint / "model.safetensors").stat().st_size
+    )
+    with pytest.raises(
+        CheckpointError, match=r"the contents of model\.safetensors are not what was written"
+    ):
         export(checkpoint, tmp_path / "out")
     # ZeRO-3 may leave no whole weights.
     source = checkpoint.rename(partial_folder(tmp_path) / "checkpoint-31")
     for name in ("model.safetensors", MARKER):
         (source / name).unlink()
     publish(source, tmp_path)
-    with pytest.raises(ConfigError, match=r"holds no weights that can be read here.*zero_to_fp32\.py"):
+    with pytest.raises(
+        ConfigError, match=r"holds no weights that can be read here.*zero_to_fp32\.py"
+    ):
         export(tmp_path / "checkpoint-31", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -25,7 +25,9 @@ REPO = "someone/policy"
 
 
 @contextmanager
-def hub(monkeypatch: pytest.MonkeyPatch, status: int = 200) -> Iterator[list[tuple[str, dict[str, bytes]]]]:
+def hub(
+    monkeypatch: pytest.MonkeyPatch, status: int = 200
+) -> Iterator[list[tuple[str, dict[str, bytes]]]]:
     """The commits that a hub was sent: title, and files by path."""
     commits: list[tuple[str, dict[str, bytes]]] = []
 
@@ -41,7 +43,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, status: int = 200) -> Iterator[list[tup
                 return {"url": url}
             if path.startswith(f"/api/models/{REPO}/preupload/"):
                 how = {"uploadMode": "regular", "shouldIgnore": False}
-                return {"files": [{"path": one["path"], **how} for one in json.loads(body)["files"]]}
+                return {
+                    "files": [{"path": one["path"], **how} for one in json.loads(body)["files"]]
+                }
             if path.startswith(f"/api/models/{REPO}/commit/"):
                 head, *lines = (json.loads(line) for line in body.splitlines())
                 files = [line["value"] for line in lines if line["key"] == "file"]
@@ -52,20 +56,32 @@ def hub(monkeypatch: pytest.MonkeyPatch, status: int = 200) -> Iterator[list[tup
 
     with listening(Handler) as host:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("transformers.utils.hub._hf_api", HfApi(f"http://{host}", token="hf_secret"))
+        monkeypatch.setattr(
+            "transformers.utils.hub._hf_api", HfApi(f"http://{host}", token="hf_secret")
+        )
         yield commits
 
 
 def trained(folder: Path, **settings: Any) -> Any:
-    config = make_config(folder, push_to_hub=True, hub_model_id=REPO, learning_rate=1e-3, **settings)
-    trainer, _, _ = make_trainer(make_model(), config, mixed_episode, settings=[MemoryConfig(capacity=5)])
+    config = make_config(
+        folder, push_to_hub=True, hub_model_id=REPO, learning_rate=1e-3, **settings
+    )
+    trainer, _, _ = make_trainer(
+        make_model(), config, mixed_episode, settings=[MemoryConfig(capacity=5)]
+    )
     trainer.train()
     return trainer
 
 
 # Between two updates on a rollout, so that its tokens, which are texts of the data, are in the checkpoint.
 SAVES = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1, "steps_per_generation": 2}
-MODEL = {"README.md", "atommem_config.json", "config.json", "model.safetensors", "tokenizer_config.json"}
+MODEL = {
+    "README.md",
+    "atommem_config.json",
+    "config.json",
+    "model.safetensors",
+    "tokenizer_config.json",
+}
 
 
 def test_the_model_goes_with_card_and_settings_and_nothing_private(
@@ -74,7 +90,13 @@ def test_the_model_goes_with_card_and_settings_and_nothing_private(
     out = tmp_path / "out"
     with hub(monkeypatch) as commits:
         trainer = trained(out, hub_strategy="end", hub_always_push=True, **SAVES)
-        for private in ("wandb/run/x", "traces/step-1/x", "samples/step-1.txt", "failed/step-1/x", "eval/traces/x"):
+        for private in (
+            "wandb/run/x",
+            "traces/step-1/x",
+            "samples/step-1.txt",
+            "failed/step-1/x",
+            "eval/traces/x",
+        ):
             (out / private).parent.mkdir(parents=True, exist_ok=True)
             (out / private).write_text("Ann lives in Rome")
         save_final(trainer)
@@ -108,7 +130,9 @@ def test_checkpoints_go_as_the_strategy_says(
     assert load_config(tmp_path / "checkpoint-1") == json.loads(model["atommem_config.json"])
     if kept:
         whole = by_title.pop("Training in progress, step 1, checkpoint")
-        assert {f"checkpoint-1/{name}" for name in (*MODEL, "optimizer.pt", "rollout_0.pt", MARKER)} <= whole.keys()
+        assert {
+            f"checkpoint-1/{name}" for name in (*MODEL, "optimizer.pt", "rollout_0.pt", MARKER)
+        } <= whole.keys()
     assert not by_title
 
 
@@ -116,24 +140,37 @@ def test_a_hub_that_refuses_costs_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with hub(monkeypatch):
         trainer = trained(tmp_path)
     save_final(trainer)
-    with hub(monkeypatch, status=403), pytest.raises(CheckpointError, match="could not be pushed") as refused:
+    with (
+        hub(monkeypatch, status=403),
+        pytest.raises(CheckpointError, match="could not be pushed") as refused,
+    ):
         push(trainer)
     assert str(tmp_path) in str(refused.value)
     assert "--resume" in str(refused.value)
     assert (tmp_path / "model.safetensors").is_file()
 
 
-def test_a_model_on_the_hub_has_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_on_the_hub_has_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = save_config(tmp_path, MemoryConfig(dialect="released"))
     asked: list[tuple[str, str, str | None]] = []
 
-    def download(repo: str, name: str, revision: str | None = None, local_files_only: bool = False) -> str:
+    def download(
+        repo: str, name: str, revision: str | None = None, local_files_only: bool = False
+    ) -> str:
         asked.append((repo, name, revision))
         return str(file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert load_config(f"{REPO}@v1")["dialect"] == "released"
-    for path in ("./someone/policy", "policy", "/someone/policy", "runs/some/policy", str(tmp_path / "not/there")):
+    for path in (
+        "./someone/policy",
+        "policy",
+        "/someone/policy",
+        "runs/some/policy",
+        str(tmp_path / "not/there"),
+    ):
         assert load_config(path) == {}
     assert asked == [(REPO, "atommem_config.json", "v1")]
     monkeypatch.undo()

@@ -87,7 +87,9 @@ def test_two_processes_stop_together(flags: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     two = ["--per_device_train_batch_size", "6", "--eval_data", str(tmp_path / "tasks.jsonl")]
     two += ["--eval_strategy", "steps", "--eval_steps", "2"]
-    with start([*flags, *two], out, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m") as launcher:
+    with start(
+        [*flags, *two], out, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"
+    ) as launcher:
         wait_for_updates(out, 3)
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         assert len(children) == 2
@@ -104,7 +106,10 @@ def test_two_processes_stop_together(flags: list[str], tmp_path: Path) -> None:
 
 
 def test_a_failed_update_is_repeated(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = [*flags, "--max_steps", "4"]
     whole, failed = tmp_path / "whole", tmp_path / "failed"

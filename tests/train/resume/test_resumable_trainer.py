@@ -21,7 +21,13 @@ from atommem.errors import BudgetSpentError, OutageError
 from atommem.trace import read_trace
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints, last_checkpoint
-from atommem.train.resume.faults import CheckpointError, DivergedError, RolloutFailedError, TrainingFault, is_disk_full
+from atommem.train.resume.faults import (
+    CheckpointError,
+    DivergedError,
+    RolloutFailedError,
+    TrainingFault,
+    is_disk_full,
+)
 from atommem.train.resume.interrupts import TrainingInterrupted
 from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.harness import at, make_config, make_trainer, terminate
@@ -90,7 +96,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[str,
 
 def resume_and_compare(folder: Path, whole: tuple[Any, list[dict[str, Any]]]) -> None:
     """From other weights: everything has to come from the checkpoint."""
-    trainer, _ = make_real_trainer(folder, make_model(9, len(make_element_tokenizer()), spread=0.1), **SETTINGS)
+    trainer, _ = make_real_trainer(
+        folder, make_model(9, len(make_element_tokenizer()), spread=0.1), **SETTINGS
+    )
     trainer.train(resume_from_checkpoint=str(last_checkpoint(folder)))
     trainer.close()
     for name, expected in whole[0].items():
@@ -110,23 +118,39 @@ SPENT = BudgetSpentError("call_budget is spent: 7 calls are recorded. Give more.
 ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], Any], type[Exception], str]] = {
     "SIGTERM in a rollout": (lambda trainer: during_rollout(trainer, 3, terminate), *STOPPED),
     # An update is counted before its log entry is made: either way the state after two updates is saved.
-    "SIGTERM in an update": (lambda trainer: trainer.add_callback(at("on_pre_optimizer_step", 1, terminate)), *STOPPED),
-    "SIGTERM after an update": (lambda trainer: trainer.add_callback(at("on_log", 2, terminate)), *STOPPED),
+    "SIGTERM in an update": (
+        lambda trainer: trainer.add_callback(at("on_pre_optimizer_step", 1, terminate)),
+        *STOPPED,
+    ),
+    "SIGTERM after an update": (
+        lambda trainer: trainer.add_callback(at("on_log", 2, terminate)),
+        *STOPPED,
+    ),
     "spent budget": (
         *(breaking("backend.runner.run_all", SPENT), BudgetSpentError),
         r"before update 3: call_budget is spent: 7 .*--resume continues",
     ),
     "NaN": (diverging(float("nan")), *DIVERGED),
     "infinite gradient": (diverging(float("inf")), *DIVERGED),
-    "engine that dies": (breaking("backend.runner.run_all", RuntimeError("it is gone")), *UNSAMPLED),
-    "engine that does not wake": (breaking("backend.rollout", RuntimeError("it is gone")), *UNSAMPLED),
+    "engine that dies": (
+        breaking("backend.runner.run_all", RuntimeError("it is gone")),
+        *UNSAMPLED,
+    ),
+    "engine that does not wake": (
+        breaking("backend.rollout", RuntimeError("it is gone")),
+        *UNSAMPLED,
+    ),
     "no server": (breaking("backend.publish", OutageError("it is gone")), *UNSAMPLED),
 }
 SLOW = {"SIGTERM in an update", "SIGTERM after an update", "infinite gradient"}
 
 
-@pytest.mark.parametrize("ending", [pytest.param(e, marks=pytest.mark.slow if e in SLOW else ()) for e in ENDINGS])
-def test_what_ends_a_run_leaves_the_state_before_it(tmp_path: Path, whole: Any, ending: str) -> None:
+@pytest.mark.parametrize(
+    "ending", [pytest.param(e, marks=pytest.mark.slow if e in SLOW else ()) for e in ENDINGS]
+)
+def test_what_ends_a_run_leaves_the_state_before_it(
+    tmp_path: Path, whole: Any, ending: str
+) -> None:
     """All of them in the third update: saved is the second, and the run goes on from it bit for bit."""
     arrange, error, message = ENDINGS[ending]
     trainer, _ = make_real_trainer(tmp_path, **SETTINGS)
@@ -138,14 +162,22 @@ def test_what_ends_a_run_leaves_the_state_before_it(tmp_path: Path, whole: Any, 
     assert signal.getsignal(signal.SIGTERM) is before
     assert names(tmp_path) == ["checkpoint-2"]
     # What is no fault leaves no failed step.
-    assert (tmp_path / "failed" / "step-3").exists() == (error in (DivergedError, RolloutFailedError))
+    assert (tmp_path / "failed" / "step-3").exists() == (
+        error in (DivergedError, RolloutFailedError)
+    )
     if error is DivergedError:
-        episodes = [read_trace(path).episode for path in (tmp_path / "failed/step-3/episodes").iterdir()]
+        episodes = [
+            read_trace(path).episode for path in (tmp_path / "failed/step-3/episodes").iterdir()
+        ]
         assert len(episodes) == 8
-        assert all(step.prompt_ids and step.logprobs for episode in episodes for step in episode.steps)
+        assert all(
+            step.prompt_ids and step.logprobs for episode in episodes for step in episode.steps
+        )
         assert (tmp_path / "failed/step-3/rng_state_0.pth").is_file()
     if "dies" in ending:
-        assert "in broken" in (tmp_path / "failed/step-3/report.json").read_text(), "where it happened"
+        assert "in broken" in (tmp_path / "failed/step-3/report.json").read_text(), (
+            "where it happened"
+        )
     resume_and_compare(tmp_path, whole)
 
 
@@ -163,7 +195,10 @@ def test_a_run_that_has_ended_trains_no_more_when_it_is_resumed(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("update", "number", "save_strategy", "ending"),
-    [(1, signal.SIGTERM, "steps", TrainingInterrupted), (3, signal.SIGINT, "no", KeyboardInterrupt)],
+    [
+        (1, signal.SIGTERM, "steps", TrainingInterrupted),
+        (3, signal.SIGINT, "no", KeyboardInterrupt),
+    ],
     ids=["nothing to save yet", "nothing is to be saved: Ctrl-C ends training as it ends anything"],
 )
 def test_a_stop_without_a_checkpoint(
@@ -171,7 +206,9 @@ def test_a_stop_without_a_checkpoint(
 ) -> None:
     trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_strategy": save_strategy})
     during_rollout(trainer, update, lambda: signal.raise_signal(number))
-    with pytest.raises(ending, match="There is no checkpoint yet" if ending is TrainingInterrupted else None):
+    with pytest.raises(
+        ending, match="There is no checkpoint yet" if ending is TrainingInterrupted else None
+    ):
         trainer.train()
     trainer.close()
     assert names(tmp_path) == []
@@ -188,7 +225,9 @@ def test_too_many_failed_episodes_end_the_run(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=2, save_strategy="steps", save_steps=100)
     trainer, _, runner = make_trainer(make_model(), config, mixed_episode)
     trainer.add_callback(at("on_step_end", 1, lambda: setattr(runner, "write", mostly_failed)))
-    with pytest.raises(RolloutFailedError, match=r"6 of 8 episodes of update 2 failed.*0\.5: no server answers"):
+    with pytest.raises(
+        RolloutFailedError, match=r"6 of 8 episodes of update 2 failed.*0\.5: no server answers"
+    ):
         trainer.train()
     assert names(tmp_path) == ["checkpoint-1"]
     assert len(list((tmp_path / "failed/step-2/episodes").iterdir())) == 8
@@ -198,7 +237,9 @@ def test_too_many_failed_episodes_end_the_run(tmp_path: Path) -> None:
     ("error", "reason"),
     [
         (DISK_FULL, r"the disk is full.*MB are free for .*: make room there"),
-        pytest.param(RuntimeError("this cannot be pickled"), "this cannot be pickled", marks=pytest.mark.slow),
+        pytest.param(
+            RuntimeError("this cannot be pickled"), "this cannot be pickled", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_full_disk_leaves_the_last_good_checkpoint(
@@ -215,7 +256,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
         save(self, folder)
 
     monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", full)
-    with pytest.raises(CheckpointError, match=rf"of update 3 could not be written: {reason}.*checkpoint-2.*--resume"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"of update 3 could not be written: {reason}.*checkpoint-2.*--resume",
+    ):
         trainer.train()
     trainer.close()
     monkeypatch.undo()

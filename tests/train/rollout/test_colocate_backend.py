@@ -46,7 +46,9 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def make_rollouts(tmp_path: Path, **settings: Any) -> Rollouts:
     environment = environment_config("longdoc", chunking="documents", max_reads=0)
-    args = make_config(tmp_path / "out", **{"use_vllm": True, "vllm_enable_sleep_mode": True, **settings})
+    args = make_config(
+        tmp_path / "out", **{"use_vllm": True, "vllm_enable_sleep_mode": True, **settings}
+    )
     return Rollouts(args, make_tokenizer(), HashingEmbedder(16), MemoryConfig(), environment)
 
 
@@ -64,7 +66,9 @@ def test_full_weights_into_vllm_on_cpu_say_to_use_lora(tmp_path: Path, double: A
 def two_updates(backend: ColocateBackend, model: Any) -> None:
     """Each with two rollouts; the second is as for an evaluation: the weights have to come again."""
     accelerator = Accelerator(cpu=True)
-    trainer: Any = SimpleNamespace(accelerator=accelerator, model=model, _dist=DistributedBackend(accelerator))
+    trainer: Any = SimpleNamespace(
+        accelerator=accelerator, model=model, _dist=DistributedBackend(accelerator)
+    )
     for _ in range(2):
         backend.publish(trainer)
         for _ in range(2):
@@ -72,7 +76,9 @@ def two_updates(backend: ColocateBackend, model: Any) -> None:
                 asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
 
 
-def test_an_engine_that_does_not_sleep_gets_full_weights_once_an_update(tmp_path: Path, double: Any) -> None:
+def test_an_engine_that_does_not_sleep_gets_full_weights_once_an_update(
+    tmp_path: Path, double: Any
+) -> None:
     model = saved_model(tmp_path)
     backend = colocate_backend(make_rollouts(tmp_path, vllm_enable_sleep_mode=False), model)
     two_updates(backend, model)
@@ -80,21 +86,33 @@ def test_an_engine_that_does_not_sleep_gets_full_weights_once_an_update(tmp_path
     assert backend.metrics()["vllm/prompt_tokens"] == 4 * 2
 
 
-def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(tmp_path: Path, double: Any) -> None:
-    model = get_peft_model(saved_model(tmp_path), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(
+    tmp_path: Path, double: Any
+) -> None:
+    model = get_peft_model(
+        saved_model(tmp_path), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    )
     backend = colocate_backend(make_rollouts(tmp_path), model)
     two_updates(backend, model)
-    assert double.calls == ["build", "sleep 1", *4 * ["wake weights", "wake kv_cache", "generate", "sleep 1"]]
+    assert double.calls == [
+        "build",
+        "sleep 1",
+        *4 * ["wake weights", "wake kv_cache", "generate", "sleep 1"],
+    ]
     adapters = tmp_path / "out" / "adapters"
     assert len(list(adapters.iterdir())) == 2
     asyncio.run(backend.close())
     assert not any(adapters.iterdir())
 
 
-def test_calls_come_in_the_order_of_trl(tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_come_in_the_order_of_trl(
+    tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Build, sleep, and for every update: empty the cache, wake weights, load, reset, wake the cache, sample, sleep."""
     model = saved_model(tmp_path)
-    monkeypatch.setattr("atommem.train.rollout.colocate_backend.clear_device_cache", lambda: double.record("empty"))
+    monkeypatch.setattr(
+        "atommem.train.rollout.colocate_backend.clear_device_cache", lambda: double.record("empty")
+    )
     two_updates(colocate_backend(make_rollouts(tmp_path), model), model)
     rollout = ["empty", "wake weights", "load", "reset", "wake kv_cache", "generate", "sleep 2"]
     assert double.calls == ["build", "sleep 2", *4 * rollout]
@@ -103,9 +121,14 @@ def test_calls_come_in_the_order_of_trl(tmp_path: Path, double: Any, monkeypatch
 def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
     given = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}
     rollouts = make_rollouts(tmp_path, vllm_engine_kwargs=given)
-    rollouts.args.model_init_kwargs = {"revision": "v2"}  # as `model_arguments` notes --model_revision
+    rollouts.args.model_init_kwargs = {
+        "revision": "v2"
+    }  # as `model_arguments` notes --model_revision
     arguments = colocate_backend(rollouts, saved_model(tmp_path)).policy.engine.args
     assert (arguments.kv_cache_dtype, arguments.max_num_batched_tokens) == ("fp8", 16384)
     assert arguments.revision == "v2"
     with pytest.raises(ConfigError, match="'fp8', and full weights that are sent"):
-        colocate_backend(make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}), saved_model(tmp_path))
+        colocate_backend(
+            make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}),
+            saved_model(tmp_path),
+        )

@@ -40,7 +40,10 @@ class TimedRunner(EpisodeRunner):
 @pytest.mark.parametrize("most", [None, 3])
 async def test_a_replacement_begins_while_other_groups_run(most: int | None) -> None:
     runner = TimedRunner(most)
-    parts = [GroupPart([TASKS[0], TASKS[9]], range(2)), GroupPart([TASKS[1], TASKS[2], TASKS[3], TASKS[4]], range(2))]
+    parts = [
+        GroupPart([TASKS[0], TASKS[9]], range(2)),
+        GroupPart([TASKS[1], TASKS[2], TASKS[3], TASKS[4]], range(2)),
+    ]
     work = asyncio.create_task(run_parts(runner, parts, enough=2))
     while runner.started.count("t3") < 2:
         await asyncio.sleep(0)
@@ -70,9 +73,13 @@ async def test_groups_that_were_put_down_have_to_end_in_the_next_update() -> Non
 
 
 def test_every_epoch_has_each_task_once_in_an_order_of_its_own() -> None:
-    order, again = (TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2))
+    order, again = (
+        TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2)
+    )
     first, second = ([order.task(12 * epoch + i) for i in range(12)] for epoch in (0, 1))
-    assert first == list(RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7))  # TRL's
+    assert first == list(
+        RepeatSampler(range(12), mini_repeat_count=1, batch_size=3, shuffle=True, seed=7)
+    )  # TRL's
     assert sorted(first) == sorted(second) == list(range(12))
     assert first != second != list(range(12))
     assert [again.task(12 + i) for i in range(12)] == second  # a resumed run begins anywhere

@@ -18,7 +18,8 @@ from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.loops.test_end_to_end import make_real_trainer, make_tasks
 
 HELD_OUT = [
-    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2]) for index, task in enumerate(make_tasks(8))
+    replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2])
+    for index, task in enumerate(make_tasks(8))
 ]
 
 
@@ -27,9 +28,17 @@ def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
     return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)[0]
 
 
-def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    best = {"metric_for_best_model": "em", "greater_is_better": True, "load_best_model_at_end": True}
-    trainer = make(tmp_path, max_steps=3, eval_steps=2, save_strategy="best", save_total_limit=1, **best)
+def test_evaluated_every_so_many_updates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = {
+        "metric_for_best_model": "em",
+        "greater_is_better": True,
+        "load_best_model_at_end": True,
+    }
+    trainer = make(
+        tmp_path, max_steps=3, eval_steps=2, save_strategy="best", save_total_limit=1, **best
+    )
     sampling = trainer.backend.runner.agent.sampling
     trainer.train()
     logged = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "eval_em" in entry]
@@ -37,7 +46,9 @@ def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureF
     for entry in logged:
         assert 0 <= entry["eval_em_low"] <= entry["eval_em"] <= entry["eval_em_high"] <= 1
         assert (entry["eval_n"], entry["eval_episodes"], entry["eval_failed"]) == (8, 8, 0)
-        assert entry["eval_em"] == pytest.approx((entry["eval_em/hotpotqa"] + entry["eval_em/musique"]) / 2)
+        assert entry["eval_em"] == pytest.approx(
+            (entry["eval_em/hotpotqa"] + entry["eval_em/musique"]) / 2
+        )
         assert entry["eval_actions/create"] >= 0
         assert "eval_loss" not in entry
     assert "held-out EM" in capsys.readouterr().out
@@ -55,11 +66,15 @@ def test_evaluated_every_so_many_updates(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(("temperature", "samples"), [(None, 2), (0.0, 1)])
-async def test_the_scores_are_those_of_atommem_eval(tmp_path: Path, temperature: float | None, samples: int) -> None:
+async def test_the_scores_are_those_of_atommem_eval(
+    tmp_path: Path, temperature: float | None, samples: int
+) -> None:
     trainer = make(tmp_path, eval_temperature=temperature, num_generations_eval=samples)
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
-    runner.agent.sampling = replace(runner.agent.sampling, temperature=1.0 if temperature is None else 0.0, seed=3)
+    runner.agent.sampling = replace(
+        runner.agent.sampling, temperature=1.0 if temperature is None else 0.0, seed=3
+    )
     result = await evaluate(HELD_OUT, runner, samples_per_task=samples, progress=False)
     summary = result.summary()
     for name in ("em", "f1"):

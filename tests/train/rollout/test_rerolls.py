@@ -19,7 +19,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "settings",
-    [{"rerolls": 3}, {"rerolls": 3, "compression_reward": 0.3}, {"credit": "steps", "compression_reward": 0.3}],
+    [
+        {"rerolls": 3},
+        {"rerolls": 3, "compression_reward": 0.3},
+        {"credit": "steps", "compression_reward": 0.3},
+    ],
 )
 def test_the_gradient_is_that_of_what_was_collected(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -33,11 +37,15 @@ def test_the_gradient_is_that_of_what_was_collected(
     real = grpo_trainer.collect
     monkeypatch.setattr(grpo_trainer, "collect", collect)
     model = make_model(vocabulary=len(make_element_tokenizer()), spread=0.1)
-    trainer, recorder = make_real_trainer(tmp_path, copy.deepcopy(model), max_grad_norm=0.0, **settings)
+    trainer, recorder = make_real_trainer(
+        tmp_path, copy.deepcopy(model), max_grad_norm=0.0, **settings
+    )
     try:
         trainer.train()
         (found,) = seen
-        loss, expected, _ = reference_gradients(model, found.episodes, found.advantages, trainer.args.normalization)
+        loss, expected, _ = reference_gradients(
+            model, found.episodes, found.advantages, trainer.args.normalization
+        )
         assert_equal_gradients(recorder.gradients[0], expected)
     finally:
         trainer.close()

@@ -20,7 +20,13 @@ from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
 from atommem.train.rollout.full_weights import FullWeights, Servers, check_devices, vllm_name
-from atommem.train.rollout.server_backend import AdapterSync, ServerBackend, WeightSync, counter_growth, rollout_metrics
+from atommem.train.rollout.server_backend import (
+    AdapterSync,
+    ServerBackend,
+    WeightSync,
+    counter_growth,
+    rollout_metrics,
+)
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_trainer
@@ -30,15 +36,33 @@ LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_t
 
 
 def make_server_trainer(
-    folder: Path, cluster: Cluster, sync: WeightSync, updates: int = 1, episodes: int = 8, **arguments: Any
+    folder: Path,
+    cluster: Cluster,
+    sync: WeightSync,
+    updates: int = 1,
+    episodes: int = 8,
+    **arguments: Any,
 ) -> MemoryGRPOTrainer:
     """A trainer whose weights go to the servers of `cluster`, and whose episodes are written."""
-    pool = ServerPool(cluster.urls, tokenizer=WordTokenizer(), patience=0.2, backoff=0.01, transport=cluster.transport)
+    pool = ServerPool(
+        cluster.urls,
+        tokenizer=WordTokenizer(),
+        patience=0.2,
+        backoff=0.01,
+        transport=cluster.transport,
+    )
     runner: Any = WrittenRunner(mixed_episode)
     runner.agent.policy = pool
-    settings = {"max_steps": updates, "per_device_train_batch_size": episodes, "use_vllm": True, "vllm_mode": "server"}
+    settings = {
+        "max_steps": updates,
+        "per_device_train_batch_size": episodes,
+        "use_vllm": True,
+        "vllm_mode": "server",
+    }
     backend = ServerBackend(runner, pool, sync)
-    return make_trainer(make_model(), make_config(folder, **settings), mixed_episode, backend=backend, **arguments)[0]
+    return make_trainer(
+        make_model(), make_config(folder, **settings), mixed_episode, backend=backend, **arguments
+    )[0]
 
 
 def train(*of: Any, **settings: Any) -> MemoryGRPOTrainer:
@@ -87,13 +111,17 @@ def test_without_any_server_the_run_ends(tmp_path: Path) -> None:
     cluster["a"].up = False
     with pytest.raises(RolloutFailedError, match="no server has answered"):
         train(tmp_path, cluster, adapters(tmp_path), peft_config=LORA)
-    with pytest.raises(RolloutFailedError, match=r"could be given weights \(http://a\): none of them answers"):
+    with pytest.raises(
+        RolloutFailedError, match=r"could be given weights \(http://a\): none of them answers"
+    ):
         train(tmp_path, cluster, FullWeights(1.0, FakeTransfer))  # type: ignore[arg-type]
 
 
 def test_an_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapters").write_text("a file where the folder should be")
-    with pytest.raises(RolloutFailedError, match=r"the adapter could not be written to .+adapters/atommem-.+-v1: "):
+    with pytest.raises(
+        RolloutFailedError, match=r"the adapter could not be written to .+adapters/atommem-.+-v1: "
+    ):
         train(tmp_path, Cluster("a"), adapters(tmp_path), peft_config=LORA)
     dora = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
     with pytest.raises(ConfigError, match="vLLM cannot serve this adapter"):
@@ -103,7 +131,9 @@ def test_an_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) 
 class FakeTransfer:
     """Takes weights as TRL's `WeightTransferClient` does, one `among` others; keeps what it was asked and got."""
 
-    def __init__(self, urls: Sequence[str], describe: Any, timeout: float = 0.0, among: Any = None) -> None:
+    def __init__(
+        self, urls: Sequence[str], describe: Any, timeout: float = 0.0, among: Any = None
+    ) -> None:
         if among is not None:
             among.append(self)
         self.urls, self.description = ",".join(urls), describe("bfloat16")
@@ -134,7 +164,9 @@ def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
     assert client.urls == "http://a"
     assert client.calls == ["pause", "send", "resume"] * 2
     assert client.description["names"] == list(client.weights) == list(state)
-    assert client.description["shapes"] == [list(weight.shape) for weight in client.weights.values()]
+    assert client.description["shapes"] == [
+        list(weight.shape) for weight in client.weights.values()
+    ]
     assert set(client.description["dtype_names"]) == {"bfloat16"}
     # The second update got the weights after one step: not those of the end.
     assert any(not torch.equal(client.weights[name], state[name]) for name in state)
@@ -159,7 +191,11 @@ def test_servers_that_come_and_go_make_the_group_anew(tmp_path: Path) -> None:
     trainer = make_server_trainer(tmp_path, cluster, sync, updates=4, on_episodes=between)
     trainer.train()
     trainer.close()
-    assert [group.urls for group in groups] == ["http://a", "http://a,http://b", "http://a,http://b"]
+    assert [group.urls for group in groups] == [
+        "http://a",
+        "http://a,http://b",
+        "http://a,http://b",
+    ]
     assert [group.calls.count("send") for group in groups] == [1, 2, 1]
     assert all(group.calls[-1] == "destroy" for group in groups)
 
@@ -194,13 +230,17 @@ def test_workers_of_all_servers_are_ranks_of_one_group() -> None:
     servers = Servers(clients)
     assert (servers.get_world_size(), servers.get_dtype()) == (6, "torch.bfloat16")
     for client, meeting in zip(clients, [Barrier(2)] * 2, strict=True):
-        client.meeting = meeting  # a server answers when all have joined: they must be asked at the same time
+        client.meeting = (
+            meeting  # a server answers when all have joined: they must be asked at the same time
+        )
     servers.init_weight_transfer_engine({"rank_offset": 1, "world_size": 7}, timeout=1)
     assert [client.info["rank_offset"] for client in clients] == [1, 4]
     # One that fails while another waits for it ends the wait.
     with pytest.raises(RuntimeError, match="b is gone"):
         servers.update_weights({}, timeout=1)
-    with pytest.raises(ConfigError, match=r"http://a, http://b serve in .*start all with the same --dtype"):
+    with pytest.raises(
+        ConfigError, match=r"http://a, http://b serve in .*start all with the same --dtype"
+    ):
         Servers([FakeServer("http://a"), FakeServer("http://b", "torch.float16")]).get_dtype()
 
 
@@ -222,7 +262,8 @@ def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_rank
 
     monkeypatch.setattr("atommem.train.rollout.full_weights.named_weights", gathered)
     with pytest.raises(
-        RolloutFailedError, match=r"while they were given weights; http://a: RuntimeError\('NCCL went away'\)"
+        RolloutFailedError,
+        match=r"while they were given weights; http://a: RuntimeError\('NCCL went away'\)",
     ):
         train(tmp_path, Cluster("a"), FullWeights(1.0, Breaks))  # type: ignore[arg-type]
     assert given == ["first", "second", "third"]
@@ -238,10 +279,17 @@ def test_a_server_on_cpu_says_to_use_lora() -> None:
 
 def test_counters_of_a_restarted_server_count_from_zero() -> None:
     hits, queries, prompts = (
-        f"vllm:{name}_total" for name in ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
+        f"vllm:{name}_total"
+        for name in ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
     )
-    before = {"a": {hits: 10.0, queries: 100.0, prompts: 100.0}, "gone": {hits: 1.0, queries: 1.0, prompts: 1.0}}
-    after = {"a": {hits: 60.0, queries: 200.0, prompts: 200.0}, "new": {hits: 25.0, queries: 50.0, prompts: 50.0}}
+    before = {
+        "a": {hits: 10.0, queries: 100.0, prompts: 100.0},
+        "gone": {hits: 1.0, queries: 1.0, prompts: 1.0},
+    }
+    after = {
+        "a": {hits: 60.0, queries: 200.0, prompts: 200.0},
+        "new": {hits: 25.0, queries: 50.0, prompts: 50.0},
+    }
     assert rollout_metrics(counter_growth(before, after)) == {
         "vllm/prompt_tokens": 150.0,
         "vllm/prefix_cache_hits": 75.0,

@@ -35,8 +35,15 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def unsharded_gradients(model: Any) -> list[torch.Tensor]:
     """The gradients of whole parameters that this rank still holds."""
-    states = [module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state")]
-    sharded = [one for state in set(states) for group in state._fsdp_param_groups for one in group.fsdp_params]
+    states = [
+        module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state")
+    ]
+    sharded = [
+        one
+        for state in set(states)
+        for group in state._fsdp_param_groups
+        for one in group.fsdp_params
+    ]
     kept = [one.unsharded_accumulated_grad for one in sharded]
     kept += [one._unsharded_param.grad for one in sharded if hasattr(one, "_unsharded_param")]
     return [gradient for gradient in kept if gradient is not None]
@@ -48,10 +55,15 @@ class ShardWatch(GradientRecorder):
     held = 0
     dtypes: frozenset[torch.dtype] = frozenset()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
         local = [grad.to_local() if hasattr(grad, "to_local") else grad for _, grad in named]
-        self.held, self.dtypes = sum(grad.numel() for grad in local), frozenset(grad.dtype for grad in local)
+        self.held, self.dtypes = (
+            sum(grad.numel() for grad in local),
+            frozenset(grad.dtype for grad in local),
+        )
         self.gradients.append({name: whole(grad) for name, grad in named})
 
 
@@ -60,7 +72,11 @@ def update(folder: Path, kind: str) -> dict[str, Any]:
     ranks, bf16 = int(os.environ.get("WORLD_SIZE", "1")), "bf16" in kind
     adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
     args: TrainConfig = make_config(
-        folder / f"out-{kind}", per_device_train_batch_size=8 // ranks, beta=0.1, micro_batch_tokens=20, bf16=bf16
+        folder / f"out-{kind}",
+        per_device_train_batch_size=8 // ranks,
+        beta=0.1,
+        micro_batch_tokens=20,
+        bf16=bf16,
     )
     args.model_init_kwargs = {"dtype": "bfloat16" if bf16 else "float32"}
     model, peft_config = str(folder / "model"), adapter if "lora" in kind else None
@@ -119,7 +135,9 @@ def make(folder: Path, form: str, **settings: Any) -> Any:
         model.config.tie_word_embeddings = True
         model.tie_weights()
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if form == "adapter" else None
-    return make_trainer(model, make_config(folder, **{**defaults, **settings}), mixed_episode, peft_config=adapter)[0]
+    return make_trainer(
+        model, make_config(folder, **{**defaults, **settings}), mixed_episode, peft_config=adapter
+    )[0]
 
 
 def run(folder: Path, form: str, checkpoint: Path | None = None) -> None:

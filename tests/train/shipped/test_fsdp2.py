@@ -34,7 +34,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_update_is_that_of_one_process_and_stays_sharded(runs: Path, kind: str) -> None:
     alone = update(runs, kind)
     ranks = [torch.load(runs / f"{rank}.pt", weights_only=False)[kind] for rank in (0, 1)]
-    assert sum(rank["held"] for rank in ranks) == sum(gradient.numel() for gradient in ranks[0]["gradients"].values())
+    assert sum(rank["held"] for rank in ranks) == sum(
+        gradient.numel() for gradient in ranks[0]["gradients"].values()
+    )
     for rank in ranks:
         # The reference is what rank 0 loaded, and not kept in float32: it is not trained.
         assert rank["reference_dtypes"] == alone["reference_dtypes"]
@@ -42,7 +44,9 @@ def test_an_update_is_that_of_one_process_and_stays_sharded(runs: Path, kind: st
         for name, weight in alone["reference"].items():
             assert torch.equal(rank["reference"][name], weight), name
         assert rank["log"]["kl"] == 0.0
-        assert_equal_gradients(rank["gradients"], alone["gradients"], tolerance=0.05 if "bf16" in kind else 1e-5)
+        assert_equal_gradients(
+            rank["gradients"], alone["gradients"], tolerance=0.05 if "bf16" in kind else 1e-5
+        )
         # Between micro-batches gradients are in shards, and what is added up is added up in float32.
         assert len(rank["unsharded"]) > 2
         assert set(rank["unsharded"]) == {0}
@@ -57,7 +61,10 @@ def assert_close(first: Path, second: Path, tolerance: float) -> None:
     ours, theirs = weights(first), weights(second)
     # A tied head may be there twice, once as the embeddings.
     assert ours.keys() - {"lm_head.weight"} == theirs.keys() - {"lm_head.weight"}
-    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours.keys() & theirs) <= tolerance
+    assert (
+        max(float((ours[name] - theirs[name]).abs().max()) for name in ours.keys() & theirs)
+        <= tolerance
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -94,7 +101,9 @@ def test_a_full_disk_under_one_process_ends_both_in_one_line(runs: Path) -> None
     assert not (runs / "full" / PARTIAL).exists()
 
 
-def test_a_checkpoint_of_whole_weights_is_not_for_fsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_whole_weights_is_not_for_fsdp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make(tmp_path, "whole", max_steps=2)
     trainer.train()
     save_final(trainer)

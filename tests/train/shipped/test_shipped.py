@@ -19,7 +19,9 @@ def bench() -> ModuleType:
     return load_script("bench_shipped")
 
 
-def test_every_recipe_and_launcher_has_its_pair(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_and_launcher_has_its_pair(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("VLLM_PYTHON", raising=False)
     pairs = bench.pairs()
     recipes = {path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")}
@@ -27,13 +29,17 @@ def test_every_recipe_and_launcher_has_its_pair(bench: ModuleType, monkeypatch: 
     assert {pair.recipe for pair in pairs} == recipes - by_scripts
     launchers = {path.stem for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
     assert {pair.launcher for pair in pairs} == launchers | {"none"}
-    left_out = {pair.name for pair in pairs if bench.why_not(pair)} - {"deepspeed_zero3 qwen3_8b_hotpotqa"}
+    left_out = {pair.name for pair in pairs if bench.why_not(pair)} - {
+        "deepspeed_zero3 qwen3_8b_hotpotqa"
+    }
     assert left_out == {"ddp async_qwen3_8b_lora", "none smollm2_cpu"}
     monkeypatch.setenv("VLLM_PYTHON", "python")
     assert not any(bench.why_not(pair) for pair in pairs if pair.stage == "async")
 
 
 def test_every_recipe_finds_its_data_in_the_tiny_world() -> None:
-    recipes = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / "train").glob("*.yaml")]
+    recipes = [
+        yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / "train").glob("*.yaml")
+    ]
     made = {f"data/{name}" for name in (*DATA, WEB_DATA)}
     assert {recipe["data"] for recipe in recipes if recipe["data"].startswith("data/")} == made

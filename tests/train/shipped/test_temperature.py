@@ -28,7 +28,9 @@ TEMPERATURE = 0.7
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no environment with vLLM"),
+    pytest.mark.skipif(
+        "VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no environment with vLLM"
+    ),
 ]
 
 
@@ -51,7 +53,9 @@ def sampled(url: str, tokenizer: Any) -> list[Row]:
 def test_ratios_are_one_on_policy(tmp_path: Path, mode: str) -> None:
     vllm_process = load_script("vllm_process")
     world = WorldConfig(prose="compact", names=16, facts_per_document=2)
-    tokenizer = make_tokenizer(world, MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2))
+    tokenizer = make_tokenizer(
+        world, MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
+    )
     torch.manual_seed(0)
     model = make_model(PolicySize(head_width=32), tokenizer)  # vLLM on CPU has no heads of 16
     with torch.no_grad():
@@ -70,5 +74,7 @@ def test_ratios_are_one_on_policy(tmp_path: Path, mode: str) -> None:
         trained, _ = pad_rows(rows, tokenizer.pad_token_id).score(model.eval())
     difference = trained - torch.tensor([logprob for row in rows for logprob in row.logprobs])
     assert (difference.exp() - 1).abs().max() <= 1e-3
-    _, masked = correction(difference, [len(row.logprobs) for row in rows], "sequence_mask", None, 3.0)
+    _, masked = correction(
+        difference, [len(row.logprobs) for row in rows], "sequence_mask", None, 3.0
+    )
     assert not masked.any()

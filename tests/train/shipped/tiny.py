@@ -26,8 +26,27 @@ CALLS = [
     "<tool_call>",
 ]
 """For policies of the web."""
-WORDS = ["c0", "c1", "city", "fact", "town", "which", "a", "Memory", "1:", "2:", "memory", "scratchpad", "question"]
-DATA = ["hotpotqa_train.parquet", "2wiki_train.parquet", "musique_train.parquet", "mixed_train.jsonl"]
+WORDS = [
+    "c0",
+    "c1",
+    "city",
+    "fact",
+    "town",
+    "which",
+    "a",
+    "Memory",
+    "1:",
+    "2:",
+    "memory",
+    "scratchpad",
+    "question",
+]
+DATA = [
+    "hotpotqa_train.parquet",
+    "2wiki_train.parquet",
+    "musique_train.parquet",
+    "mixed_train.jsonl",
+]
 DATA += ["hotpotqa_small.parquet"]
 WEB_DATA = "asearcher_train.parquet"
 
@@ -62,7 +81,9 @@ def make_tasks(count: int = 12, words: int = 0) -> list[Task]:
     texts = ("c0 city", "c1 town", "a fact")
 
     def documents(first: int) -> tuple[Document, ...]:
-        return tuple(Document("", " ".join([t, *rng.choices(WORDS, k=words)])) for t in texts[first:] + texts)
+        return tuple(
+            Document("", " ".join([t, *rng.choices(WORDS, k=words)])) for t in texts[first:] + texts
+        )
 
     return [Task(f"task-{i}", questions, documents(i % 3)) for i in range(count)]
 
@@ -73,8 +94,15 @@ def make_embedder(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     from sentence_transformers.models import Pooling, Transformer
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=1.0, **sizes)).save_pretrained(folder)
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    BertModel(
+        BertConfig(vocab_size=len(tokenizer), initializer_range=1.0, **sizes)
+    ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     transformer = Transformer(str(folder), max_seq_length=256)
     SentenceTransformer(modules=[transformer, Pooling(16)]).save(str(folder))

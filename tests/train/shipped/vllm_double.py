@@ -41,7 +41,9 @@ class LLMEngine:
         assert args.logprobs_mode == "processed_logprobs"
         self.args = args
         with loading_whole():  # as vLLM does, which knows nothing of launchers
-            self.model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
+            self.model = AutoModelForCausalLM.from_pretrained(
+                args.model, dtype=getattr(torch, args.dtype)
+            ).eval()
         longest = args.max_model_len or self.model.config.max_position_embeddings
         self.model_config = SimpleNamespace(max_model_len=longest)
         self._awake = {"weights", "kv_cache"}
@@ -77,7 +79,9 @@ class LLMEngine:
     def reset_prefix_cache(self) -> None:
         record("reset")
 
-    def add_request(self, name: str, prompt: Any, sampling_params: Any, lora_request: Any = None) -> None:
+    def add_request(
+        self, name: str, prompt: Any, sampling_params: Any, lora_request: Any = None
+    ) -> None:
         self._requests[name] = (prompt["prompt_token_ids"], sampling_params, lora_request)
 
     def abort_request(self, names: list[str]) -> None:
@@ -87,11 +91,16 @@ class LLMEngine:
     def step(self) -> list[Any]:
         """All that wait, sampled to their ends."""
         record("generate")
-        assert self._awake == {"weights", "kv_cache"}, f"an engine was asked of which {self._awake} is awake"
+        assert self._awake == {"weights", "kv_cache"}, (
+            f"an engine was asked of which {self._awake} is awake"
+        )
         requests, self._requests = self._requests, {}
         self._use(next(iter(requests.values()))[2])
         rows = [
-            Row(prompt, Sampling(p.temperature, p.top_p, p.top_k, p.max_tokens, getattr(p, "seed", None)))
+            Row(
+                prompt,
+                Sampling(p.temperature, p.top_p, p.top_k, p.max_tokens, getattr(p, "seed", None)),
+            )
             for prompt, p, _ in requests.values()
         ]
         eos = self.model.generation_config.eos_token_id
@@ -103,7 +112,10 @@ class LLMEngine:
             from peft import PeftModel
 
             base = self.model.unload() if self._adapter else self.model
-            self.model, self._adapter = PeftModel.from_pretrained(base, lora.args[2]).eval(), lora.args[0]
+            self.model, self._adapter = (
+                PeftModel.from_pretrained(base, lora.args[2]).eval(),
+                lora.args[0],
+            )
 
     @staticmethod
     def _output(name: str, row: Row) -> Any:
@@ -114,7 +126,11 @@ class LLMEngine:
         reason = "stop" if row.stopped else "length"
         sampled = SimpleNamespace(token_ids=row.token_ids, logprobs=logprobs, finish_reason=reason)
         return SimpleNamespace(
-            request_id=name, finished=True, prompt_token_ids=row.prompt_ids, num_cached_tokens=0, outputs=[sampled]
+            request_id=name,
+            finished=True,
+            prompt_token_ids=row.prompt_ids,
+            num_cached_tokens=0,
+            outputs=[sampled],
         )
 
 
@@ -145,7 +161,12 @@ def install(on_cpu: bool = False) -> None:
     # TRL would import more of it.
     import_utils.is_vllm_available = lambda **_: False
     for name, contents in {
-        "vllm": {"EngineArgs": fields, "SamplingParams": fields, "LLM": None, "RequestOutput": None},
+        "vllm": {
+            "EngineArgs": fields,
+            "SamplingParams": fields,
+            "LLM": None,
+            "RequestOutput": None,
+        },
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: on_cpu)},
         "vllm.utils": {},
         "vllm.utils.network_utils": {"get_open_port": lambda: 29555},

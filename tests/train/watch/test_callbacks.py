@@ -17,7 +17,9 @@ from tests.train.toys import make_episode
 
 
 def state(step: int, *, main: bool = True, history: list[dict[str, Any]] | None = None) -> Any:
-    return SimpleNamespace(global_step=step, is_world_process_zero=main, max_steps=100, log_history=history or [])
+    return SimpleNamespace(
+        global_step=step, is_world_process_zero=main, max_steps=100, log_history=history or []
+    )
 
 
 def shown(columns: Any, *logged: tuple[Any, dict[str, float]], start: int = 0) -> list[str]:
@@ -35,7 +37,11 @@ def shown(columns: Any, *logged: tuple[Any, dict[str, float]], start: int = 0) -
 def test_one_line_an_entry_under_a_heading() -> None:
     columns = [("reward", "reward", ".3f"), ("a long heading", "x", ".1f")]
     entry = {"loss": 0.1, "reward": 0.5}
-    entries = [(state(1), {"loss": 0.1, "reward": 0.25, "x": 3}), (state(2), entry), (state(2), {"train_runtime": 1.0})]
+    entries = [
+        (state(1), {"loss": 0.1, "reward": 0.25, "x": 3}),
+        (state(2), entry),
+        (state(2), {"train_runtime": 1.0}),
+    ]
     assert shown(columns, *entries, (state(3, main=False), entry)) == [
         "  step      left   reward  a long heading",
         "     1         -    0.250             3.0",
@@ -46,9 +52,15 @@ def test_one_line_an_entry_under_a_heading() -> None:
 
 
 def test_the_held_out_score_is_that_of_the_environment() -> None:
-    for name, further, line in (("em", {"eval_f1": 0.7}, "EM {}, F1 0.700"), ("reward", {}, "reward {}")):
+    for name, further, line in (
+        ("em", {"eval_f1": 0.7}, "EM {}, F1 0.700"),
+        ("reward", {}, "reward {}"),
+    ):
         score = {"": 0.5, "_low": 0.4, "_high": 0.6}
-        logs = {f"eval_{name}{end}": value for end, value in score.items()} | {"eval_n": 8.0, "eval_failed": 0.0}
+        logs = {f"eval_{name}{end}": value for end, value in score.items()} | {
+            "eval_n": 8.0,
+            "eval_failed": 0.0,
+        }
         expected = f"     1  held-out {line.format('0.500 (0.400 to 0.600, n 8)')}"
         assert shown([], (state(1), logs | further)) == [expected]
 
@@ -73,7 +85,10 @@ def test_a_resumed_run_replaces_the_steps_that_it_repeats(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="is no entry of a training run's metrics"):
         read_metrics(tmp_path / "none.jsonl")
     history = [{"loss": float(step), "step": step} for step in (1, 2)]
-    assert write(tmp_path / "run", state(2, history=history), [3, 4]) == [*written, {"step": 4, "loss": 4.0}]
+    assert write(tmp_path / "run", state(2, history=history), [3, 4]) == [
+        *written,
+        {"step": 4, "loss": 4.0},
+    ]
     # The history is the checkpoint's: another folder gets it too. A fresh run begins the file anew.
     assert len(write(tmp_path / "elsewhere", state(2, history=history), [3])) == 3
     assert [entry["step"] for entry in write(tmp_path / "elsewhere", state(0), [1])] == [1]
@@ -84,7 +99,9 @@ def test_lines_fit_a_terminal(width: int, shown: int) -> None:
     """A log, whose lines have no end, has all columns."""
     out = io.StringIO()
     for terminal in (True, False):
-        table = ConsoleTable(GRPO_COLUMNS, Console(file=out, width=width, force_terminal=terminal, color_system=None))
+        table = ConsoleTable(
+            GRPO_COLUMNS, Console(file=out, width=width, force_terminal=terminal, color_system=None)
+        )
         assert table.columns == (GRPO_COLUMNS[:shown] if terminal else GRPO_COLUMNS)
         if terminal:
             table.on_log(None, state(1), None, {"loss": 1.0})

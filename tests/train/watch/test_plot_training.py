@@ -22,7 +22,9 @@ def metrics(held_out: str = "eval_em") -> list[dict[str, Any]]:
         rates = {"actions/lookup": 0.5, "actions/create": 0.1, "loss": 0.0}
         entries.append({"step": step, "reward": step / 10, "store_size": step, **rates})
         if step % 2 == 0:
-            entries.append({"step": step, held_out: 0.5, f"{held_out}_low": 0.4, f"{held_out}_high": 0.6})
+            entries.append(
+                {"step": step, held_out: 0.5, f"{held_out}_low": 0.4, f"{held_out}_high": 0.6}
+            )
     return entries
 
 
@@ -32,8 +34,14 @@ def test_a_run_is_plotted_and_a_legend_covers_nothing(
     """Also what the environment brought: its actions beside memory's, and the held-out reward for an exact match."""
     drawn: list[Figure] = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **how: (drawn.append(self), save(self, *given, **how)))
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in metrics()))
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda self, *given, **how: (drawn.append(self), save(self, *given, **how)),
+    )
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(entry) + "\n" for entry in metrics())
+    )
     assert main(["plot", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / PLOT_FILE)
     assert (tmp_path / PLOT_FILE).read_bytes().startswith(PNG)
@@ -43,9 +51,21 @@ def test_a_run_is_plotted_and_a_legend_covers_nothing(
         legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
         assert len(legends) == 2
         for legend in (legend.get_window_extent() for legend in legends):
-            assert max(other.bbox.x1 for other in figure.axes) - 0.01 <= legend.x0 < legend.x1 <= figure.bbox.x1
+            assert (
+                max(other.bbox.x1 for other in figure.axes) - 0.01
+                <= legend.x0
+                < legend.x1
+                <= figure.bbox.x1
+            )
     labels = [text.get_text() for legend in legends for text in legend.get_texts()]
-    assert labels == ["mean reward in training", "before: 0.10", "after: 0.90", "held-out reward", "create", "lookup"]
+    assert labels == [
+        "mean reward in training",
+        "before: 0.10",
+        "after: 0.90",
+        "held-out reward",
+        "create",
+        "lookup",
+    ]
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:

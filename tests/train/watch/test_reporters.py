@@ -21,7 +21,10 @@ from atommem.train.watch.sample_episodes import COLUMNS
 from tests.train.loops.test_end_to_end import make_tasks, save_model
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
-_SET = (*(f"WANDB_{name}" for name in ("MODE", "DIR", "PROJECT", "RUN_ID", "RESUME")), "TENSORBOARD_LOGGING_DIR")
+_SET = (
+    *(f"WANDB_{name}" for name in ("MODE", "DIR", "PROJECT", "RUN_ID", "RESUME")),
+    "TENSORBOARD_LOGGING_DIR",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,17 @@ def test_what_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     save_tasks(make_tasks(), data)
     config = tmp_path / "config.yaml"
     config.write_text("report_to: [wandb]\nsave_strategy: 'no'\nmax_steps: 2\nrun_name: named\n")
-    flags = ["--data", str(data), "--output_dir", str(out), "--config", str(config), "--capacity", "3", "--use_cpu"]
+    flags = [
+        "--data",
+        str(data),
+        "--output_dir",
+        str(out),
+        "--config",
+        str(config),
+        "--capacity",
+        "3",
+        "--use_cpu",
+    ]
     flags += ["--per_device_train_batch_size", "12", "--num_generations", "6"]
     try:
         assert main(["--model_name_or_path", str(model), *flags]) == 0
@@ -50,7 +63,13 @@ def test_what_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         settings = dict(run.config)
     finally:
         wandb.finish()
-    expected = {"dialect": "paper", "chunk_tokens": 4000, "retrieve_k": 2, "embedder": "hashing", "capacity": 3}
+    expected = {
+        "dialect": "paper",
+        "chunk_tokens": 4000,
+        "retrieve_k": 2,
+        "embedder": "hashing",
+        "capacity": 3,
+    }
     expected |= {"checkpoint": str(model), "project": "atommem", "run_name": "named"}
     assert {name: settings[name] for name in expected} == expected
     assert settings["atommem_version"]
@@ -58,24 +77,34 @@ def test_what_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     updates = [values for values in told if "train/store_fill" in values]
     assert [values["train/global_step"] for values in updates] == [1, 2]
     assert all("train/actions/create" in values for values in updates)
-    assert all(3 * values["train/store_fill"] == pytest.approx(values["train/store_size"]) for values in updates)
+    assert all(
+        3 * values["train/store_fill"] == pytest.approx(values["train/store_size"])
+        for values in updates
+    )
     (table,) = (values["episodes"] for values in told if "episodes" in values)
     assert table.columns == list(COLUMNS)
     assert len(table.data) >= 2
     assert table.data[0][COLUMNS.index("task")].startswith("task-")
 
 
-def test_a_resumed_run_goes_on_in_the_run_that_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_goes_on_in_the_run_that_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("atommem.train.watch.reporters.find_spec", lambda name: name)
 
     def named(*flags: str) -> tuple[str, str]:
         for name in _SET:
             monkeypatch.delenv(name, raising=False)
-        args = parse("grpo", [*MINIMUM, "--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot"), *flags])[0]
+        args = parse(
+            "grpo",
+            [*MINIMUM, "--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot"), *flags],
+        )[0]
         args.report_to.append("tensorboard")
         prepare_reporters(args)
         assert (os.environ["WANDB_RESUME"], os.environ["WANDB_PROJECT"]) == ("allow", args.project)
-        assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "hotpot" / "runs" / args.run_name)
+        assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(
+            tmp_path / "hotpot" / "runs" / args.run_name
+        )
         return os.environ["WANDB_RUN_ID"], str(args.run_name)
 
     first = named()
@@ -89,7 +118,9 @@ def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("atommem.train.watch.reporters.find_spec", lambda name: None)
     args = parse("grpo", [*MINIMUM, "--report_to", "none"])[0]
     args.report_to = ["trackio"]
-    with pytest.raises(ConfigError, match="report_to names trackio, which is not installed: pip install trackio"):
+    with pytest.raises(
+        ConfigError, match="report_to names trackio, which is not installed: pip install trackio"
+    ):
         prepare_reporters(args)
 
 
@@ -99,14 +130,23 @@ def test_the_cold_start_tells_its_settings_and_no_commit_outside_of_a_checkout(
     monkeypatch.chdir(tmp_path)
     args, *settings, _ = parse("sft", [*MINIMUM, "--chunk_tokens", "500"])
     args.facts = run_facts(settings, "some/model")
-    expected = {"project": "atommem", "chunk_tokens": 500, "checkpoint": "some/model", "git_commit": None}
+    expected = {
+        "project": "atommem",
+        "chunk_tokens": 500,
+        "checkpoint": "some/model",
+        "git_commit": None,
+    }
     assert expected.items() <= args.to_dict().items()
 
 
 def test_a_text_is_one_cell_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorBoard's is Markdown; wandb and trackio take a frame, wandb with the update's own entry."""
     board, weights, trackio = MagicMock(), MagicMock(), MagicMock()
-    for name, module in {"torch.utils.tensorboard": board, "wandb": weights, "trackio": trackio}.items():
+    for name, module in {
+        "torch.utils.tensorboard": board,
+        "wandb": weights,
+        "trackio": trackio,
+    }.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "runs")
     rows = [("1", "<img src=x>|\n`*c*`"), (None, "d")]
@@ -114,7 +154,9 @@ def test_a_text_is_one_cell_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = "&lt;img src=x&gt;&#124;<br>&#96;&#42;c&#42;&#96;"
     board.SummaryWriter.assert_called_once_with(os.path.join("runs", "t"))
     writer = board.SummaryWriter.return_value
-    writer.__enter__().add_text.assert_called_once_with("t", f"| a | b |\n| --- | --- |\n| 1 | {cell} |\n|  | d |", 3)
+    writer.__enter__().add_text.assert_called_once_with(
+        "t", f"| a | b |\n| --- | --- |\n| 1 | {cell} |\n|  | d |", 3
+    )
     writer.__exit__.assert_called_once()
     for service, options in ((weights, {"commit": False}), (trackio, {})):
         service.log.assert_called_once_with({"t": service.Table.return_value}, **options)

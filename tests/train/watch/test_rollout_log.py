@@ -19,7 +19,9 @@ TASKS = [TaskDescription(f"t{i}", source) for i, source in enumerate(["hotpotqa"
 
 def clock_of(seconds: dict[str, float]) -> ActivityClock:
     """A clock that has timed each stage for so long."""
-    clock = ActivityClock(iter([*(moment for value in seconds.values() for moment in (0.0, value)), 99.0]).__next__)
+    clock = ActivityClock(
+        iter([*(moment for value in seconds.values() for moment in (0.0, value)), 99.0]).__next__
+    )
     for stage in seconds:
         with clock.busy(stage):
             pass
@@ -28,11 +30,23 @@ def clock_of(seconds: dict[str, float]) -> ActivityClock:
 
 def test_scores_by_source() -> None:
     """Two ranks; a failed episode and a task without a source count for no source."""
-    first = [make_episode("t0", 0, 1.0, []), make_episode("t0", 1, 0.0, []), make_episode("t1", 0, 0.5, [])]
-    second = [make_episode("t0", 2, 1.0, []), make_episode("t1", 1, None, []), make_episode("t2", 0, 1.0, [])]
-    parts = [RolloutLog(TASKS, UNLIMITED).sums(episodes, ActivityClock()) for episodes in (first, second)]
+    first = [
+        make_episode("t0", 0, 1.0, []),
+        make_episode("t0", 1, 0.0, []),
+        make_episode("t1", 0, 0.5, []),
+    ]
+    second = [
+        make_episode("t0", 2, 1.0, []),
+        make_episode("t1", 1, None, []),
+        make_episode("t2", 0, 1.0, []),
+    ]
+    parts = [
+        RolloutLog(TASKS, UNLIMITED).sums(episodes, ActivityClock()) for episodes in (first, second)
+    ]
     means = {
-        key: value for key, value in rollout_means(add_sums(parts), 2).items() if key[:2] in ("re", "em") and "/" in key
+        key: value
+        for key, value in rollout_means(add_sums(parts), 2).items()
+        if key[:2] in ("re", "em") and "/" in key
     }
     assert means == pytest.approx(
         {"reward/hotpotqa": 2 / 3, "em/hotpotqa": 2 / 3, "reward/musique": 0.5, "em/musique": 0.5}
@@ -48,7 +62,9 @@ def test_the_time_split() -> None:
         return log.sums([], clock_of(seconds))
 
     first = sums({"generate": 6.0, "embed": 1.0}, {SYNC: 2.0, EPISODES: 10.0, WAIT: 1.0})
-    second = sums({"generate": 8.0, "embed": 3.0, "retrieve": 0.5}, {SYNC: 2.0, EPISODES: 11.0, WAIT: 0.0})
+    second = sums(
+        {"generate": 8.0, "embed": 3.0, "retrieve": 0.5}, {SYNC: 2.0, EPISODES: 11.0, WAIT: 0.0}
+    )
     means = rollout_means(add_sums([first, second]), 2)
     assert {key: value for key, value in means.items() if key.startswith("seconds/")} == {
         "seconds/sync": 2.0,
@@ -61,8 +77,19 @@ def test_the_time_split() -> None:
 
 def test_how_full_stores_are() -> None:
     """Mean over episodes that ended; one without a step left its store empty. Stores without a limit have no fill."""
-    episodes = [make_episode("t0", 0, 1.0, [(1, 1)]), make_episode("t0", 1, 1.0, []), make_episode("t0", 2, None, [])]
+    episodes = [
+        make_episode("t0", 0, 1.0, [(1, 1)]),
+        make_episode("t0", 1, 1.0, []),
+        make_episode("t0", 2, None, []),
+    ]
     episodes[0].steps[-1] = replace(episodes[0].steps[-1], store_size=3)
     for memory, fill in ((MemoryConfig(capacity=4), 3 / 8), (MemoryConfig(capacities=[6]), 1 / 4)):
-        assert rollout_means(RolloutLog(TASKS, memory).sums(episodes, ActivityClock()), 1)["store_fill"] == fill
-    assert "store_fill" not in rollout_means(RolloutLog(TASKS, UNLIMITED).sums(episodes, ActivityClock()), 1)
+        assert (
+            rollout_means(RolloutLog(TASKS, memory).sums(episodes, ActivityClock()), 1)[
+                "store_fill"
+            ]
+            == fill
+        )
+    assert "store_fill" not in rollout_means(
+        RolloutLog(TASKS, UNLIMITED).sums(episodes, ActivityClock()), 1
+    )

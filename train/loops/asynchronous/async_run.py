@@ -31,13 +31,18 @@ def run_async(settings: Settings) -> Path:
     args, memory, embedder, environment, model_config = settings
     model = str(model_config.model_name_or_path)
     if (Path(model) / "adapter_config.json").is_file():
-        raise ConfigError(f"{model} is a peft adapter: merge it into its base model to train it asynchronously.")
+        raise ConfigError(
+            f"{model} is a peft adapter: merge it into its base model to train it asynchronously."
+        )
 
     def make() -> AsyncMemoryGRPOTrainer:
         tokenizer = load_tokenizer(model_config)
         given = episode_arguments(settings, tokenizer)
         rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
-        args.model_init_kwargs = {"revision": model_config.model_revision, **(args.model_init_kwargs or {})}
+        args.model_init_kwargs = {
+            "revision": model_config.model_revision,
+            **(args.model_init_kwargs or {}),
+        }
         return AsyncMemoryGRPOTrainer(
             model=model,
             make_runner=partial(make_runner, rollouts, model),

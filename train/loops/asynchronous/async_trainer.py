@@ -38,7 +38,12 @@ from atommem.train.objective.loss import Objective
 from atommem.train.objective.sequences import EpisodeSize
 from atommem.train.resume.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.adapters import check_servable
-from atommem.train.rollout.held_out import held_out_jobs, held_out_records, held_out_sampling, report_held_out
+from atommem.train.rollout.held_out import (
+    held_out_jobs,
+    held_out_records,
+    held_out_sampling,
+    report_held_out,
+)
 from atommem.train.rollout.rollout_trainer import EpisodesHook
 from atommem.train.rollout.server_backend import weight_sync
 from atommem.train.rollout.task_order import TaskOrder
@@ -86,7 +91,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 f"{episodes} episodes per update (per_device_train_batch_size x processes) are no multiple of "
                 f"num_generations {args.num_generations}: change one of them."
             )
-        self._order = TaskOrder(len(tasks), episodes // args.num_generations, args.shuffle_dataset, args.seed)
+        self._order = TaskOrder(
+            len(tasks), episodes // args.num_generations, args.shuffle_dataset, args.seed
+        )
         if args.max_steps <= 0:
             args.max_steps = max(1, int(args.num_train_epochs * self._order.updates_per_epoch))
         self.tasks = tasks
@@ -121,7 +128,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 processing_class=processing_class,
                 rollout_worker=worker,
                 # TRL would make its own, for one server, where it gets none.
-                weight_transfer=runner.agent.policy if runner and self._weights is None else _Elsewhere(),
+                weight_transfer=runner.agent.policy
+                if runner and self._weights is None
+                else _Elsewhere(),
                 **kwargs,
             )
         args.eval_strategy = strategy
@@ -144,7 +153,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
     def _reference(self, model: str) -> Any:
         """The model of the KL term where all weights are trained, made as `GRPOTrainer` makes its own."""
-        settings = {"dtype": self.model.dtype, **(self.args.model_init_kwargs or {}), "device_map": None}
+        settings = {
+            "dtype": self.model.dtype,
+            **(self.args.model_init_kwargs or {}),
+            "device_map": None,
+        }
         reference = create_model_from_path(model, **settings)
         add_fused_lm_head(reference, temperature=self.args.temperature)
         if self.is_fsdp_enabled:
@@ -157,7 +170,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         """Counts the updates of an epoch: what an update trains on comes from the worker."""
         return updates_of_epoch(self._order.updates_per_epoch)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """One update: its groups, then the forward and backward passes; returns this rank's loss."""
         # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
         model.train()
@@ -177,14 +192,18 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
                 count, update = self._order.groups_per_update, self.state.global_step
                 numbers = range(update * count, (update + 1) * count)
                 with self._rollout_log.clock.busy(WAIT):
-                    groups = self.rollout_worker.take(numbers, self.args.heartbeat_stale_after_s, self._stopped)
+                    groups = self.rollout_worker.take(
+                        numbers, self.args.heartbeat_stale_after_s, self._stopped
+                    )
                 if len(groups) == count:
                     self._log_groups(groups)
                     batch = batch_of(groups, self.args)
                     payload = [batch.normalizer]
             except (OutageError, BudgetSpentError) as error:
                 broken = error
-            except Exception as error:  # whatever it is, it is raised on every rank: the others wait for this one
+            except (
+                Exception
+            ) as error:  # whatever it is, it is raised on every rank: the others wait for this one
                 payload = [error]
         self.meet(broken)
         broadcast_object_list(payload)
@@ -198,20 +217,28 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
         # In the worker's thread: its clock is running there.
-        sums = self.rollout_worker.call(self._rollout_log.sums, episodes, self.rollout_worker.runner.agent.activity)
+        sums = self.rollout_worker.call(
+            self._rollout_log.sums, episodes, self.rollout_worker.runner.agent.activity
+        )
         summary = rollout_means(sums, 1)
         rewards = [episode.reward for episode in episodes]
         summary["frac_reward_zero_std"] = zero_variance_fraction(rewards, self.args.num_generations)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
         summary["num_tokens"] = float(self.state.num_input_tokens_seen)
         self.log_with_update(summary)
-        if stale := [self.model_version - v for group in groups for steps in group.versions for v in steps]:
-            self._metrics["train"]["sample/staleness_mean"].append((float(sum(stale)), float(len(stale))))
+        if stale := [
+            self.model_version - v for group in groups for steps in group.versions for v in steps
+        ]:
+            self._metrics["train"]["sample/staleness_mean"].append(
+                (float(sum(stale)), float(len(stale)))
+            )
             self._metrics["train"]["sample/staleness_max"].append(float(max(stale)))
         self.failed_step(self.state.global_step, episodes)
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
-        self.check_failed_fraction(int(sums["failed"]), len(episodes), self.args.max_failed_fraction)
+        self.check_failed_fraction(
+            int(sums["failed"]), len(episodes), self.args.max_failed_fraction
+        )
 
     def _log_step_metrics(self) -> None:
         """TRL's accounting of its stream of micro-batches: there is none."""
@@ -225,7 +252,10 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             outage: OutageError | None = None
             try:
                 self._weights.publish(
-                    self, None if self.rollout_worker is None else self.rollout_worker.runner.agent.policy
+                    self,
+                    None
+                    if self.rollout_worker is None
+                    else self.rollout_worker.runner.agent.policy,
                 )
             except OutageError as error:
                 outage = error
@@ -257,7 +287,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             sampling = held_out_sampling(self.args, self.rollout_worker.runner.agent.sampling)
             try:
                 episodes = self.rollout_worker.run_beside(jobs, sampling, self._stopped)
-                payload = [held_out_records(self.rollout_worker.runner.environments, jobs, episodes)]
+                payload = [
+                    held_out_records(self.rollout_worker.runner.environments, jobs, episodes)
+                ]
             except Exception as error:  # whatever it is, it ends the run on every rank
                 broken = error
         self.meet(broken)

@@ -49,7 +49,9 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="atommem-rollout", daemon=True)
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="atommem-rollout", daemon=True
+        )
         self._thread.start()
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -70,7 +72,9 @@ class _TaggedPolicy:
     never newer.
     """
 
-    def __init__(self, policy: Policy, version: Callable[[], int], on_completion: Callable[[], None]) -> None:
+    def __init__(
+        self, policy: Policy, version: Callable[[], int], on_completion: Callable[[], None]
+    ) -> None:
         self._policy = policy
         self._version = version
         self._on_completion = on_completion
@@ -147,7 +151,11 @@ class RolloutWorker:
         """Begin to run episodes. Weights have been published before."""
         first = self.first()
         # The first version serves the rest of the updates that it is meant for.
-        self._limit = first + (1 + self.max_staleness) * self.groups_per_version - first % self.groups_per_version
+        self._limit = (
+            first
+            + (1 + self.max_staleness) * self.groups_per_version
+            - first % self.groups_per_version
+        )
         self._note_progress()
         self._running = self.loop.spawn(self._run(first))
 
@@ -175,7 +183,11 @@ class RolloutWorker:
             self._running.result()
         silent = time.monotonic() - self._progress
         if silent > stale_after_s:
-            reason = f"the last outage: {self._last_outage}" if self._last_outage else "no outage was reported"
+            reason = (
+                f"the last outage: {self._last_outage}"
+                if self._last_outage
+                else "no outage was reported"
+            )
             raise OutageError(
                 f"no completion has come for {silent:.0f} s (heartbeat_stale_after_s: {stale_after_s:.0f}); {reason}. "
                 "Resume from the last checkpoint when the policy's servers answer again."
@@ -183,7 +195,9 @@ class RolloutWorker:
 
     # Beyond the protocol --------------------------------------------------------------------------
 
-    def take(self, numbers: Iterable[int], stale_after_s: float, stopped: Callable[[], bool]) -> list[Group]:
+    def take(
+        self, numbers: Iterable[int], stale_after_s: float, stopped: Callable[[], bool]
+    ) -> list[Group]:
         """The groups of an update, by their numbers and not as they end; waits for them. Fewer if `stopped` says so.
 
         Else updates would be made of short tasks, and long ones would be too old when they end. A group is started
@@ -257,7 +271,9 @@ class RolloutWorker:
     async def _run_group(self, index: int) -> None:
         clock = time.monotonic()
         task, seed = self.tasks[self.order.task(index)], self.order.seed(index)
-        ended = await asyncio.gather(*(self._run_episode(task, sample, seed) for sample in range(self.group_size)))
+        ended = await asyncio.gather(
+            *(self._run_episode(task, sample, seed) for sample in range(self.group_size))
+        )
         episodes, versions = zip(*ended, strict=True)
         self.metrics_queue.put(
             {
@@ -273,7 +289,9 @@ class RolloutWorker:
             async with self._slots:
                 agent = self.runner.agent
                 policy = _TaggedPolicy(agent.policy, lambda: self.version, self._note_completion)
-                runner = self.runner.using(policy=policy, sampling=replace(agent.sampling, seed=seed))
+                runner = self.runner.using(
+                    policy=policy, sampling=replace(agent.sampling, seed=seed)
+                )
                 episode = await runner.run(task, sample)
             if not episode.failed:
                 return episode, policy.versions

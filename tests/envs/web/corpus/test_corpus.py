@@ -63,17 +63,26 @@ def test_words_find_pages(folder: Path) -> None:
 
 def test_a_page_is_read_by_id_url_and_title_and_titles_in_a_text_are_links(folder: Path) -> None:
     corpus = Corpus(folder)
-    assert all(corpus.page(name) == PAGES[3] for name in ("doc7", "https://a.example/p", "Potatoes", " potatoes "))
+    assert all(
+        corpus.page(name) == PAGES[3]
+        for name in ("doc7", "https://a.example/p", "Potatoes", " potatoes ")
+    )
     assert corpus.links(corpus.page("Orla Finch")) == ["Brent"]
     others = corpus.links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x"))
     assert others == ["Brent", "Orla Finch", "北京大学"]
     # The longest title is the link.
     titles = {core("Dr. No (film)"), core("Dr. No"), core("No")}
-    assert named("He saw Dr. No (film), then Dr. No; No.", titles.intersection) == ["dr. no (film", "dr. no", "no"]
+    assert named("He saw Dr. No (film), then Dr. No; No.", titles.intersection) == [
+        "dr. no (film",
+        "dr. no",
+        "no",
+    ]
     assert named("no dr. no", titles.intersection) == []  # in small letters: no name
 
 
-def test_a_page_under_its_id_is_replaced_and_the_version_says_what_the_pages_say(folder: Path, tmp_path: Path) -> None:
+def test_a_page_under_its_id_is_replaced_and_the_version_says_what_the_pages_say(
+    folder: Path, tmp_path: Path
+) -> None:
     assert made(tmp_path / "other", PAGES[::-1]).version == (before := Corpus(folder).version)
     corpus = made(folder, [Page("Now about carrots.", "Carrots", "https://a.example/p", "doc7")])
     assert corpus.version != before
@@ -82,7 +91,9 @@ def test_a_page_under_its_id_is_replaced_and_the_version_says_what_the_pages_say
     assert found(corpus, "carrots") == ["Carrots"]
 
 
-def test_passages_of_one_title_are_one_page_unless_another_address_calls_itself_so(tmp_path: Path) -> None:
+def test_passages_of_one_title_are_one_page_unless_another_address_calls_itself_so(
+    tmp_path: Path,
+) -> None:
     pages = [
         *(Page("First.", "Bob"), Page("Second.", "Bob"), Page("First. ", "Bob")),
         Page("Ann lives in Oakrest.", "Ann", "https://a.test/"),
@@ -90,14 +101,20 @@ def test_passages_of_one_title_are_one_page_unless_another_address_calls_itself_
     ]
     corpus = made(tmp_path / "c", pages)
     assert corpus.counts["pages"] == 4
-    assert (corpus.page("bob").text, corpus.page("Bob (2)").text) == ("First.\n\nSecond.", "Second.")
+    assert (corpus.page("bob").text, corpus.page("Bob (2)").text) == (
+        "First.\n\nSecond.",
+        "Second.",
+    )
     ann = corpus.page("ann")
     assert (ann.text, ann.url) == ("Ann lives in Oakrest.", "https://a.test/")
     asyncio.run(corpus.close())
 
 
 def test_a_long_page_is_found_by_its_passage_and_read_whole(tmp_path: Path) -> None:
-    text = " ".join(f"Sentence {number} about nothing." for number in range(200)) + " The bell is in Lorne."
+    text = (
+        " ".join(f"Sentence {number} about nothing." for number in range(200))
+        + " The bell is in Lorne."
+    )
     corpus = made(tmp_path / "c", [Page(text, "Long")], None, 300)
     ((hit,),) = asyncio.run(corpus.search(["bell Lorne"], 5))
     assert "bell is in Lorne" in hit.passage
@@ -130,7 +147,9 @@ def test_reciprocal_ranks_by_hand() -> None:
     assert ranked[0][1] == pytest.approx(1 / 62 + 1 / 61)
 
 
-def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_addition_that_was_cut_short_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "c"
     build_corpus(PAGES[:1], folder, HASHING)
 
@@ -144,7 +163,11 @@ def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch
     assert not Corpus(folder).complete
     corpus = made(folder, [])
     assert (corpus.complete, corpus.counts["pages"]) == (True, 4)
-    assert found(corpus, "potatoes", 1, "lexical") == found(corpus, "potatoes", 1, "dense") == ["Potatoes"]
+    assert (
+        found(corpus, "potatoes", 1, "lexical")
+        == found(corpus, "potatoes", 1, "dense")
+        == ["Potatoes"]
+    )
     whole = np.fromfile(folder / "vectors.f32", dtype=np.float32)
     with (folder / "vectors.f32").open("r+b") as file:
         file.truncate(64 * 4 + 17)  # killed in the middle of a row
@@ -152,7 +175,9 @@ def test_an_addition_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch
     np.testing.assert_array_equal(np.fromfile(folder / "vectors.f32", dtype=np.float32), whole)
 
 
-def test_wrong_folders_pages_and_embedders(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_folders_pages_and_embedders(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda *asked: False)
         with pytest.raises(ConfigError, match="read a copy of it"):
@@ -164,13 +189,17 @@ def test_wrong_folders_pages_and_embedders(folder: Path, tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match="was built without an embedder"):
         build_corpus([], folder, HASHING)
     build_corpus([], tmp_path / "dense", HASHING)
-    with pytest.raises(ConfigError, match=r"those of 'hashing/\d+/64', but the embedder is 'hashing/\d+/32'"):
+    with pytest.raises(
+        ConfigError, match=r"those of 'hashing/\d+/64', but the embedder is 'hashing/\d+/32'"
+    ):
         Corpus(tmp_path / "dense", {"embedder_dim": 32})
     (tmp_path / "dense" / "corpus.json").write_text('{"version": 9}')
     with pytest.raises(ConfigError, match="of another version"):
         Corpus(tmp_path / "dense")
     database = sqlite3.connect(folder / "pages.sqlite")
-    database.executescript("create trigger t after insert on pages begin delete from pages; end").close()
+    database.executescript(
+        "create trigger t after insert on pages begin delete from pages; end"
+    ).close()
     with pytest.raises(DataError, match="it holds a trigger or a view"):
         Corpus(folder)
 
@@ -190,7 +219,9 @@ def test_rows_of_files(row: dict[str, object], page: Page, tmp_path: Path) -> No
     assert list(read_pages(write_lines(tmp_path / "pages.jsonl", [row]))) == [page]
 
 
-@pytest.mark.parametrize(("row", "field"), [({"title": "A"}, "text"), ({"text": "a", "id": {"x": 1}}, "id")])
+@pytest.mark.parametrize(
+    ("row", "field"), [({"title": "A"}, "text"), ({"text": "a", "id": {"x": 1}}, "id")]
+)
 def test_hostile_rows(row: dict[str, object], field: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"row 1: field '{field}' is"):
         list(read_pages(write_lines(tmp_path / "pages.jsonl", [row])))
@@ -205,11 +236,18 @@ def test_a_snippet_is_where_the_most_of_the_query_is_said() -> None:
     assert snippet("好" * 500 + "北京大学" + "好" * 500, "北京大学").count("好") == 36
 
 
-@pytest.mark.parametrize("file", ["pages.sqlite", "lexical/meta.json", "lexical/*.store", "lexical/*.pos"])
+@pytest.mark.parametrize(
+    "file", ["pages.sqlite", "lexical/meta.json", "lexical/*.store", "lexical/*.pos"]
+)
 def test_a_damaged_or_missing_file_is_said_and_not_made_anew(tmp_path: Path, file: str) -> None:
-    build_corpus([Page(f"Ann lives in town {number}.", f"Ann {number}") for number in range(300)], tmp_path / "c")
+    build_corpus(
+        [Page(f"Ann lives in town {number}.", f"Ann {number}") for number in range(300)],
+        tmp_path / "c",
+    )
     (damaged,) = (tmp_path / "c").glob(file)
-    damaged.write_bytes(b"null\n" if "*" in file else damaged.read_bytes()[:40])  # of a short one Rust panics
+    damaged.write_bytes(
+        b"null\n" if "*" in file else damaged.read_bytes()[:40]
+    )  # of a short one Rust panics
     with pytest.raises(DataError, match="uild the corpus anew"):
         Corpus(tmp_path / "c")
     (tmp_path / "c" / "pages.sqlite").unlink()

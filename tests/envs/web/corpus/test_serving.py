@@ -50,10 +50,14 @@ def corpus(tmp_path: Path) -> Iterator[Corpus]:
 def ask(corpus: Corpus, path: str, body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(make_server(corpus).streamable_http_app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8000"
+        ) as client:
             if body is None:
                 return await client.get(path)
-            return await client.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
+            return await client.post(
+                path, content=body if isinstance(body, bytes) else json.dumps(body)
+            )
 
     return asyncio.run(send())
 
@@ -61,16 +65,31 @@ def ask(corpus: Corpus, path: str, body: Any) -> httpx.Response:
 def test_retrieve_speaks_search_r1s_protocol_and_access_gives_pages(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reply = ask(corpus, "/retrieve", {"queries": ["bells", "nothing at all"], "topk": 1, "return_scores": True})
+    reply = ask(
+        corpus,
+        "/retrieve",
+        {"queries": ["bells", "nothing at all"], "topk": 1, "return_scores": True},
+    )
     bells, nothing = reply.json()["result"]
     document = {"id": "Orla Finch", "title": "Orla Finch", "url": "Orla Finch"}
-    assert bells[0]["document"] == document | {"contents": '"Orla Finch"\nOrla Finch lives in Brent and builds bells.'}
+    assert bells[0]["document"] == document | {
+        "contents": '"Orla Finch"\nOrla Finch lives in Brent and builds bells.'
+    }
     assert bells[0]["score"] > 0
     assert nothing == []
     unscored = ask(corpus, "/retrieve", {"queries": ["town"]}).json()["result"]
     assert unscored[0][0]["url"] == "https://a.example/brent"
-    reply = ask(corpus, "/access", {"urls": ["https://a.example/brent", "https://a.example/none", "orla finch"]})
-    page = {"contents": "Brent is a town.", "title": "Brent", "url": "https://a.example/brent", "links": []}
+    reply = ask(
+        corpus,
+        "/access",
+        {"urls": ["https://a.example/brent", "https://a.example/none", "orla finch"]},
+    )
+    page = {
+        "contents": "Brent is a town.",
+        "title": "Brent",
+        "url": "https://a.example/brent",
+        "links": [],
+    }
     brent, none, orla = reply.json()["result"]
     assert (brent, none) == (page, None)
     assert orla["links"] == [{"title": "Brent", "url": "Brent"}]
@@ -79,7 +98,9 @@ def test_retrieve_speaks_search_r1s_protocol_and_access_gives_pages(
     build_corpus([replace(PAGES[1], text="Brent was a town.")], corpus.folder)
     assert ask(corpus, "/health", None).json() == {**told, "version": Corpus(corpus.folder).version}
     assert corpus.version != told["version"]
-    monkeypatch.setattr(corpus, "search", AsyncMock(side_effect=OutageError("the embedder is gone.")))
+    monkeypatch.setattr(
+        corpus, "search", AsyncMock(side_effect=OutageError("the embedder is gone."))
+    )
     reply = ask(corpus, "/retrieve", {"queries": ["x"]})
     assert (reply.status_code, reply.json()) == (503, {"error": "the embedder is gone."})
 
@@ -122,7 +143,12 @@ def test_mcp_offers_search_and_get_document(corpus: Corpus) -> None:
 
 def test_the_tool_source(corpus: Corpus, tmp_path: Path) -> None:
     def source(folder: Path | None, **more: Any) -> ToolSource:
-        settings = {"tools": ["corpus"], "corpus": None if folder is None else str(folder), "search_results": 3, **more}
+        settings = {
+            "tools": ["corpus"],
+            "corpus": None if folder is None else str(folder),
+            "search_results": 3,
+            **more,
+        }
         return make_sources(["corpus"], environment_config("web", **settings))[0]
 
     queries = [("search", {"query": query}) for query in ("who builds bells?", "xyzzy")]
@@ -140,7 +166,9 @@ def test_the_tool_source(corpus: Corpus, tmp_path: Path) -> None:
         source(corpus.folder, corpus_search="dense")
 
 
-def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_builds_and_searches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pages = tmp_path / "pages.jsonl"
     pages.write_text("".join(json.dumps({"title": p.title, "text": p.text}) + "\n" for p in PAGES))
     folder = str(tmp_path / "corpus")
@@ -154,13 +182,21 @@ def test_the_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["search", "bells", folder, "--results", "0"]) == 2
     assert "results is 0: give at least 1" in capsys.readouterr().err
     rows, out = write_json(tmp_path / "dev.json", [twowiki_row()]), str(tmp_path / "paragraphs")
-    assert main(["build", "--benchmark", "2wikimultihopqa", "--input", str(rows), "--out", out]) == 0
+    assert (
+        main(["build", "--benchmark", "2wikimultihopqa", "--input", str(rows), "--out", out]) == 0
+    )
     assert Corpus(out).page("Orla 0").text == "Orla is a potter. Her brother is Bran 0."
 
 
-def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_cannot_be_listened_at_is_said(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for more in (["--port", "99999"], ["--port", str(taken.getsockname()[1])], ["--host", "nowhere.invalid"]):
+        for more in (
+            ["--port", "99999"],
+            ["--port", str(taken.getsockname()[1])],
+            ["--host", "nowhere.invalid"],
+        ):
             assert main(["serve", str(corpus.folder), *more]) == 2
             assert "cannot listen at" in capsys.readouterr().err
     assert main(["serve", str(corpus.folder), "--port", "0", "--mode", "dense"]) == 2
@@ -171,12 +207,23 @@ def test_an_address_that_cannot_be_listened_at_is_said(corpus: Corpus, capsys: p
 def test_served_to_another_process(corpus: Corpus) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "atommem.cli", "corpus", "serve", str(corpus.folder), "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "atommem.cli",
+        "corpus",
+        "serve",
+        str(corpus.folder),
+        "--port",
+        str(port),
+    ]
     server = subprocess.Popen(command)
     try:
         for _ in range(200):
             try:
-                reply = httpx.post(f"http://127.0.0.1:{port}/retrieve", json={"queries": ["town"], "topk": 3})
+                reply = httpx.post(
+                    f"http://127.0.0.1:{port}/retrieve", json={"queries": ["town"], "topk": 3}
+                )
                 break
             except httpx.TransportError:
                 time.sleep(0.1)

@@ -20,7 +20,9 @@ def on_loopback(address: Address, port: int) -> bool:
 
 
 @contextmanager
-def serving(routes: Mapping[str, Route], address: str = INTERNET) -> Iterator[tuple[str, list[Any]]]:
+def serving(
+    routes: Mapping[str, Route], address: str = INTERNET
+) -> Iterator[tuple[str, list[Any]]]:
     """The host:port of a server with these paths, and what it was asked: (method and path, headers, body) each."""
     asked: list[Any] = []
 

@@ -54,7 +54,9 @@ class Engine(ToolSource):
             await asyncio.sleep(0.05)
             if query == "gone":
                 raise OutageError("the engine is gone")
-            return ToolResult(f"found {query}", is_error=query == "nothing", origin=f"https://{query}.test/")
+            return ToolResult(
+                f"found {query}", is_error=query == "nothing", origin=f"https://{query}.test/"
+            )
 
         return [text_tool("search", "Finds.", "query", "Words.", run)]
 
@@ -79,7 +81,9 @@ def search(path: Path, *queries: str, **more: Any) -> list[ToolResult | BaseExce
         (source,) = make_sources(config.tools, config)
         run = source.tools[0].run
         try:
-            return await asyncio.gather(*(run({"query": query}, None) for query in queries), return_exceptions=True)
+            return await asyncio.gather(
+                *(run({"query": query}, None) for query in queries), return_exceptions=True
+            )
         finally:
             await source.close()
 
@@ -96,7 +100,9 @@ def test_what_is_recorded_comes_back_as_it_was(tmp_path: Path) -> None:
     assert list(cassette.results()) == [(CALL, RESULT)]
     other = RecordedCall.of("search", "engine 2", {"query": "Ann"})
     assert cassette.found(other) is None, "another backend, another answer"
-    assert RecordedCall.of("a", "b", {"x": 1, "y": 2}) == RecordedCall.of("a", "b", {"y": 2, "x": 1})
+    assert RecordedCall.of("a", "b", {"x": 1, "y": 2}) == RecordedCall.of(
+        "a", "b", {"y": 2, "x": 1}
+    )
 
 
 def test_calls_that_are_alike_are_made_once_and_never_again(tmp_path: Path) -> None:
@@ -128,7 +134,9 @@ def test_a_call_of_a_process_that_was_killed_is_made_again_at_once(tmp_path: Pat
         "print('begun', flush=True); time.sleep(60)"
     )
     path = tmp_path / "c.db"
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     cassette = Cassette(path)
@@ -170,11 +178,15 @@ def test_a_call_that_is_cancelled_is_let_go(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_budget_of_calls_and_of_money_is_never_exceeded_and_what_is_recorded_stays(tmp_path: Path) -> None:
+def test_a_budget_of_calls_and_of_money_is_never_exceeded_and_what_is_recorded_stays(
+    tmp_path: Path,
+) -> None:
     results = search(tmp_path / "c.db", "a", "b", "c", call_budget=2)
     assert sorted(MADE) == ["a", "b"]
     assert isinstance(results[2], BudgetSpentError)
-    assert search(tmp_path / "c.db", "a", call_budget=2) == results[:1], "what is recorded costs nothing"
+    assert search(tmp_path / "c.db", "a", call_budget=2) == results[:1], (
+        "what is recorded costs nothing"
+    )
     prices = {"call_prices": ["search=0.1"], "cost_budget": 0.3}
     results = search(tmp_path / "d.db", "a", "b", "c", "d", **prices)
     assert [type(result) for result in results] == [ToolResult] * 3 + [BudgetSpentError]
@@ -182,13 +194,17 @@ def test_a_budget_of_calls_and_of_money_is_never_exceeded_and_what_is_recorded_s
     assert cassette.spent() == {"search": (3, pytest.approx(0.3))}
 
 
-def test_an_episode_replays_as_it_was_but_for_what_is_denied_now_and_a_spent_budget_stops_it(tmp_path: Path) -> None:
+def test_an_episode_replays_as_it_was_but_for_what_is_denied_now_and_a_spent_budget_stops_it(
+    tmp_path: Path,
+) -> None:
     def episode(name: str, **more: Any) -> Episode:
         calls = [call("search", query=query) for query in ("Ann", "nothing")]
         return play([*calls, ANSWER], **settings(tmp_path / name, **more))
 
     live, replayed = (episode("c.db", cassette_mode=mode) for mode in ("live", "replay"))
-    assert [step.observation for step in live.steps] == [step.observation for step in replayed.steps]
+    assert [step.observation for step in live.steps] == [
+        step.observation for step in replayed.steps
+    ]
     assert MADE == ["Ann", "nothing"]
     denied = episode("c.db", cassette_mode="replay", deny_hosts=["ann.test"])
     assert live.steps[1].observation.values("text") == ["found Ann"]
@@ -217,11 +233,24 @@ def test_who_has_let_a_lease_run_out_changes_nothing_of_what_another_recorded(
 def strangers(path: Path, *, state: str = "done", **columns: Any) -> Path:
     """A cassette with one call that nobody made."""
     Cassette(path).close()
-    values = {"key": CALL.key, "tool": CALL.tool, "backend": CALL.backend, "arguments": CALL.arguments, "state": state}
-    values |= {"holder": None, "until": None, "time": 1e12, "result": zipped(RESULT_VALUES | {"title": "T"}), **columns}
+    values = {
+        "key": CALL.key,
+        "tool": CALL.tool,
+        "backend": CALL.backend,
+        "arguments": CALL.arguments,
+        "state": state,
+    }
+    values |= {
+        "holder": None,
+        "until": None,
+        "time": 1e12,
+        "result": zipped(RESULT_VALUES | {"title": "T"}),
+        **columns,
+    }
     with sqlite3.connect(path) as file:
         file.execute(
-            f"INSERT INTO calls ({', '.join(values)}) VALUES ({'?, ' * (len(values) - 1)}?)", [*values.values()]
+            f"INSERT INTO calls ({', '.join(values)}) VALUES ({'?, ' * (len(values) - 1)}?)",
+            [*values.values()],
         )
     file.close()
     return path
@@ -240,18 +269,30 @@ def record(path: Path, *recorded: tuple[RecordedCall, ToolResult]) -> Path:
 BOMB = zstandard.compress(b"0" * 100_000_000)
 
 
-WRONG = {"text": [5], "title": [None], "origin": [[1]], "is_error": ["no"], "links": [[5], [{"target": 5}]]}
+WRONG = {
+    "text": [5],
+    "title": [None],
+    "origin": [[1]],
+    "is_error": ["no"],
+    "links": [[5], [{"target": 5}]],
+}
 NOT_RESULTS = [RESULT_VALUES | {name: value} for name, values in WRONG.items() for value in values]
 
 
 @pytest.mark.parametrize(
     ("state", "result"),
     [
-        *((state, result) for state in ("done", "failed") for result in (b"no zstd", BOMB, None, 5)),
+        *(
+            (state, result)
+            for state in ("done", "failed")
+            for result in (b"no zstd", BOMB, None, 5)
+        ),
         *(("done", zipped(values)) for values in ([1], *NOT_RESULTS)),
     ],
 )
-def test_a_result_that_is_damaged_or_a_bomb_is_said(tmp_path: Path, state: str, result: Any) -> None:
+def test_a_result_that_is_damaged_or_a_bomb_is_said(
+    tmp_path: Path, state: str, result: Any
+) -> None:
     with pytest.raises(DataError, match="is damaged"):
         Cassette(strangers(tmp_path / "c", state=state, result=result)).begin(CALL, 0.0)
 
@@ -295,7 +336,9 @@ RUNNING = (
 )
 
 
-def test_files_that_are_no_cassettes_or_damaged_or_run_something_of_their_own(tmp_path: Path) -> None:
+def test_files_that_are_no_cassettes_or_damaged_or_run_something_of_their_own(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "text.db").write_text("no database " * 100)
     sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
     for number, statement in enumerate(RUNNING):
@@ -305,12 +348,19 @@ def test_files_that_are_no_cassettes_or_damaged_or_run_something_of_their_own(tm
         ("nowhere/c.db", False, ConfigError, "cannot be opened"),
         ("other.db", True, DataError, "cannot be used: no such table"),
         *(("text.db", read_only, DataError, "is no cassette") for read_only in (True, False)),
-        *((f"runs {n}", only, DataError, "it holds a trigger or a view") for n in (0, 1) for only in (True, False)),
+        *(
+            (f"runs {n}", only, DataError, "it holds a trigger or a view")
+            for n in (0, 1)
+            for only in (True, False)
+        ),
     ):
         with pytest.raises(error, match=message):
             Cassette(tmp_path / name, read_only=read_only)
     texts = [f"page {number} " + "".join(map(chr, range(40, 40 + number))) for number in range(200)]
-    record(tmp_path / "c", *((RecordedCall.of("visit", "e", {"page": text}), ToolResult(text)) for text in texts))
+    record(
+        tmp_path / "c",
+        *((RecordedCall.of("visit", "e", {"page": text}), ToolResult(text)) for text in texts),
+    )
     content = (tmp_path / "c").read_bytes()
     half = len(content) // 2
     (tmp_path / "c").write_bytes(content[:half] + b"\xaa" * (half - 4096) + content[-4096:])
@@ -356,9 +406,15 @@ def test_a_cassette_becomes_a_corpus_that_can_be_searched_and_visited_and_grows_
     )
     assert main(["freeze", str(cassette), "--out", str(web)]) == 0
     assert "2 pages. 1 that were found were not read" in capsys.readouterr().out
-    (source,) = make_sources(["corpus"], environment_config("web", tools=["corpus"], corpus=str(web)))
-    visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob", "x")]
-    found, asked, origin, bob, missing = use(source, ("search", {"query": "who lives here"}), *visits)
+    (source,) = make_sources(
+        ["corpus"], environment_config("web", tools=["corpus"], corpus=str(web))
+    )
+    visits = [
+        ("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob", "x")
+    ]
+    found, asked, origin, bob, missing = use(
+        source, ("search", {"query": "who lives here"}), *visits
+    )
     assert found.links[0].title == "Ann Gray"
     assert asked.text == origin.text == "Ann Gray lives here."
     assert (asked.title, asked.origin) == ("Ann Gray", "https://a.test/")

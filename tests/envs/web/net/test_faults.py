@@ -74,7 +74,9 @@ def browse(completions: list[str], **settings: Any) -> Episode:
 
 def ask(tool: str, url: str, page: str = "https://a.test/") -> Episode:
     """An episode that asks a provider once."""
-    written = call("visit", page=page) if tool in ("jina", "access") else call("search", query="Ann")
+    written = (
+        call("visit", page=page) if tool in ("jina", "access") else call("search", query="Ann")
+    )
     return browse([written, ANSWER], tools=[tool], search_url=url, reader_url=url)
 
 
@@ -103,7 +105,9 @@ PAGE_FAULTS = {
 
 def test_a_pages_fault_is_an_observation_and_the_episode_goes_on(site: str) -> None:
     """An episode that visits them all, and before and after them a page that is there (the first starts a reader)."""
-    pages = [site + page if page.startswith("/") else page for page in ["/fine", *PAGE_FAULTS, "/fine"]]
+    pages = [
+        site + page if page.startswith("/") else page for page in ["/fine", *PAGE_FAULTS, "/fine"]
+    ]
     visits = browse([*(call("visit", page=page) for page in pages), ANSWER], tools=[DIRECT])
     _, _, *faults, last = [step.observation for step in visits.steps]
     for (page, said), observation in zip(PAGE_FAULTS.items(), faults, strict=True):
@@ -122,7 +126,9 @@ def test_a_pages_fault_is_an_observation_and_the_episode_goes_on(site: str) -> N
         "<tool_call>visit Ann</tool_call>",
     ],
 )
-def test_the_policys_fault_is_a_problem_and_an_observation_and_costs_a_call(site: str, written: str) -> None:
+def test_the_policys_fault_is_a_problem_and_an_observation_and_costs_a_call(
+    site: str, written: str
+) -> None:
     episode = browse([written, ANSWER], tools=[DIRECT])
     assert (episode.stop_reason, episode.reward) == (StopReason.ANSWERED, 1.0)
     assert len(episode.steps[0].problems) == 1
@@ -172,20 +178,39 @@ def test_a_provider_that_is_gone_and_a_machine_without_resolver_are_outages(tool
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     visit = [call("visit", page="http://unresolved.test/"), ANSWER]
-    episode = browse(visit, tools=[DIRECT]) if tool == DIRECT else ask(tool, f"http://127.0.0.1:{port}")
+    episode = (
+        browse(visit, tools=[DIRECT]) if tool == DIRECT else ask(tool, f"http://127.0.0.1:{port}")
+    )
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
-LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "the answer", "content": "the answer"}
+LEAK = {
+    "url": "https://huggingface.co/datasets/x",
+    "contents": "the answer",
+    "content": "the answer",
+}
 
 
 @pytest.mark.parametrize(
     ("tool", "status", "answer", "said"),
     [
-        *((tool, 422, {"message": "cannot do this"}, "cannot do this (422)") for tool in ("serper", "jina")),
+        *(
+            (tool, 422, {"message": "cannot do this"}, "cannot do this (422)")
+            for tool in ("serper", "jina")
+        ),
         ("searxng", 414, {"message": "cannot do this"}, "cannot do this (414)"),
-        ("jina", 400, {"message": "Domain 'credit.test' could not be resolved"}, "'credit.test' could not be resolved"),
-        ("jina", 200, {"data": {"warning": "Target URL returned error 404: Not Found", "content": "x"}}, "error 404"),
+        (
+            "jina",
+            400,
+            {"message": "Domain 'credit.test' could not be resolved"},
+            "'credit.test' could not be resolved",
+        ),
+        (
+            "jina",
+            200,
+            {"data": {"warning": "Target URL returned error 404: Not Found", "content": "x"}},
+            "error 404",
+        ),
         ("jina", 200, {"data": {"content": ""}}, "has no text"),
         ("jina", 200, {"data": LEAK}, "may not be visited"),
         ("access", 200, {"result": [LEAK]}, "may not be visited"),
@@ -198,7 +223,11 @@ def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(
 ) -> None:
     route = answering(answer, "application/json", status)
     with serving({"/search": route, "/access": route, "/": route}, "127.0.0.1") as (host, _):
-        episode = ask(tool, f"http://{host}", "https://credit.test/" if "credit" in said else "https://a.test/")
+        episode = ask(
+            tool,
+            f"http://{host}",
+            "https://credit.test/" if "credit" in said else "https://a.test/",
+        )
     assert episode.stop_reason is StopReason.ANSWERED
     (told,) = episode.steps[1].observation.values("text")
     assert said in told
@@ -209,8 +238,16 @@ def test_a_query_or_page_that_a_provider_does_not_take_is_an_observation(
 @pytest.mark.parametrize(
     ("tool", "answer", "said"),
     [
-        ("jina", {"data": {"content": "Example"}}, "https://a.test/ is too much for the reader (524)."),
-        ("access", {"result": [None]}, "https://a.test/ is too much for the server of pages (524)."),
+        (
+            "jina",
+            {"data": {"content": "Example"}},
+            "https://a.test/ is too much for the reader (524).",
+        ),
+        (
+            "access",
+            {"result": [None]},
+            "https://a.test/ is too much for the server of pages (524).",
+        ),
         ("searxng", {"results": []}, "this query is too much for searxng (524): write another."),
     ],
 )

@@ -24,17 +24,46 @@ from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import Route, answering, on_loopback, resolver, serving
 
 
-def fetch(url: str, hosts: HostRules | None = None, names: Any = None, private: Any = (), **limits: Any) -> Fetched:
-    guard = GuardedBackend(on_loopback, private, names if callable(names) else resolver(names or {}))
+def fetch(
+    url: str, hosts: HostRules | None = None, names: Any = None, private: Any = (), **limits: Any
+) -> Fetched:
+    guard = GuardedBackend(
+        on_loopback, private, names if callable(names) else resolver(names or {})
+    )
     fetcher = Fetcher(guard, hosts or HostRules(), Limits(**{"seconds": 5.0, **limits}), "tests")
     return asyncio.run(fetcher.fetch(url))
 
 
 ON_THE_WEB = ("93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "64:ff9b::5db8:d822")
 ELSEWHERE = [
-    *("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.64.0.1", "192.168.1.1", "0.0.0.0", "224.0.0.1"),
-    *("255.255.255.255", "168.63.129.16", "192.0.0.9", "192.88.99.1", "240.0.0.1", "198.18.0.1", "64:ff9b::7f00:1"),
-    *("3fff::1", "::1", "::", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "2002:7f00:1::", "fe80::1%1"),
+    *(
+        "127.0.0.1",
+        "10.1.2.3",
+        "169.254.169.254",
+        "100.64.0.1",
+        "192.168.1.1",
+        "0.0.0.0",
+        "224.0.0.1",
+    ),
+    *(
+        "255.255.255.255",
+        "168.63.129.16",
+        "192.0.0.9",
+        "192.88.99.1",
+        "240.0.0.1",
+        "198.18.0.1",
+        "64:ff9b::7f00:1",
+    ),
+    *(
+        "3fff::1",
+        "::1",
+        "::",
+        "::ffff:127.0.0.1",
+        "::ffff:8.8.8.8",
+        "::127.0.0.1",
+        "2002:7f00:1::",
+        "fe80::1%1",
+    ),
     *("fec0::1", "fd00::1", "ff02::1"),
 ]
 
@@ -45,7 +74,9 @@ def test_the_rule_of_the_live_web(address: str) -> None:
     assert not public(ip_address(address), 22)
 
 
-def test_a_page_comes_with_its_type_and_nothing_of_ours_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_comes_with_its_type_and_nothing_of_ours_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with serving({"/a": answering("Grüße", "text/html; charset=UTF-8")}) as (host, asked):
         page = fetch(f"http://{host}/a?q=1")
@@ -57,7 +88,9 @@ def test_a_page_comes_with_its_type_and_nothing_of_ours_is_sent(monkeypatch: pyt
     assert headers["Accept-Encoding"] == "identity"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "0x7f000001", "2130706433", "0177.0.0.1", "[::1]", "0"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.1", "0x7f000001", "2130706433", "0177.0.0.1", "[::1]", "0"]
+)
 def test_private_addresses_in_any_notation_get_no_packet(host: str) -> None:
     with serving({"/": answering("secret")}, "127.0.0.1") as (at, asked):
         port = at.partition(":")[2]
@@ -69,7 +102,10 @@ def test_private_addresses_in_any_notation_get_no_packet(host: str) -> None:
 def test_all_addresses_of_a_name_must_be_allowed_and_the_checked_one_is_connected_to() -> None:
     with serving({"/": answering("public")}) as (host, asked):
         port = host.partition(":")[2]
-        names: dict[str, Sequence[str]] = {"mixed.test": ["127.0.0.2", "127.0.0.1"], "good.test": ["127.0.0.2"]}
+        names: dict[str, Sequence[str]] = {
+            "mixed.test": ["127.0.0.2", "127.0.0.1"],
+            "good.test": ["127.0.0.2"],
+        }
         with pytest.raises(PageError, match=r"mixed\.test.*not on the public web"):
             fetch(f"http://mixed.test:{port}/", names=names)
         assert fetch(f"http://good.test:{port}/", names=names).body == b"public"
@@ -82,7 +118,10 @@ def test_all_addresses_of_a_name_must_be_allowed_and_the_checked_one_is_connecte
         assert len(answers) == 1, "a name is resolved once a connection"
         with pytest.raises(PageError, match="not on the public web"):
             fetch(f"http://rebinding.test:{port}/", names=rebinding)
-    assert [headers["Host"] for _, headers, _ in asked] == [f"good.test:{port}", f"rebinding.test:{port}"]
+    assert [headers["Host"] for _, headers, _ in asked] == [
+        f"good.test:{port}",
+        f"rebinding.test:{port}",
+    ]
 
 
 def test_redirects_are_held_to_all_rules() -> None:
@@ -112,7 +151,9 @@ def test_a_private_host_that_is_named_with_its_port_may_be_visited() -> None:
     with serving({"/": answering("mine")}, "127.0.0.1") as (host, _):
         assert fetch(f"http://{host}/", private=[host]).body == b"mine"
         port = host.partition(":")[2]
-        with pytest.raises(PageError, match="cannot be had"):  # it does not listen there, but was asked
+        with pytest.raises(
+            PageError, match="cannot be had"
+        ):  # it does not listen there, but was asked
             fetch(f"http://[::1]:{port}/", private=[f"[::1]:{port}"])
         with pytest.raises(PageError, match="not on the public web"):
             fetch(f"http://{host}/", private=["127.0.0.1:1"])
@@ -121,20 +162,40 @@ def test_a_private_host_that_is_named_with_its_port_may_be_visited() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        *("ftp://a.test/", "file:///etc/passwd", "a.test", "http://", "http://u:p@a.test/", "http://a b/", "x" * 5000),
-        *("http://xn--/", "http://xn--a/", "http://[::1%25lo]/", "http://a\\b/", "http://[", "http://a.test/\ud800"),
+        *(
+            "ftp://a.test/",
+            "file:///etc/passwd",
+            "a.test",
+            "http://",
+            "http://u:p@a.test/",
+            "http://a b/",
+            "x" * 5000,
+        ),
+        *(
+            "http://xn--/",
+            "http://xn--a/",
+            "http://[::1%25lo]/",
+            "http://a\\b/",
+            "http://[",
+            "http://a.test/\ud800",
+        ),
         *("http://a.test:-1/", "http://a.test:99999999999999999999/", "http://a\u2100b/"),
     ],
 )
 def test_what_is_no_address_of_a_page(url: str) -> None:
     with pytest.raises(PageError):
         fetch(url)
-    with serving({"/": answering("", status=302, Location=ascii(url)[1:-1])}) as (host, _), pytest.raises(PageError):
+    with (
+        serving({"/": answering("", status=302, Location=ascii(url)[1:-1])}) as (host, _),
+        pytest.raises(PageError),
+    ):
         fetch(f"http://{host}/")
 
 
 def test_bytes_parts_and_seconds_are_bounded_as_sent_and_as_unpacked() -> None:
-    def sending(part: bytes, count: int, pause: float = 0.0, start: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> Route:
+    def sending(
+        part: bytes, count: int, pause: float = 0.0, start: bytes = b"HTTP/1.1 200 OK\r\n\r\n"
+    ) -> Route:
         def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
             handler.wfile.write(start)
             for _ in range(count):
@@ -162,7 +223,10 @@ def test_bytes_parts_and_seconds_are_bounded_as_sent_and_as_unpacked() -> None:
         for path in ("gzip", "deflate"):
             assert fetch(f"http://{host}/{path}", max_bytes=1000).body == text
         for path, limits, message in (
-            *((path, {"max_bytes": 1000}, r"larger than 0\.001 MB") for path in ("endless", "announced", "bomb")),
+            *(
+                (path, {"max_bytes": 1000}, r"larger than 0\.001 MB")
+                for path in ("endless", "announced", "bomb")
+            ),
             *((path, {"max_bytes": 1_000_000}, "damaged, or larger") for path in ("bomb", "cut")),
             ("br", {"max_bytes": 1000}, "encoded as 'br'"),
             ("drip", {"seconds": 0.4}, r"longer than 0\.4 seconds"),
@@ -174,10 +238,14 @@ def test_bytes_parts_and_seconds_are_bounded_as_sent_and_as_unpacked() -> None:
             assert time.perf_counter() - began < limits.get("seconds", 5.0) + 1.6
         began = time.process_time()
         assert fetch(f"http://{host}/type").content_type == "text/html"
-        assert time.process_time() - began < 2, "a type that is made to be read slowly takes no time"
+        assert time.process_time() - began < 2, (
+            "a type that is made to be read slowly takes no time"
+        )
 
 
-def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no_network_is_not() -> None:
+def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no_network_is_not() -> (
+    None
+):
     with pytest.raises(PageError, match=r"there is no host nowhere\.test"):
         fetch("http://nowhere.test/")
 
@@ -185,7 +253,9 @@ def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no
         raise socket.gaierror(socket.EAI_AGAIN, "try again")
 
     class Unplugged(httpcore.AsyncNetworkBackend):
-        async def connect_tcp(self, *arguments: Any, **settings: Any) -> httpcore.AsyncNetworkStream:
+        async def connect_tcp(
+            self, *arguments: Any, **settings: Any
+        ) -> httpcore.AsyncNetworkStream:
             raise httpcore.ConnectError from OSError(errno.ENETUNREACH, "no network")
 
     names = resolver({"a.test": ["127.0.0.2"]})
@@ -199,7 +269,9 @@ def test_a_name_that_is_not_there_is_the_pages_fault_and_a_silent_resolver_or_no
             get(guard)
 
     async def silent_for_one(host: str, port: int) -> list[str]:
-        return await (silent if host == "a.test" else resolver({"a.root-servers.net": ["127.0.0.2"]}))(host, port)
+        return await (
+            silent if host == "a.test" else resolver({"a.root-servers.net": ["127.0.0.2"]})
+        )(host, port)
 
     # A name whose own servers are silent, and a router far away that knows no way: anybody's page can have these.
     with pytest.raises(PageError, match=r"no host a\.test"):
@@ -239,7 +311,12 @@ def test_hosts_that_publish_answers_are_denied(url: str, allowed: bool) -> None:
 def test_a_list_of_allowed_hosts_allows_no_other() -> None:
     rules = HostRules(allow=["example.test", "b.test/docs"], deny=["example.test/no"])
     allowed = ("https://www.example.test/a", "https://b.test/docs/1", "https://b.test/robots.txt")
-    denied = ("https://b.test/", "https://example.test/no", "http://c.test", "https://c.test/robots.txt")
+    denied = (
+        "https://b.test/",
+        "https://example.test/no",
+        "http://c.test",
+        "https://c.test/robots.txt",
+    )
     assert all(map(rules.allows, allowed))
     assert not any(map(rules.allows, denied))
     for entry in ("http://[", "", "/"):

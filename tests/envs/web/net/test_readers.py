@@ -22,7 +22,10 @@ from atommem.errors import ConfigError, OutageError
 from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
 from tests.envs.web.test_environment import use
 
-PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her first workshop. " * 4
+PROSE = (
+    "Ann Gray lives in Oakrest, where she has made bells since the flood took her first workshop. "
+    * 4
+)
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
 <nav><a href="/">Home</a></nav><article><h1>Ann Gray</h1><p>{PROSE}</p>
 <p>She wrote to <a href="/bob#top">Bob Vin</a> and <a href="mailto:b@b.test">mailed</a>.</p></article></body></html>"""
@@ -34,7 +37,9 @@ def read(source: ReaderSource, *pages: str) -> list[ToolResult]:
 
 def direct(**settings: Any) -> Direct:
     pytest.importorskip("lxml_html_clean")
-    config = environment_config("web", **{"obey_robots": False, "parse_workers": 1, "page_seconds": 10.0, **settings})
+    config = environment_config(
+        "web", **{"obey_robots": False, "parse_workers": 1, "page_seconds": 10.0, **settings}
+    )
     return Direct(config, rule=on_loopback, resolve=resolver({}))
 
 
@@ -72,8 +77,15 @@ def test_html_gives_title_text_and_links_and_pdf_and_plain_text_their_text() -> 
 
 
 @pytest.mark.slow
-def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_one_is_read() -> None:
-    table = "<html><body><table>" + "<tr>" + "<td><p>x</p></td>" * 40_000 + "</tr></table></body></html>"
+def test_a_page_that_takes_too_long_or_too_much_memory_is_given_up_and_the_next_one_is_read() -> (
+    None
+):
+    table = (
+        "<html><body><table>"
+        + "<tr>"
+        + "<td><p>x</p></td>" * 40_000
+        + "</tr></table></body></html>"
+    )
     routes = {"/table": answering(table), "/ann": answering(PAGE)}
     with serving(routes) as (host, _):
         slow, fine = read(direct(parse_seconds=1.0), f"http://{host}/table", f"http://{host}/ann")
@@ -93,7 +105,9 @@ def test_a_machine_that_can_start_no_process_has_an_outage_and_workers_have_no_k
     async def run() -> ToolResult:
         for _ in range(2):
             with pytest.raises(OutageError, match="no process"):
-                await asyncio.wait_for(source.tools[0].run({"page": f"http://{host}/ann"}, None), 20)
+                await asyncio.wait_for(
+                    source.tools[0].run({"page": f"http://{host}/ann"}, None), 20
+                )
         extraction._command = command
         return await asyncio.wait_for(source.tools[0].run({"page": f"http://{host}/ann"}, None), 20)
 
@@ -107,31 +121,48 @@ def test_a_machine_that_can_start_no_process_has_an_outage_and_workers_have_no_k
     asyncio.run(source.close())
 
 
-def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_gives_no_permission() -> None:
+def test_robots_are_obeyed_where_their_rules_are_known_and_a_server_in_trouble_gives_no_permission() -> (
+    None
+):
     routes = {
         "/robots.txt": answering("User-agent: *\nDisallow: /private\n", "text/plain"),
         "/private/a": answering(PROSE, "text/plain"),
         "/open": answering(PROSE, "text/plain"),
     }
     with serving(routes) as (host, asked):
-        refused, fine = read(direct(obey_robots=True), f"http://{host}/private/a", f"http://{host}/open")
+        refused, fine = read(
+            direct(obey_robots=True), f"http://{host}/private/a", f"http://{host}/open"
+        )
         routes["/in"] = answering("", status=302, Location="/private/a")
         (led,) = read(direct(obey_robots=True), f"http://{host}/in")
     assert "does not let robots read" in refused.text
     assert not fine.is_error
     assert "does not let robots read" in led.text
-    assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open", "GET /robots.txt", "GET /in"]
+    assert [line for line, _, _ in asked] == [
+        "GET /robots.txt",
+        "GET /open",
+        "GET /robots.txt",
+        "GET /in",
+    ]
     with serving({"/open": routes["/open"]}) as (host, _):
-        assert not read(direct(obey_robots=True), f"http://{host}/open")[0].is_error, "no rules: all is allowed"
+        assert not read(direct(obey_robots=True), f"http://{host}/open")[0].is_error, (
+            "no rules: all is allowed"
+        )
     with serving({"/open": routes["/open"], "/robots.txt": answering("", status=503)}) as (host, _):
-        assert "robots.txt answers 503" in read(direct(obey_robots=True), f"http://{host}/open")[0].text
+        assert (
+            "robots.txt answers 503"
+            in read(direct(obey_robots=True), f"http://{host}/open")[0].text
+        )
 
 
 def test_a_sites_rules_are_read_while_all_pages_wait() -> None:
     source, done = direct(obey_robots=True), threading.Event()
     source._extraction._threads.submit(done.wait, 60.0)
     assert source._robots is not None
-    with serving({"/robots.txt": answering("User-agent: *\nDisallow: /no", "text/plain")}) as (host, _):
+    with serving({"/robots.txt": answering("User-agent: *\nDisallow: /no", "text/plain")}) as (
+        host,
+        _,
+    ):
         asyncio.run(source._robots.check(f"http://{host}/a"))
     done.set()
     asyncio.run(source.close())
@@ -167,10 +198,22 @@ def provider(path: str, answer: Any) -> Iterator[tuple[str, list[Any]]]:
 
 def test_jina_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOMMEM_JINA_API_KEY", "my-key")
-    data = {"title": "Ann", "url": "https://a.test/", "content": "Ann lives.", "links": {"Bob": "https://a.test/bob"}}
-    pages = ("https://huggingface.co/datasets/x", "https://huggingface.co\\datasets", "http://[", "//a")
+    data = {
+        "title": "Ann",
+        "url": "https://a.test/",
+        "content": "Ann lives.",
+        "links": {"Bob": "https://a.test/bob"},
+    }
+    pages = (
+        "https://huggingface.co/datasets/x",
+        "https://huggingface.co\\datasets",
+        "http://[",
+        "//a",
+    )
     with provider("/", {"code": 200, "status": 20000, "data": data}) as (url, asked):
-        *denied, result = read(Jina(environment_config("web", reader_url=url)), *pages, "https://a.test/")
+        *denied, result = read(
+            Jina(environment_config("web", reader_url=url)), *pages, "https://a.test/"
+        )
     assert all(one.is_error for one in denied)
     links = (Link("Bob", "https://a.test/bob"),)
     assert result == ToolResult("Ann lives.", title="Ann", links=links, origin="https://a.test/")
@@ -186,5 +229,7 @@ def test_access_servers_are_not_asked_for_what_is_denied() -> None:
         source = Access(environment_config("web", search_url=url))
         denied, result = read(source, "huggingface.co/datasets/x", "https://a.test/")
     assert denied.is_error
-    assert result == ToolResult("Ann lives.", title="Ann", links=(Link("Bob", "bob"),), origin="https://a.test/")
+    assert result == ToolResult(
+        "Ann lives.", title="Ann", links=(Link("Bob", "bob"),), origin="https://a.test/"
+    )
     assert [body for _, _, body in asked] == [b'{"urls":["https://a.test/"]}']

@@ -24,9 +24,13 @@ def search(source: SearchSource, query: str = "who is Ann") -> ToolResult:
     return use(source, ("search", {"query": query}))[0]
 
 
-def ask(kind: type[SearchSource], path: str, answer: Any, **settings: Any) -> tuple[ToolResult, list[Any]]:
+def ask(
+    kind: type[SearchSource], path: str, answer: Any, **settings: Any
+) -> tuple[ToolResult, list[Any]]:
     with serving({path: answering(answer, "application/json")}, "127.0.0.1") as (host, asked):
-        return search(kind(environment_config("web", search_url=f"http://{host}", **settings))), asked
+        return search(
+            kind(environment_config("web", search_url=f"http://{host}", **settings))
+        ), asked
 
 
 def test_serper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +38,12 @@ def test_serper(monkeypatch: pytest.MonkeyPatch) -> None:
     organic = [
         {"title": "Leak", "link": DENIED, "snippet": "the answer"},
         {"title": "No address", "link": "http://[a", "snippet": "x"},
-        {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann lives\nin Oakrest.", "position": 2},
+        {
+            "title": "Ann  Gray",
+            "link": "https://a.test/",
+            "snippet": "Ann lives\nin Oakrest.",
+            "position": 2,
+        },
         {"title": "Bob", "link": "https://b.test/"},
         {"title": "Third", "link": "https://c.test/", "snippet": "x"},
     ]
@@ -53,7 +62,9 @@ def test_serpers_own_answer_and_searxngs_are_results() -> None:
     result, _ = ask(Serper, "/search", {"organic": [], "answerBox": box})
     assert result.text == "Ann: https://a.test/ Oakrest"
     found = [{"title": "Ann", "url": "https://a.test/", "content": "Ann lives."}]
-    result, asked = ask(Searxng, "/search", {"results": found, "unresponsive_engines": [["x", "timeout"]]})
+    result, asked = ask(
+        Searxng, "/search", {"results": found, "unresponsive_engines": [["x", "timeout"]]}
+    )
     assert result.text == "Ann: https://a.test/ Ann lives."
     assert asked[0][0] == "GET /search?q=who+is+Ann&format=json"
     result, asked = ask(Searxng, "/search", {"results": []})
@@ -70,7 +81,10 @@ def test_retrieve_servers_with_and_without_scores_titles_and_addresses() -> None
         {"document": {"title": "Leak", "text": "the answer", "url": DENIED}},
     ]
     result, asked = ask(Retrieve, "/retrieve", {"result": [documents]})
-    assert result.text == "Ann Gray: Ann Gray Ann lives.\nBob: Bob Bob too.\n-: https://c.test/ no title"
+    assert (
+        result.text
+        == "Ann Gray: Ann Gray Ann lives.\nBob: Bob Bob too.\n-: https://c.test/ no title"
+    )
     assert [link.target for link in result.links] == ["Ann Gray", "Bob", "https://c.test/"]
     assert json.loads(asked[0][2]) == {"queries": ["who is Ann"], "topk": 5, "return_scores": True}
 
@@ -79,18 +93,31 @@ def test_what_is_recorded_is_held_to_the_lists_of_today(tmp_path: Path) -> None:
     found = [{"title": f"{name}\n", "text": "x", "url": f"https://{name}.test/"} for name in "ab"]
 
     def use_both(url: str, **lists: Any) -> list[str]:
-        config = {"tools": ["retrieve", "access"], "search_url": url, "cassette": str(tmp_path / "c"), **lists}
+        config = {
+            "tools": ["retrieve", "access"],
+            "search_url": url,
+            "cassette": str(tmp_path / "c"),
+            **lists,
+        }
         search, visit = make_sources(["retrieve", "access"], environment_config("web", **config))
         (read,) = use(visit, ("visit", {"page": "https://a.test/"}))
         search, _ = make_sources(["retrieve", "access"], environment_config("web", **config))
         return [read.text, use(search, ("search", {"query": "x"}))[0].text]
 
-    pages = {"/retrieve": {"result": [found]}, "/access": {"result": [{"contents": "of a", "url": "https://a.test/"}]}}
+    pages = {
+        "/retrieve": {"result": [found]},
+        "/access": {"result": [{"contents": "of a", "url": "https://a.test/"}]},
+    }
     routes = {path: answering(answer, "application/json") for path, answer in pages.items()}
     with serving(routes, "127.0.0.1") as (host, asked):
         denied = "https://a.test/ may not be visited."
-        assert use_both(f"http://{host}", allow_hosts=["b.test"]) == [denied, "b: https://b.test/ x"]
-        assert use_both(f"http://{host}")[0] == "of a", "what is not allowed is not recorded as missing"
+        assert use_both(f"http://{host}", allow_hosts=["b.test"]) == [
+            denied,
+            "b: https://b.test/ x",
+        ]
+        assert use_both(f"http://{host}")[0] == "of a", (
+            "what is not allowed is not recorded as missing"
+        )
         (tmp_path / "c").unlink()
         assert use_both(f"http://{host}")[1] == "a: https://a.test/ x\nb: https://b.test/ x"
         assert use_both(f"http://{host}", deny_hosts=["a.test"]) == [denied, "b: https://b.test/ x"]
@@ -113,8 +140,14 @@ def test_what_a_server_serves_in_another_version_is_recorded_anew(
         answering({"result": [[{"document": document}]]}, "application/json")(handler, sent)
 
     def found(mode: str = "live") -> str:
-        settings = {"search_url": f"http://{host}", "cassette": str(tmp_path / "c.db"), "cassette_mode": mode}
-        (source,) = make_sources(["retrieve"], environment_config("web", tools=["retrieve"], **settings))
+        settings = {
+            "search_url": f"http://{host}",
+            "cassette": str(tmp_path / "c.db"),
+            "cassette_mode": mode,
+        }
+        (source,) = make_sources(
+            ["retrieve"], environment_config("web", tools=["retrieve"], **settings)
+        )
         return search(source).text
 
     with serving({"/health": health, "/retrieve": retrieve}, "127.0.0.1") as (host, asked):

@@ -69,7 +69,13 @@ class FakeRunner(WrittenRunner):
         if isinstance(result, Exception):
             raise result
         await self.agent.policy.complete([sample], self.agent.sampling)
-        return Episode(task.id, sample, [make_step([2, 3], [1])], reward=result, stop_reason=StopReason.ANSWERED)
+        return Episode(
+            task.id,
+            sample,
+            [make_step([2, 3], [1])],
+            reward=result,
+            stop_reason=StopReason.ANSWERED,
+        )
 
 
 @contextmanager
@@ -111,7 +117,11 @@ def nothing_more(worker: RolloutWorker) -> None:
 def test_it_runs_ahead_by_the_staleness_and_no_further(
     groups_per_version: int, max_staleness: int, total: int, first: int
 ) -> None:
-    settings = {"groups_per_version": groups_per_version, "max_staleness": max_staleness, "total": total}
+    settings = {
+        "groups_per_version": groups_per_version,
+        "max_staleness": max_staleness,
+        "total": total,
+    }
     done, versions = first, first // groups_per_version
     with running_worker(FakeRunner(right), **settings, first=lambda: first) as worker:
         for version in (1, 2, 3):
@@ -139,7 +149,9 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_outage_is_waited_out_and_counted() -> None:
-    runner = FakeRunner(lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0)
+    runner = FakeRunner(
+        lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0
+    )
     with running_worker(runner) as worker:
         (group,) = groups(worker, 1)
         assert [episode.reward for episode in group.episodes] == [1.0, 1.0]
@@ -148,7 +160,9 @@ def test_an_outage_is_waited_out_and_counted() -> None:
 
 
 def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
-    runner = FakeRunner(lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0)
+    runner = FakeRunner(
+        lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0
+    )
     with running_worker(runner) as worker:
         (group,) = groups(worker, 1)
     assert [episode.reward for episode in group.episodes] == [None, 1.0]
@@ -157,9 +171,13 @@ def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
 
 
 def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
-    with running_worker(FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))) as worker:
+    with running_worker(
+        FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))
+    ) as worker:
         worker.check_health(60.0)
-        with pytest.raises(OutageError, match=r"no completion has come for 0 s .* http://localhost:8000 refused"):
+        with pytest.raises(
+            OutageError, match=r"no completion has come for 0 s .* http://localhost:8000 refused"
+        ):
             worker.take([0], 0.05, lambda: False)
 
 
@@ -190,7 +208,9 @@ def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
     with pytest.raises(AttributeError, match="unknown"):
         policy.send_weights(iter([("unknown", torch.zeros(1))]))
     policy.destroy()
-    assert asyncio.run(policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))).token_ids
+    assert asyncio.run(
+        policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))
+    ).token_ids
     policy.destroy()  # nothing is held: nothing happens
 
 
@@ -209,16 +229,25 @@ def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
             numbers = range(2 * update, 2 * update + 2)
             found = worker.take(numbers, 30.0, lambda: False)
             assert [group.index for group in found] == [*numbers]
-            assert min(version for group in found for steps in group.versions for version in steps) >= update - 1
+            assert (
+                min(version for group in found for steps in group.versions for version in steps)
+                >= update - 1
+            )
             worker.update_model_version(update + 2)
 
 
 def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
     varied, equal = (
-        Group(0, [make_episode("t", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)], [[4], [4]])
+        Group(
+            0,
+            [make_episode("t", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)],
+            [[4], [4]],
+        )
         for rewards in ((1.0, 0.0), (1.0, 1.0))
     )
     batch = batch_of([varied, equal], AsyncTrainConfig(normalization="token", use_cpu=True))
     assert [row.advantage for row in batch.rows] == [0.5, -0.5]
-    assert [row.prompt_ids.tolist() for row in batch.rows] == [e.steps[0].prompt_ids for e in varied.episodes]
+    assert [row.prompt_ids.tolist() for row in batch.rows] == [
+        e.steps[0].prompt_ids for e in varied.episodes
+    ]
     assert batch.normalizer == 8.0  # all four episodes have two tokens each
