@@ -143,11 +143,13 @@ class Demo:
         )
         torch.manual_seed(seed)
         self.tokenizer = make_tokenizer(
-            recipe.world, self.settings.memory, self.settings.environment
+            recipe.world, self.settings.run.memory, self.settings.run.environment
         )
         self.model = make_model(recipe.size, self.tokenizer)
-        self.embedder = make_embedder(self.settings.embedder)
-        self.dialect = get_dialect(self.settings.memory.dialect, self.settings.memory.templates)
+        self.embedder = make_embedder(self.settings.run.embedder)
+        self.dialect = get_dialect(
+            self.settings.run.memory.dialect, self.settings.run.memory.templates
+        )
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)
         if self._ranks.is_main_process:
             save_tasks(self.heldout, out / HELDOUT_FILE)
@@ -155,7 +157,7 @@ class Demo:
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
         """`count` tasks of one stream of this run, of the recipe's world or another of its kind."""
         world, seed = world or self.recipe.world, 10 * self.seed + stream
-        capacities = self.settings.memory.capacities
+        capacities = self.settings.run.memory.capacities
         if not capacities:
             return list(world_of(world).generate(world, count, seed))
         names = [task_name(seed, index) for index in range(count)]
@@ -304,14 +306,14 @@ class Demo:
         args.resume_from_checkpoint = (
             "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
         )
-        resume = resume_folder(args, settings.memory)
+        resume = resume_folder(args, settings.run.memory)
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
         with self._phase(
             "grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"
         ):
             rollouts = Rollouts(
-                args, self.tokenizer, self.embedder, settings.memory, settings.environment
+                args, self.tokenizer, self.embedder, settings.run.memory, settings.run.environment
             )
             trainer = MemoryGRPOTrainer(
                 self.model,
@@ -345,8 +347,8 @@ class Demo:
             policy=policy,
             embedder=self.embedder,
             tokenizer=self.tokenizer,
-            environments=make_environments(settings.environment, self.tokenizer),
-            memory=replace(settings.memory, disabled_actions=list(disabled)),
+            environments=make_environments(settings.run.environment, self.tokenizer),
+            memory=replace(settings.run.memory, disabled_actions=list(disabled)),
             sampling=Sampling(
                 train.temperature, max_tokens=train.max_completion_length or 48, seed=self.seed
             ),

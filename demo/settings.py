@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from accelerate import PartialState
-from trl import ModelConfig, TrlParser
 
-from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.demo.recipe import Recipe
 from atommem.demo.worlds import world_of
-from atommem.environment import find_environment
-from atommem.train.settings import Settings
-from atommem.train.train_config import TrainConfig
+from atommem.train.settings import Settings, parse
 
 
 def load_settings(
@@ -27,24 +23,15 @@ def load_settings(
         seed: Of the run.
         changed: Further fields with other values than the file's, as words of a command line.
     """
-    world = world_of(recipe.world)
-    own = find_environment(world.environment).config_class
-    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, own, ModelConfig))
     words = {"output_dir": [str(out)], "seed": [str(seed)], **recipe.settings, **(changed or {})}
     for name, value in (("max_steps", recipe.updates), ("capacity", recipe.capacity)):
         if value is not None:
             words[name] = [str(value)]
-    arguments = [
-        "--config",
-        str(world.grpo_config),
-        *(word for name in words for word in (f"--{name}", *words[name])),
-    ]
-    settings = Settings(*parser.parse_args_and_config(arguments))
+    arguments = ["--config", str(world_of(recipe.world).grpo_config)]
+    arguments += [word for name in words for word in (f"--{name}", *words[name])]
+    settings = parse("grpo", arguments)
     ranks = PartialState().num_processes
     if ranks > 1:  # the file's batch is that of all
-        arguments += [
-            "--per_device_train_batch_size",
-            str(settings.args.per_device_train_batch_size // ranks),
-        ]
-        settings = Settings(*parser.parse_args_and_config(arguments))
+        batch = settings.args.per_device_train_batch_size // ranks
+        settings = parse("grpo", [*arguments, "--per_device_train_batch_size", str(batch)])
     return settings

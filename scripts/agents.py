@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from atommem.config import load_config
-from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
-from atommem.environment import make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.task import Task
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
-from atommem.face.settings import Settings
+from atommem.run import Checkpoint, build_agent, make_run
 from atommem.session import Agent
 
 
@@ -36,18 +34,10 @@ def make_agent(
         tokenizer: Unset: the policy's own.
         stored: The settings of a policy's folder; those that are given win.
     """
-    settings = Settings.of(stored or {}, given)
-    tokenizer = policy.tokenizer if tokenizer is None else tokenizer
-    return Agent(
-        policy=policy,
-        embedder=embedder or make_embedder(settings.embedder),
-        tokenizer=tokenizer,
-        environments=make_environments(settings.environment, tokenizer),
-        memory=settings.memory,
-        sampling=settings.sampling,
-        encode_threads=encode_threads,
-        keep_prompts=keep_prompts,
-    )
+    checkpoint = Checkpoint.load(None, given.get("environment"), stored)
+    options = {"encode_threads": encode_threads, "keep_prompts": keep_prompts}
+    run = make_run(given, checkpoint)
+    return build_agent(run, policy, tokenizer=tokenizer, embedder=embedder, **options)
 
 
 async def evaluated(

@@ -35,7 +35,7 @@ from quick import add_quick, command_line, last_line
 from schemathesis.generation import GenerationMode
 from serve_gateways import Secretary
 
-from atommem.face.engine import Engine
+from atommem.api import Runtime
 from atommem.policy.contract import Completion, Sampling
 from atommem.serve.api_keys import Keys
 from atommem.serve.guard import LOGGER, Limits
@@ -71,7 +71,7 @@ class Listening(Secretary):
 
 def gateway(policy: Listening, folder: Path) -> AbstractContextManager[Running]:
     """A server in this process."""
-    engine = Engine.open(policy, embedder="hashing", max_reads=2)  # type: ignore[arg-type]
+    engine = Runtime.open(policy, embedder="hashing", max_reads=2)  # type: ignore[arg-type]
     conversations = make_conversations(
         folder / "log.db", ServedPolicy.of(engine, "secretary", "script")
     )

@@ -106,7 +106,11 @@ class Bench:
             **self._shared(),
         )
         rollouts = Rollouts(
-            args, self.demo.tokenizer, self.demo.embedder, settings.memory, settings.environment
+            args,
+            self.demo.tokenizer,
+            self.demo.embedder,
+            settings.run.memory,
+            settings.run.environment,
         )
         trainer = MemoryGRPOTrainer(
             AutoModelForCausalLM.from_pretrained(self.cold_start),
@@ -134,7 +138,7 @@ class Bench:
         )
         path, tokenizer = str(self.cold_start), self.demo.tokenizer
         rollouts = Rollouts(
-            args, tokenizer, self.demo.embedder, settings.memory, settings.environment
+            args, tokenizer, self.demo.embedder, settings.run.memory, settings.run.environment
         )
         trainer = AsyncMemoryGRPOTrainer(
             path,

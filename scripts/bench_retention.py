@@ -60,7 +60,7 @@ from atommem.eval.retention.table import (
 )
 from atommem.eval.retention.turns import Stream, read_streams
 from atommem.eval.suites.suite_file import load_suite
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 
 NEAR, SECONDS = 0.02, 120.0
 REFERENCE = {

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from quick import ATOMMEM
 
-from atommem.face.engine import Engine
+from atommem.api import Runtime
 from atommem.policy.contract import Completion, Sampling
 from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.vllm_process import free_port
@@ -74,7 +74,7 @@ def run_gateway(url: str, port: int, latency: float, bounds: dict[str, Any]) -> 
     from atommem.serve.serve_metrics import Metrics
     from atommem.serve.served_policy import ServedPolicy
 
-    engine = Engine.open(Secretary(latency), embedder="hashing", max_reads=2)  # type: ignore[arg-type]
+    engine = Runtime.open(Secretary(latency), embedder="hashing", max_reads=2)  # type: ignore[arg-type]
     policy = ServedPolicy.of(engine, "secretary", "script")
     conversations = Conversations(policy, ConversationLog(open_database(url)), Metrics(), **bounds)
     app = make_app(conversations, Limits(requests_per_minute=None))

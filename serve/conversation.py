@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atommem.actions import READ, Action
+from atommem.api import answer_question
 from atommem.episode import Step
 from atommem.errors import PromptTooLongError
-from atommem.face.asking import asked
 from atommem.memory.entries import Entry
 from atommem.memory.operations import Operation
 from atommem.memory.threads import offload
@@ -162,7 +162,9 @@ class Conversation(LoggedSession):
             ):
                 return told
             try:
-                text, _ = await asked(self._shared.policy.environments, question, turn, keep)
+                text, _ = await answer_question(
+                    self._shared.policy.environments, question, turn, keep
+                )
             except ConflictError:
                 raise
             except BaseException:

@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser
 from atommem.config import load_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
-from atommem.errors import DataError
+from atommem.errors import DataError, check_writable
 from atommem.memory.operations import Operation
 from atommem.observation import StopReason
 from atommem.serve.conversation_log import ConversationLog
@@ -62,9 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         DataError: Nothing in it may be used, or nothing has been rated.
         ConfigError: The database cannot be opened.
     """
-    parser = CommandParser(
-        prog="atommem data from-conversations", description=__doc__.partition("\n")[0]
-    )
+    parser = Parser(prog="atommem data from-conversations", description=__doc__.partition("\n")[0])
     default = os.environ.get("ATOMMEM_DATABASE")
     parser.add_argument(
         "--db",

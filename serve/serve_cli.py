@@ -11,35 +11,46 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.command_line import CommandParser
-from atommem.environment import DEFAULT_ENVIRONMENT
+from atommem.arguments import Command, Parser, field_names, given_flags, run_command
+from atommem.config import setting
 from atommem.errors import ConfigError
-from atommem.face.flags import add_settings, given_settings
-from atommem.policy.opening import API_HELP
+from atommem.run import Checkpoint, add_run_settings
 
 if TYPE_CHECKING:
+    from atommem.serve.api_keys import Keys
     from atommem.serve.served_policy import ServedPolicy
 
 DATABASE = "sqlite:///runs/serve/conversations.db"
-_DATABASE_HELP = (
-    f"Where conversations are kept: sqlite:///FILE, or postgresql://USER@HOST/NAME (default: {DATABASE}, or "
-    "ATOMMEM_DATABASE)."
-)
-_OWN = (
-    ("--host", str, "127.0.0.1", "Address to listen on; another than this machine's needs a key."),
-    ("--port", int, 8765, "Port to listen on."),
-    ("--active", int, 64, "Most turns at the same time."),
-    ("--waiting", int, 256, "Most turns that wait; more are refused (429)."),
-    ("--open_conversations", int, 500, "Most conversations held open."),
-    ("--open_mb", int, 1000, "Most megabytes that they take, roughly."),
-    ("--turn_seconds", float, 300.0, "How long a turn may take (503)."),
-    ("--requests_per_minute", int, 600, "Of a key without a rate of its own; 0 is unlimited."),
-    ("--max_body_bytes", int, 8_000_000, "Of a request."),
-    ("--drain_seconds", int, 30, "How long requests may go on after SIGTERM."),
-)
+_DATABASE_HELP = "Database of conversations: sqlite:///FILE or postgresql://USER@HOST/NAME."
+
+
+@dataclass
+class ServeConfig:
+    """The server, beside the policy that it serves."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; another machine's access needs a key.")
+    port: int = setting(8765, "Port to listen on.")
+    db: str = setting(DATABASE, f"{_DATABASE_HELP} ATOMMEM_DATABASE sets the default.")
+    name: str = setting("", "Name of the model for clients (default: the folder's name).")
+    hosts: list[str] = setting([], "Names that clients use for this server; * is any.")
+    move: bool = setting(
+        False,
+        "First move the conversations of other checkpoints or embedders to this one; entries are "
+        "embedded again.",
+    )
+    stdio: bool = setting(False, "Speak MCP on standard input and output, instead of HTTP.")
+    active: int = setting(64, "Most turns at the same time.")
+    waiting: int = setting(256, "Most waiting turns; more are refused (429).")
+    open_conversations: int = setting(500, "Most conversations held open.")
+    open_mb: int = setting(1000, "Most megabytes that they take, roughly.")
+    turn_seconds: float = setting(300.0, "Longest time of a turn (503).")
+    requests_per_minute: int = setting(600, "Of a key without its own rate; 0 is unlimited.")
+    max_body_bytes: int = setting(8_000_000, "Largest request.")
+    drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,69 +62,38 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["keys"]:
         return _keys(argv[1:])
-    return _serve(_arguments(argv))
+    return _serve(*_arguments(argv))
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    ahead = CommandParser(add_help=False)
-    ahead.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
-    parser = CommandParser(
-        prog="atommem serve",
-        usage="atommem serve --policy POLICY [--db URL] [--port N] [settings]; atommem serve keys add|list|revoke",
-        description="Serve a policy as a memory: conversations, responses and chat completions of OpenAI's API, and "
-        "the memory's own log (docs/serving.md).",
+def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return the command's own arguments, and the settings of the policy that were given."""
+    parser = Parser(
+        "atommem serve",
+        "Serve a policy as a memory: conversations, responses and chat completions of OpenAI's\n"
+        "API, and the memory's own log (docs/serving.md). --policy is a model folder, a run with\n"
+        "one in it (runs/demo), or servers.",
+        usage="atommem serve --policy POLICY [--db URL] [--port N] [--SETTING VALUE ...]\n"
+        "       atommem serve keys add|list|revoke",
     )
-    parser.add_argument(
-        "--policy",
-        nargs="+",
-        required=True,
-        help="A model folder, or a run with one in it (runs/demo); or the URLs of vLLM servers of one model, or of a "
-        "chat server (--api chat).",
-    )
-    parser.add_argument("--api", default=argparse.SUPPRESS, help=API_HELP)
-    parser.add_argument(
-        "--model",
-        default=argparse.SUPPRESS,
-        help="Name of the model (or LoRA adapter) on the server.",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default=argparse.SUPPRESS,
-        help="Folder of the checkpoint that a server serves.",
-    )
+    parser.add_settings("server", ServeConfig)
     parser.add_argument(
         "--vllm",
         nargs="?",
         const="",
         metavar="FLAGS",
-        help="Start a vLLM server for the folder (an adapter on its base model), and end it with this one. FLAGS are "
-        'vLLM\'s, as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names the interpreter of an environment with '
-        "vLLM (default: this one).",
+        help="Start a vLLM server for the folder (for an adapter: of its base model) with these "
+        'flags as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names its interpreter.',
     )
-    parser.add_argument(
-        "--name", default="", help="What clients call the model (default: the folder's name)."
-    )
-    parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
-    parser.add_argument(
-        "--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any."
-    )
-    parser.add_argument(
-        "--move",
-        action="store_true",
-        help="First move all conversations of other checkpoints or embedders to this one; entries are embedded anew.",
-    )
-    for flag, kind, default, text in _OWN:
-        parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
-    parser.add_argument(
-        "--stdio",
-        action="store_true",
-        help="Speak MCP on standard input and output, in the place of HTTP.",
-    )
-    add_settings(parser, ahead.parse_known_args(argv)[0].environment)
-    return parser.parse_args(argv)
+    add_run_settings(parser, Checkpoint.find(argv, {}).environment)
+    parsed = parser.read(argv, {"db": _database()})
+    if not parsed.policy:
+        raise ConfigError("--policy is missing. Give a model folder or a server's URL.")
+    own = {*field_names(ServeConfig), "policy", "vllm"}
+    given = given_flags(argv, parsed)
+    return parsed, {name: value for name, value in given.items() if name not in own}
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     from atommem.serve.api_keys import Keys
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.guard import LOOPBACK
@@ -129,16 +109,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
     if not arguments.stdio:
         free_port(arguments.host, arguments.port)
-    own = {name.removeprefix("--") for name, *_ in _OWN} | {
-        "policy",
-        "vllm",
-        "name",
-        "db",
-        "hosts",
-        "move",
-        "stdio",
-    }
-    settings: dict[str, Any] = given_settings(arguments, tuple(own))
     with contextlib.ExitStack() as stack:
         if arguments.vllm is None:
             policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
@@ -223,37 +193,53 @@ def _database() -> str:
 
 
 def _keys(argv: list[str]) -> int:
-    """``atommem serve keys``."""
-    parser = CommandParser(prog="atommem serve keys")
-    commands = parser.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("add", help="Make a key for an owner, and print it this once.")
-    add.add_argument("owner")
-    add.add_argument("--requests_per_minute", type=int)
-    add.add_argument("--max_body_bytes", type=int)
-    listed = commands.add_parser("list", help="All keys, without what they are made of.")
-    revoke = commands.add_parser("revoke", help="End a key, within a second.")
-    revoke.add_argument("id")
-    for command in (add, listed, revoke):
-        command.add_argument("--db", default=_database(), help=_DATABASE_HELP)
-    arguments = parser.parse_args(argv)
+    """Run ``atommem serve keys``."""
+    commands = {
+        "add": Command(_add_key, "make a key for an owner, and print it this once"),
+        "list": Command(_list_keys, "list all keys, without their secrets"),
+        "revoke": Command(_revoke_key, "end a key, within a second"),
+    }
+    return run_command("atommem serve keys", commands, argv)
 
+
+def _key_parser(command: str) -> Parser:
+    parser = Parser(f"atommem serve keys {command}")
+    parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
+    return parser
+
+
+def _open_keys(database: str, *, make: bool = False) -> Keys:
     from atommem.serve.api_keys import Keys
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.schema import open_database
 
-    keys = Keys(ConversationLog(open_database(arguments.db, make=arguments.command == "add")))
-    if arguments.command == "add":
-        number, token = keys.add(
-            arguments.owner, arguments.requests_per_minute, arguments.max_body_bytes
-        )
-        print(token)
-        print(f"key {number} of {arguments.owner}: it is not shown again.", file=sys.stderr)
-    elif arguments.command == "revoke":
-        keys.revoke(arguments.id)
-    else:
-        for key in keys.listed():
-            made = time.strftime("%Y-%m-%d", time.gmtime(key["created_at"]))
-            print(
-                f"{key['id']}  {key['owner']:<20} {made}  {'revoked' if key['revoked_at'] else 'valid'}"
-            )
+    return Keys(ConversationLog(open_database(database, make=make)))
+
+
+def _add_key(argv: list[str]) -> int:
+    parser = _key_parser("add")
+    parser.add_argument("owner")
+    parser.add_argument("--requests_per_minute", type=int, help="Its own rate.")
+    parser.add_argument("--max_body_bytes", type=int, help="Its own largest request.")
+    given = parser.parse_args(argv)
+    keys = _open_keys(given.db, make=True)
+    number, token = keys.add(given.owner, given.requests_per_minute, given.max_body_bytes)
+    print(token)
+    print(f"key {number} of {given.owner}: it is not shown again.", file=sys.stderr)
+    return 0
+
+
+def _list_keys(argv: list[str]) -> int:
+    for key in _open_keys(_key_parser("list").parse_args(argv).db).listed():
+        made = time.strftime("%Y-%m-%d", time.gmtime(key["created_at"]))
+        state = "revoked" if key["revoked_at"] else "valid"
+        print(f"{key['id']}  {key['owner']:<20} {made}  {state}")
+    return 0
+
+
+def _revoke_key(argv: list[str]) -> int:
+    parser = _key_parser("revoke")
+    parser.add_argument("id")
+    given = parser.parse_args(argv)
+    _open_keys(given.db).revoke(given.id)
     return 0

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from atommem.config import EmbedderConfig, MemoryConfig, load_config
+from atommem.api import Runtime
+from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.environment import EnvironmentFactory, find_environment
 from atommem.envs.questions_shown import TrainedFor, trained_for
 from atommem.errors import ConfigError
-from atommem.face.engine import Engine
 from atommem.observation import Observation
-from atommem.policy.opening import is_server
 from atommem.servers.vllm_process import VllmServer
 from atommem.session import Agent
 
@@ -62,7 +61,7 @@ class ServedPolicy:
 
     @classmethod
     def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedPolicy:
-        """Open it; see `atommem.face.async_memory.AsyncMemory` for the arguments.
+        """Open it; see `atommem.api.AsyncMemory` for the arguments.
 
         Raises:
             ConfigError: A setting differs from what the policy was trained with, or is wrong.
@@ -75,7 +74,7 @@ class ServedPolicy:
         folder = str(engine_settings.get("tokenizer") or "") if is_server(names) else names[0]
         trained = load_config(folder) if folder else {}
         check_settings(trained, engine_settings, folder)
-        engine = Engine.open(names, **engine_settings)
+        engine = Runtime.open(names, **engine_settings)
         model = str(engine_settings.get("model") or "")
         return cls.of(
             engine, name or model or Path(names[0]).name, fingerprint(folder, model), trained
@@ -116,7 +115,7 @@ class ServedPolicy:
 
     @classmethod
     def of(
-        cls, engine: Engine, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
+        cls, engine: Runtime, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
     ) -> ServedPolicy:
         """That of an engine that is open."""
         engine.agent.embedder = HalfPrecision(engine.agent.embedder)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from atommem import cli
-from atommem.command_line import CommandParser
+from atommem.arguments import Parser
 
 MOST_LINES = 6
 INPUTS_ASKED = 40
@@ -74,10 +74,10 @@ def status_of(line: list[str]) -> Any:
 
 
 def leaves(*words: str) -> Iterator[Leaf]:
-    """The commands below `words`; each parser is a `CommandParser`, taken as it is about to print its help."""
-    found: list[CommandParser] = []
+    """The commands below `words`; each parser is a `Parser`, taken as it is about to print its help."""
+    found: list[Parser] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CommandParser, "print_help", lambda parser: found.append(parser))
+        patch.setattr(Parser, "print_help", lambda parser: found.append(parser))
         status_of([*words, "--help"])
     below = [one for one in found[0]._actions if isinstance(one, argparse._SubParsersAction)]
     if not below:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from atommem.errors import ConfigError, DialectError
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 
 SHIPPED = ("full", "compact", "memagent")
 PLACES = ("scratchpad", "store")

@@ -11,9 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import yaml
 
-from atommem.command_line import reader
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
 from atommem.memory.columns import Columns, Numbers
@@ -133,43 +131,23 @@ def make_rule(setting: str, name: str, method: str) -> Any:
     found = _OPTIONS.fullmatch(name.strip())
     plain, written = (found["name"], found["options"]) if found else (name, "")
     rule_class = _rule_class(setting, plain, method)
-    takes = inspect.signature(rule_class).parameters
-    options: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, (written or "").split(","))):
-        option, equals, value = map(str.strip, part.partition("="))
-        if not equals or option in options:
-            raise ConfigError(
-                f"{setting} is {name!r}: write options as NAME(option=value, option=value), each once."
-            )
-        try:
-            options[option] = _value(value, takes[option].annotation if option in takes else None)
-        except ValueError as error:
-            raise ConfigError(f"{setting} is {name!r}: {option} is {value!r}: {error}.") from error
-    try:
-        return rule_class(**options)
-    except TypeError as error:
-        known = ", ".join(takes) or "none"
+    options = [part.strip() for part in written.split(",") if part.strip()]
+    names = [part.partition("=")[0].strip() for part in options]
+    if len(set(names)) < len(names) or not all("=" in part for part in options):
         raise ConfigError(
-            f"{setting} is {name!r}: {error}; options that it takes: {known}."
-        ) from error
+            f"{setting}={name}: write options as NAME(option=value, option=value), each once."
+        )
+    from atommem.arguments import Parser
 
-
-def _value(written: str, annotation: Any) -> Any:
-    """An option's value, of the kind that the rule asks for where that is plain. Raises ValueError for another."""
-    asked = str(getattr(annotation, "__name__", annotation))
-    wanted, _, other = asked.partition(" | ")
-    plain = other in ("", "None")
-    if plain and wanted in ("bool", "int", "float"):
-        return reader(asked)(written)
+    parser = Parser(f"{setting}={name}")
+    parser.add_class_arguments(rule_class, fail_untyped=False)
+    values = [part.partition("=")[2].strip() for part in options]
+    flags = [f"--{key}={value}" for key, value in zip(names, values, strict=True)]
     try:
-        value = yaml.safe_load(written)
-    except yaml.YAMLError as error:
-        raise ValueError("this is no value") from error
-    return (
-        written
-        if plain and wanted == "str" and value is not None and not isinstance(value, str)
-        else value
-    )
+        return rule_class(**vars(parser.parse_args(flags)))
+    except ConfigError as error:
+        known = ", ".join(inspect.signature(rule_class).parameters) or "none"
+        raise ConfigError(f"{setting}={name}: {error} Its options: {known}.") from error
 
 
 _OPTIONS = re.compile(r"(?P<name>[^()]+)\((?P<options>[^()]*)\)")

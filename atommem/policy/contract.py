@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, Protocol
 
+from atommem.config import setting
 from atommem.errors import PolicyError
 
 
@@ -14,20 +15,18 @@ class Sampling:
     """How a completion is sampled; field names are vLLM's.
 
     Attributes:
-        temperature: 1.0 in training, 0.7 in evaluation (the paper's); 0 is greedy.
-        top_p: Nucleus mass; 1 keeps everything.
-        top_k: Keep the k most likely tokens; 0 keeps all.
-        max_tokens: Longest completion, in tokens.
-        seed: Base seed. The episode loop derives one per request; None is not reproducible.
-        affinity: Requests with the same value begin alike; a pool of servers sends them to the same one, whose
-            prefix cache then serves them. The episode loop gives the task's id. It never changes what is sampled.
+        affinity: Requests with the same value share a prefix; a pool of servers sends them to one
+            server for its prefix cache. The episode loop gives the task's id. It never changes the
+            sampled tokens.
     """
 
-    temperature: float = 0.7
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 1024
-    seed: int | None = None
+    temperature: float = setting(0.7, "Sampling temperature; 0 is greedy.")
+    top_p: float = setting(1.0, "Nucleus mass; 1 keeps everything.")
+    top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.")
+    max_tokens: int = setting(1024, "Longest completion of a step, tokens.")
+    seed: int | None = setting(
+        None, "Base seed; every request derives its own. Unset: not reproducible."
+    )
     affinity: str | None = None
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from atommem.config import PolicyConfig
 from atommem.eval.journal import Journal
 from atommem.policy.contract import Sampling
-from atommem.policy.opening import API_HELP, PolicyChoice, open_policy
+from atommem.policy.opening import open_policy
 from atommem.prompts import render_chat
 
 Ask = Callable[[str, int], str]
@@ -26,7 +27,7 @@ def add_policy_flags(parser: argparse.ArgumentParser, what: str) -> None:
         what: What the model does, for the help.
     """
     parser.add_argument("--policy", nargs="+", help=f"A model folder, or a server's URL: {what}.")
-    parser.add_argument("--api", default="completions", help=API_HELP)
+    parser.add_argument("--api", default="completions", help="completions or chat")
     parser.add_argument("--model", help="Name of the model on the server.")
     parser.add_argument("--tokenizer", help="Tokenizer folder or hub name (server).")
 
@@ -43,7 +44,7 @@ def asking(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]:
         AtomMemError: It cannot be opened, or (when asked) reached.
     """
     policy: Any = open_policy(
-        PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
+        PolicyConfig(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
     )
 
     async def reply(text: str, max_tokens: int) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Command, Parser, run_command
 from atommem.envs.task_files import write_json, write_text
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 from atommem.eval.journal import resumable, settings_of
 
 EXIT_DOES_NOT_HOLD = 1
@@ -36,7 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A file is missing or damaged, or a setting is wrong.
     """
-    arguments = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+    commands = {name: Command(partial(_run, name), text) for name, text in EXPERIMENTS.items()}
+    return run_command("atommem reproduce", commands, sys.argv[1:] if argv is None else argv)
+
+
+def _run(name: str, argv: list[str]) -> int:
+    arguments = _parser(name).parse_args(argv)
     for place in ("out", "cache"):
         check_writable(place, getattr(arguments, place), folder=True)
     seeds = getattr(arguments, "seeds", None) or 0
@@ -46,12 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 160
     say = Console(highlight=False, soft_wrap=True, stderr=True)
-    experiment = _module(arguments.name)
+    experiment = _module(name)
 
     def tell(text: str) -> None:
         say.print(text, markup=False)
 
-    with resumable(arguments.cache, arguments.name, settings_of(arguments), tell) as journal:
+    with resumable(arguments.cache, name, settings_of(arguments), tell) as journal:
         sheet = experiment.run(arguments, tell, journal)
     if arguments.out is not None:
         write_json(arguments.out / f"{sheet.name}.json", sheet.to_json())
@@ -68,31 +73,19 @@ def _module(name: str) -> Any:
     return import_module(f"atommem.eval.reproduce.{name}.experiment")
 
 
-def _parser(argv: list[str]) -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="atommem reproduce",
-        description="Repeat a published experiment on bounded memory by its own protocol: the paper's table beside "
-        "ours, where paper and code differ both, and the controls that it left out. docs/reproduce.md",
+def _parser(name: str) -> Parser:
+    parser = Parser(f"atommem reproduce {name}", f"{EXPERIMENTS[name]}. See docs/reproduce.md.")
+    parser.add_argument(
+        "--check", action="store_true", help="Exit with 1 unless every statement holds."
     )
-    commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    for name, summary in EXPERIMENTS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        command.add_argument(
-            "--check", action="store_true", help="Exit with 1 unless every statement holds."
-        )
-        command.add_argument(
-            "--json", action="store_true", help="Print everything as one JSON object, on one line."
-        )
-        command.add_argument(
-            "--out", type=Path, metavar="FOLDER", help="Write NAME.json and NAME.md there, too."
-        )
-        command.add_argument(
-            "--cache",
-            type=Path,
-            default=Path("runs/reproduce"),
-            metavar="FOLDER",
-            help="Keeps vectors, and results for a run that goes on after an interruption (%(default)s).",
-        )
-        if name in argv:  # the modules of the others need not be loaded
-            _module(name).add_flags(command)
+    parser.add_argument("--json", action="store_true", help="Print one JSON object on one line.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="Also write NAME.json, NAME.md.")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("runs/reproduce"),
+        metavar="DIR",
+        help="Keeps vectors, and results for a run that continues after an interruption.",
+    )
+    _module(name).add_flags(parser)
     return parser

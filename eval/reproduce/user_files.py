@@ -16,7 +16,7 @@ import yaml
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.envs.task_files import replacing
 from atommem.errors import ConfigError, DataError
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 
 HUB_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 

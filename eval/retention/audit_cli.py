@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser
 from atommem.envs.task_files import write_json
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 from atommem.eval.retention.audit import Audit, Contradicts, audit
 from atommem.eval.retention.keeping import add_embedder_flags, embedder_of
 from atommem.eval.retention.stores import Store, read_store
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting is wrong, or the store cannot be read.
     """
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     check_writable("out", args.out, folder=False)
     store = read_store(args.store)
     found = asyncio.run(_audit(store, args))
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+    parser = Parser(
         prog="atommem audit",
         description="What is in a memory: near-duplicates, contradictions (with a judge), entries that were never "
         "shown, and what each rule would drop at a budget. Nothing is changed.",
@@ -61,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
         "--budget", type=int, help="Entries that may stay: reports what each rule would drop."
     )
     parser.add_argument(
-        "--rules", nargs="+", default=RULES, help="By name, with options: linear(weights=FILE)."
+        "--rules",
+        nargs="+",
+        default=list(RULES),
+        help="By name, with options: linear(weights=FILE).",
     )
     parser.add_argument(
         "--same", type=float, default=0.95, help="Cosine from which two entries are doubles."

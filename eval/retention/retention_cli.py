@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atommem import plugins
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Command, Parser, run_command
 from atommem.envs.task_files import write_json
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 from atommem.eval.journal import Journal, resumable, settings_of
 from atommem.eval.retention.fitting import fit, save
 from atommem.eval.retention.keeping import Embedded, add_embedder_flags, embedded, embedder_of
@@ -22,66 +22,27 @@ from atommem.rules.check import problems
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem retention ...``; returns the exit status (1: a rule breaks a promise).
+    """Run ``atommem retention``; returns the exit status (1: a rule breaks its contract).
 
     Raises:
         AtomMemError: A setting or a file is wrong.
     """
-    args = _parser().parse_args(argv)
-    check_writable("out", getattr(args, "out", None), folder=False)
-    check_writable("cache", getattr(args, "cache", None), folder=True)
-    return int(args.run(args))
+    commands = {
+        "fit": Command(_fit, "fit the linear scorer on texts of which is known which were needed"),
+        "table": Command(_table, "fill the table of rules and capacities"),
+        "check": Command(_check, "check that a rule keeps the contract of rules"),
+        "list": Command(_list, "list the rules that we ship"),
+    }
+    return run_command("atommem retention", commands, sys.argv[1:] if argv is None else argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="atommem retention", description="Rules that keep and forget. docs/retention.md"
+def _data_parser(command: str) -> Parser:
+    parser = Parser(f"atommem retention {command}")
+    parser.add_argument(
+        "data", type=Path, help="LoCoMo's file, or rows with stream, text and needed."
     )
-    commands = parser.add_subparsers(required=True, metavar="fit|table|check|list")
-    for name, run, about in (
-        ("fit", _fit, "Fit the linear scorer on texts of which is known which were needed."),
-        (
-            "table",
-            _table,
-            "What every keeper has left at every capacity, scorers fitted on the other streams.",
-        ),
-    ):
-        command = commands.add_parser(name, help=about, description=about)
-        command.add_argument(
-            "data", type=Path, help="LoCoMo's file, or rows with stream, text and needed."
-        )
-        add_embedder_flags(command)
-        command.add_argument(
-            "--out", type=Path, help="Where the result goes (JSON).", required=name == "fit"
-        )
-        command.set_defaults(run=run)
-        if name == "fit":
-            command.add_argument(
-                "--exclude", nargs="*", default=(), help="Streams to leave out: those to try it on."
-            )
-            command.add_argument(
-                "--with_embedding", action="store_true", help="Weigh the numbers of vectors too."
-            )
-            command.add_argument(
-                "--ridge", type=float, default=1.0, help="Strength of the L2 penalty."
-            )
-        else:
-            command.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES)
-            command.add_argument("--rules", nargs="+", default=RULES, help="By name, with options.")
-            command.add_argument(
-                "--cache",
-                type=Path,
-                default=Path("runs/retention"),
-                help="Folder that keeps figures for a run that goes on after an interruption.",
-            )
-            command.add_argument(
-                "--equal", choices=("entries", "words"), default="entries", help="What is limited."
-            )
-    check = commands.add_parser("check", help="Does a rule keep what every rule promises?")
-    check.add_argument("retention", help="NAME, NAME(option=value), or package.module:Class.")
-    check.add_argument("--admission", default="accept")
-    check.set_defaults(run=_check)
-    commands.add_parser("list", help="The rules that we bring.").set_defaults(run=_list)
+    parser.add_argument("--out", type=Path, required=command == "fit", help="Result file (JSON).")
+    add_embedder_flags(parser)
     return parser
 
 
@@ -89,7 +50,13 @@ async def _embedded(args: argparse.Namespace) -> list[Embedded]:
     return await embedded(read_streams(args.data), embedder_of(args))
 
 
-def _fit(args: argparse.Namespace) -> int:
+def _fit(argv: list[str]) -> int:
+    parser = _data_parser("fit")
+    parser.add_argument("--exclude", nargs="*", default=[], help="Streams to leave out.")
+    parser.add_argument("--with_embedding", action="store_true", help="Also use the vectors.")
+    parser.add_argument("--ridge", type=float, default=1.0, help="L2 penalty (%(default)s).")
+    args = parser.parse_args(argv)
+    check_writable("out", args.out, folder=False)
     given = asyncio.run(_embedded(args))
     names = {each.stream.name for each in given}
     if unknown := set(args.exclude) - names:
@@ -106,7 +73,23 @@ def _fit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(args: argparse.Namespace) -> int:
+def _table(argv: list[str]) -> int:
+    parser = _data_parser("table")
+    parser.add_argument("--capacities", type=int, nargs="+", default=list(CAPACITIES))
+    parser.add_argument("--rules", nargs="+", default=list(RULES), help="By name, with options.")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("runs/retention"),
+        help="Keeps figures for a run that continues after an interruption.",
+    )
+    parser.add_argument(
+        "--equal", choices=("entries", "words"), default="entries", help="Unit of capacities."
+    )
+    args = parser.parse_args(argv)
+    check_writable("out", args.out, folder=False)
+    check_writable("cache", args.cache, folder=True)
+
     async def filled(journal: Journal) -> dict[str, dict[str, Cell]]:
         return await fill(
             await _embedded(args), args.capacities, args.rules, equal=args.equal, journal=journal
@@ -128,13 +111,17 @@ def _table(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> int:
+def _check(argv: list[str]) -> int:
+    parser = Parser("atommem retention check")
+    parser.add_argument("retention", help="NAME, NAME(option=value), or package.module:Class.")
+    parser.add_argument("--admission", default="accept", help="Its partner (%(default)s).")
+    args = parser.parse_args(argv)
     found = problems(args.retention, args.admission)
     print("\n".join(found) or f"{args.retention} keeps its promises")
     return 1 if found else 0
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(argv: list[str]) -> int:
     for setting in ("retention", "admission"):
         print(f"{setting}: {', '.join(plugins.names(f'atommem.{setting}'))}")
     return 0

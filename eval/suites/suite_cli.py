@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser
 from atommem.environment import DEFAULT_ENVIRONMENT
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 from atommem.eval.console_report import interrupted
 from atommem.eval.reproduce.published import table_of
 from atommem.eval.suites.board import Board
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     suite = suite.with_policies(named)
     cells = make_cells(suite, flags, given.out, given.seeds)
     console.print(f"embedder: {_embedders(cells)}", markup=False)
-    budget = cells[0].configs[0].make_budget()
+    budget = cells[0].evaluation.config.make_budget()
     tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))
 
     def say_cost() -> None:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+    parser = Parser(
         prog="atommem eval",
         description="Run all evaluations that a suite's file describes, and report them together. "
         "Every flag of atommem eval may be given too: it wins over the suite's settings, but not over a row's.",
@@ -224,13 +224,13 @@ def _embedders(cells: Sequence[Cell]) -> str:
     """The embedder of all rows, or which rows have which."""
     rows: dict[str, dict[str, None]] = {}
     for cell in cells:
-        rows.setdefault(cell.configs[2].name, {})[cell.row.name] = None
+        rows.setdefault(cell.evaluation.run.embedder.name, {})[cell.row.name] = None
     if len(rows) == 1:
         return f"{next(iter(rows))} (all rows)"
     return "; ".join(f"{name} ({', '.join(of)})" for name, of in rows.items())
 
 
 def _episodes(column: Column, cell: Cell) -> int | None:
-    config = cell.configs[0]
+    config = cell.evaluation.config
     counts = [count for count in (column.n, config.limit) if count is not None]
     return min(counts) * config.samples_per_task if counts else None

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atommem.face import ask_cli
 
 from atommem.errors import AtomMemError
-from atommem.face import ask_cli
 from tests.loopback import make_checkpoint, serving
 
 TEXT = "Ann lives in Port. " * 3

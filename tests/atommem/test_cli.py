@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from atommem import cli
-from atommem.command_line import extra_of
 
 
 def test_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:

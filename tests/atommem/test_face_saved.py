@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from atommem.face.saved import MEMORY_FILE, SESSION_FILE
 
 from atommem import AsyncMemory
 from atommem.errors import ConfigError, DataError
-from atommem.face.saved import MEMORY_FILE, SESSION_FILE
 from tests.atommem.test_face import TEXT, NotePolicy, make, texts
 from tests.fakes import WordEmbedder
 

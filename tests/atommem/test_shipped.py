@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import ConfigError
-from atommem.shipped import find_file, main, shipped_files, with_config_path
+from atommem.plugins import find_file, shipped_files
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import httpx
 import openai
 import uvicorn
 
-from atommem.face.engine import Engine
+from atommem.api import Runtime
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
@@ -51,7 +51,7 @@ def scripted(
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
-    engine = Engine.open(
+    engine = Runtime.open(
         policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings
     )
     return ServedPolicy.of(engine, "scripted", checkpoint)

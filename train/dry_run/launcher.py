@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atommem.errors import ConfigError
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 
 OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 """What is sharded from which of ZeRO's stages on."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, make_environments
-from atommem.envs.checkpoint_settings import read_ahead
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
 from atommem.memory.admission import make_admission
@@ -41,8 +40,8 @@ from atommem.train.dry_run.workload import (
     find_tokenizer,
     measure_prompt,
 )
-from atommem.train.dry_run_config import DEVICES, DryRunConfig, trace_settings
-from atommem.train.settings import folder_defaults, parse
+from atommem.train.dry_run_config import DEVICES, DryRunConfig
+from atommem.train.settings import Settings, parse
 
 
 @dataclass
@@ -111,11 +110,9 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
         return type(config_class.__name__, (config_class,), members)
 
     # Nothing is put on a device here, so that the settings of one that this machine lacks can be checked.
-    args, memory, embedder, environment, model_config = parse(
-        stage, [*argv, "--use_cpu", "true"], adapt
-    )
-    ahead = read_ahead(argv, "model_name_or_path")
-    stored = folder_defaults(ahead) if ahead.stored else {}
+    found = parse(stage, [*argv, "--use_cpu", "true"], adapt)
+    args, run_config, model_config = found.args, found.run, found.model
+    memory, embedder, environment = run_config.memory, run_config.embedder, run_config.environment
     make_admission(memory.admission), make_retention(memory.retention)
     model = measure(model_config)
     dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"
@@ -159,9 +156,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
         ),
         costs=costs,
         timelines=[] if is_cold_start else _timelines(args, run, load, costs),
-        settings=trace_settings(
-            [args, memory, embedder, environment, model_config, settings], argv, stored
-        ),
+        settings=_values(found, settings),
         assumptions=[
             f"data: {data.source}",
             f"tokens: {counted_by}",
@@ -175,6 +170,18 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
         )
     plan.warnings.extend(_warnings(plan, args, memory, embedder))
     return plan
+
+
+def _values(found: Settings, settings: DryRunConfig) -> dict[str, dict[str, Any]]:
+    """Return each setting's ``value`` and ``source``, without secrets."""
+    run = found.run
+    values: dict[str, dict[str, Any]] = {}
+    for config in (found.args, run.memory, run.embedder, run.environment, found.model, settings):
+        for item in fields(config):
+            value = getattr(config, item.name)
+            shown = "(hidden)" if item.name.endswith("_token") and value else value
+            values[item.name] = {"value": shown, "source": found.sources.get(item.name, "default")}
+    return values
 
 
 def data_shape(

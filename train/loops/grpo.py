@@ -46,19 +46,20 @@ def grpo_trainer(
         make_backend: What samples; unset is what the settings say.
         callbacks: Further callbacks.
     """
-    args, memory, embedder, environment, model = settings
-    tokenizer = load_tokenizer(model)
+    args, run = settings.args, settings.run
+    tokenizer = load_tokenizer(settings.model)
     given = episode_arguments(settings, tokenizer)
     if make_backend is None:
         make_backend = partial(
-            select_backend, Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
+            select_backend,
+            Rollouts(args, tokenizer, load_embedder(run.embedder), run.memory, run.environment),
         )
     return MemoryGRPOTrainer(
         make_backend=make_backend,
         failed_step=FailedStep(recorded_command(command)),
         callbacks=list(callbacks),
         **given,
-        **model_arguments(model, args),
+        **model_arguments(settings.model, args),
     )
 
 

@@ -12,9 +12,9 @@ from accelerate import PartialState
 from httpx import HTTPError
 from transformers.trainer_utils import SaveStrategy
 
-from atommem.command_line import one_line
 from atommem.environment import find_environment
 from atommem.episode import Episode
+from atommem.errors import format_error
 from atommem.train.resume.checkpoint import resume_folder, save_final
 from atommem.train.resume.faults import CheckpointError
 from atommem.train.rollout.rollout_trainer import EpisodesHook
@@ -39,7 +39,7 @@ def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequenc
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
     args = settings.args
-    resume = resume_folder(args, settings.memory)
+    resume = resume_folder(args, settings.run.memory)
     prepare_reporters(args)
     if args.save_strategy != SaveStrategy.NO and (problem := launcher_problem(os.environ)):
         PartialState().print(problem)
@@ -78,7 +78,7 @@ def push(trainer: Any) -> None:
         trainer.push_to_hub()
     except (OSError, HTTPError) as error:
         raise CheckpointError(
-            f"the model is in {trainer.args.output_dir}, but could not be pushed: {one_line(error).rstrip('.')}. The "
+            f"the model is in {trainer.args.output_dir}, but could not be pushed: {format_error(error).rstrip('.')}. The "
             "same command with --resume tries again."
         ) from error
 
@@ -101,8 +101,8 @@ def launcher_problem(environment: Mapping[str, str]) -> str | None:
 
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
     """What a trainer of episodes is given of the settings: its tasks, and what is kept and shown of its episodes."""
-    args, memory, _, environment, _ = settings
-    kind = find_environment(environment.environment)
+    args, memory = settings.args, settings.run.memory
+    kind = find_environment(settings.run.environment.environment)
     tasks, out = kind.read_tasks(args.data), Path(args.output_dir)
     hooks: list[EpisodesHook] = []
     if args.save_traces:

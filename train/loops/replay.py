@@ -21,7 +21,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 
 from atommem.activity import ActivityClock
-from atommem.command_line import CommandParser
+from atommem.arguments import Parser
 from atommem.config import MemoryConfig
 from atommem.environment import find_environment
 from atommem.episode import Episode
@@ -167,10 +167,10 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: The folder or a setting is wrong.
     """
-    parser = CommandParser(prog="atommem train replay", description=__doc__)
+    parser = Parser("atommem train replay", __doc__)
     parser.add_argument("folder", help="A failed/step-N folder.")
-    folder, overrides = parser.parse_known_args(list(argv))
-    run = read_failed(folder.folder)
+    overrides = list(argv[1:])
+    run = read_failed(parser.parse_args(list(argv[:1])).folder)
     replay(run, overrides)
     return 0
 
@@ -223,7 +223,7 @@ def _replay(run: FailedRun, arguments: list[str], scratch: Path) -> dict[str, An
     settings = parse("grpo", [*arguments, "--report_to", "none", "--save_strategy", "no"])
     inspection = Inspection()
     runner: Any = RecordedRunner(
-        run.episodes, find_environment(settings.environment.environment), settings.memory
+        run.episodes, find_environment(settings.run.environment.environment), settings.run.memory
     )
     trainer = grpo_trainer(settings, make_backend=lambda _: Backend(runner), callbacks=[inspection])
     inspection.watch(trainer)

@@ -80,12 +80,12 @@ def run_sft(settings: Settings) -> Path:
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
     """
-    args, memory, _, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
 
     def make() -> ColdStartTrainer:
         tokenizer = load_tokenizer(model)
         rows = trace_demonstrations(
-            args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs
+            args.data, tokenizer, run.memory, run.environment, args.min_reward, args.template_kwargs
         )
         dataset = sft_dataset(rows, args.max_length)
         arguments = model_arguments(model, args)

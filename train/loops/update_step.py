@@ -16,7 +16,6 @@ from transformers.utils import logging
 from trl.trainer.utils import use_adapter
 
 from atommem.episode import Episode
-from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.models import reduce_in_float32
 from atommem.train.objective.loss import MASKED, Objective
 from atommem.train.objective.sequences import (
@@ -37,6 +36,7 @@ from atommem.train.packing.tree_attention import (
     why_no_tree,
 )
 from atommem.train.packing.trie import pack_rows
+from atommem.train.train_config import EpisodeConfig
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 """Logged: how far log-probabilities when trained are from those when sampled (nats)."""

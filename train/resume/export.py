@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers.trainer import TRAINER_STATE_NAME
 
-from atommem.command_line import CommandParser
+from atommem.arguments import Parser
 from atommem.errors import ConfigError
 from atommem.train.resume.checkpoint import check_whole, load_training_args
 from atommem.train.resume.checkpoint_files import MARKER
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: The checkpoint is damaged or none, or the folder cannot be written.
     """
-    parser = CommandParser(prog="atommem train export", description=__doc__)
+    parser = Parser(prog="atommem train export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="A checkpoint-N folder.")
     parser.add_argument(
         "--out", type=Path, required=True, help="The model folder to make; must not exist."

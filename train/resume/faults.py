@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
+from atommem.arguments import split_config
 from atommem.episode import Episode
 from atommem.errors import AtomMemError
 from atommem.trace import write_trace
@@ -44,13 +44,9 @@ class CheckpointError(TrainingFault):
 
 
 def recorded_command(arguments: Sequence[str]) -> dict[str, Any]:
-    """The command line of a run with the contents of its ``--config`` file, which may change later."""
-    rest, config = list(arguments), None
-    if "--config" in rest[:-1]:
-        index = rest.index("--config")
-        config = yaml.safe_load(Path(rest[index + 1]).read_text(encoding="utf-8"))
-        del rest[index : index + 2]
-    return {"arguments": rest, "config": config}
+    """Return a run's flags, and the contents of its ``--config`` files, which may change later."""
+    rest, config = split_config(arguments, "train")
+    return {"arguments": rest, "config": config or None}
 
 
 def is_disk_full(error: BaseException) -> bool:

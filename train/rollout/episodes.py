@@ -7,10 +7,11 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentConfig, make_environments
+from atommem.environment import EnvironmentConfig
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Policy, Sampling
-from atommem.session import ENCODE_THREADS, Agent
+from atommem.run import RunConfig, build_agent
+from atommem.session import ENCODE_THREADS
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.train_config import TrainConfig
 
@@ -36,20 +37,20 @@ class Rollouts:
     def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
         """The one loop around `policy`, with at most so many episodes at the same time."""
         args = self.args
+        run = RunConfig(
+            memory=self.memory,
+            environment=self.environment,
+            sampling=Sampling(
+                temperature=args.temperature, max_tokens=args.max_completion_length or 1024
+            ),
+            chat_template_kwargs=args.template_kwargs,
+        )
         return EpisodeRunner(
-            Agent(
-                policy=policy,
-                embedder=self.embedder,
+            build_agent(
+                run,
+                policy,
                 tokenizer=self.tokenizer,
-                environments=make_environments(self.environment, self.tokenizer),
-                memory=self.memory,
-                sampling=Sampling(
-                    temperature=args.temperature,
-                    top_p=1.0,
-                    top_k=0,
-                    max_tokens=args.max_completion_length or 1024,
-                ),
-                chat_template_kwargs=args.template_kwargs,
+                embedder=self.embedder,
                 encode_threads=ENCODE_THREADS,
                 keep_prompts=True,
             ),

@@ -144,7 +144,8 @@ def test_a_row_wins_over_a_column_over_flags_over_the_suite_over_the_checkpoint(
     flags = ["--policy", policy, "--retrieve_k", "4", "--capacity", "9"]
     cells = make_cells(parse_suite(values), flags, tmp_path / "out")
     assert [
-        (cell.column.key, cell.row.name, cell.seed, cell.configs[1].capacity) for cell in cells
+        (cell.column.key, cell.row.name, cell.seed, cell.evaluation.run.memory.capacity)
+        for cell in cells
     ] == [
         (f"world_{size}", name, seed, capacity)
         for size in (2, 3)
@@ -187,8 +188,11 @@ def test_a_row_may_bring_its_own_policy_with_its_settings_and_shares_the_embedde
             "atommem, set": ([base], 5, "random"),
         }
     other = ("--policy", trained, "--embedder_model", "m", "--embedder", "sentence_transformer")
-    assert make_cells(ours, other, tmp_path)[0].configs[2].name == "m"
-    assert make_cells(ours.select(rows=["rag"]), (), tmp_path)[0].configs[2].name == "hashing"
+    assert make_cells(ours, other, tmp_path)[0].evaluation.run.embedder.name == "m"
+    assert (
+        make_cells(ours.select(rows=["rag"]), (), tmp_path)[0].evaluation.run.embedder.name
+        == "hashing"
+    )
 
 
 def test_servers_and_folders_stand_in_one_suite() -> None:
@@ -208,7 +212,9 @@ def test_servers_and_folders_stand_in_one_suite() -> None:
     ours = unnamed.with_policies(where)
 
     def policies(*flags: str, of: Suite = ours) -> dict[str, tuple[list[str], str | None]]:
-        cells = {cell.row.method: cell.configs[0] for cell in make_cells(of, flags, Path("."))}
+        cells = {
+            cell.row.method: cell.evaluation.config for cell in make_cells(of, flags, Path("."))
+        }
         return {name: (config.policy, config.tokenizer) for name, config in cells.items()}
 
     wanted = {

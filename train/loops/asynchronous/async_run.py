@@ -28,7 +28,7 @@ def run_async(settings: Settings) -> Path:
     Raises:
         ConfigError: The model is an adapter, or a folder is wrong.
     """
-    args, memory, embedder, environment, model_config = settings
+    args, run, model_config = settings.args, settings.run, settings.model
     model = str(model_config.model_name_or_path)
     if (Path(model) / "adapter_config.json").is_file():
         raise ConfigError(
@@ -38,7 +38,9 @@ def run_async(settings: Settings) -> Path:
     def make() -> AsyncMemoryGRPOTrainer:
         tokenizer = load_tokenizer(model_config)
         given = episode_arguments(settings, tokenizer)
-        rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
+        rollouts = Rollouts(
+            args, tokenizer, load_embedder(run.embedder), run.memory, run.environment
+        )
         args.model_init_kwargs = {
             "revision": model_config.model_revision,
             **(args.model_init_kwargs or {}),

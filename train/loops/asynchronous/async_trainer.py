@@ -29,7 +29,6 @@ from atommem.config import MemoryConfig
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.asynchronous.worker import Group, RolloutWorker
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
@@ -47,6 +46,7 @@ from atommem.train.rollout.held_out import (
 from atommem.train.rollout.rollout_trainer import EpisodesHook
 from atommem.train.rollout.server_backend import weight_sync
 from atommem.train.rollout.task_order import TaskOrder
+from atommem.train.train_config import EpisodeConfig
 from atommem.train.watch.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
 
 Result = TypeVar("Result")
