@@ -13,9 +13,8 @@ from atommem.errors import ConfigError, PolicyError, suggest_path
 from atommem.hub import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
-    from atommem.policy.chat import ChatPolicy
     from atommem.policy.local import LocalPolicy
-    from atommem.policy.server import ServerPolicy
+    from atommem.policy.server import ChatPolicy, ServerPolicy
     from atommem.policy.server_pool import ServerPool
 
 OTHER_FILES = 256
@@ -43,7 +42,7 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
     allow_connections(settings.max_in_flight)
     first, *others = settings.policy
     if settings.api == "chat":
-        from atommem.policy.chat import ChatPolicy
+        from atommem.policy.server import ChatPolicy
 
         return ChatPolicy(
             first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
