@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 import jsonargparse
@@ -44,7 +45,6 @@ _KINDS = {
     str: "text",
     Path: "a path",
     dict: "a JSON object",
-    type(None): "null",
 }
 
 
@@ -118,10 +118,10 @@ class Parser(jsonargparse.ArgumentParser):
             self._required.append(item.name)
             default = None
         options: dict[str, Any] = {"type": hint, "metavar": item.name.rpartition("_")[2].upper()}
-        if _plain_types(hint) == {bool}:
+        if _parts(hint) == [bool]:
             options |= {"nargs": "?", "const": True, "metavar": "true|false"}
-        elif typing.get_origin(hint) is list:
-            options |= {"nargs": "*", "type": typing.get_args(hint)[0]}
+        elif items := [part for part in _parts(hint) if typing.get_origin(part) is list]:
+            options |= {"nargs": "*", "type": typing.get_args(items[0])[0]}
         elif typing.get_origin(hint) is tuple:
             options |= {"type": NumberRange, "metavar": "N|N-M"}
             default = NumberRange(default)
@@ -232,14 +232,9 @@ def field_names(config: type) -> list[str]:
 
 
 def find_flag(argv: Sequence[str], name: str) -> str | None:
-    """The value of ``--name`` in a command line that is not parsed yet; the last one counts."""
-    found = None
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        if word == f"--{name}":
-            found = following
-        elif word.startswith(f"--{name}="):
-            found = word.partition("=")[2]
-    return found
+    """Return the first value of ``--name`` in a command line that is not parsed yet."""
+    values = pop_flags(argv, [name])[0].get(name)
+    return values[0] if values else None
 
 
 def given_flags(argv: Sequence[str], parsed: argparse.Namespace) -> dict[str, Any]:
@@ -341,14 +336,10 @@ def _typed_fields(config: type) -> list[tuple[Any, Any]]:
     return [(item, hints[item.name]) for item in fields(config)]
 
 
-def _plain_types(hint: Any) -> set[Any]:
-    """The types of a hint: those of a union without None, and of others the origin (list, dict)."""
-    parts = typing.get_args(hint) if _is_union(hint) else (hint,)
-    return {typing.get_origin(part) or part for part in parts} - {type(None)}
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+def _parts(hint: Any) -> list[Any]:
+    """Return the types of a union without None, or the one type."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [part for part in (typing.get_args(hint) if union else (hint,)) if part is not NoneType]
 
 
 def _describe(action: Any) -> str:
@@ -358,6 +349,5 @@ def _describe(action: Any) -> str:
     hint = getattr(action, "_typehint", None) or action.type
     if hint is NumberRange or getattr(hint, "__self__", None) is NumberRange:
         return "a number or a range such as 1-4"
-    parts = typing.get_args(hint) if _is_union(hint) else (hint,)
-    words = [_KINDS.get(typing.get_origin(part) or part) for part in parts]
+    words = [_KINDS.get(typing.get_origin(part) or part) for part in _parts(hint)]
     return " or ".join(dict.fromkeys(word for word in words if word)) or "another value"

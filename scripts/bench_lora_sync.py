@@ -138,7 +138,7 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
             "grpo",
             arguments_of(model, data, trained, url, options.updates, options.learning_rate, seed),
         )
-        args = settings[0]
+        args = settings.args
         count = args.max_steps * args.per_device_train_batch_size // args.num_generations
         save_tasks(list(generate(RECIPE.world, count, 10 * seed + TRAINING)), data)
         before = sample_heldout(settings, server.url, heldout, None)

@@ -11,18 +11,18 @@ import pytest
 from huggingface_hub import constants
 
 from atommem import hub
+from atommem.config import PolicyConfig, is_server
 from atommem.errors import ConfigError
 from atommem.policy import opening as policies
 from atommem.policy.local import LocalPolicy
-from atommem.policy.opening import PolicyChoice
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
 from tests.loopback import Quiet, listening
 
 
-def given(*policy: str, model: str | None = None) -> PolicyChoice:
-    return PolicyChoice(policy, model=model, tokenizer="t" if policies.is_server(policy) else None)
+def given(*policy: str, model: str | None = None) -> PolicyConfig:
+    return PolicyConfig(list(policy), model=model, tokenizer="t" if is_server(policy) else None)
 
 
 def test_allow_connections_raises_open_file_limit(

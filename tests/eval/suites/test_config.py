@@ -45,7 +45,7 @@ def folder(path: Path, *configs: Any) -> str:
         ({"data": [{"name": "x"}]}, "one of benchmark, synthetic and file"),
         (
             {"data": [{"benchmark": "squad", "documents": 2, "n": 1}]},
-            "benchmark is 'squad': give one of hotpotqa",
+            "benchmark=squad: unknown. Give one of hotpotqa",
         ),
         ({"data": [{"benchmark": "hotpotqa", "n": 1}]}, "data, hotpotqa: documents is missing"),
         ({"data": [{"benchmark": "hotpotqa", "documents": "many", "n": 1}]}, "documents is 'many'"),
@@ -65,7 +65,7 @@ def folder(path: Path, *configs: Any) -> str:
             {"rows": [{"method": "atommem"}] * 2},
             "two rows are called 'atommem': give one of them another label",
         ),
-        ({"rows": [{"method": "magic"}]}, "method is 'magic': give one of atommem"),
+        ({"rows": [{"method": "magic"}]}, "method=magic: unknown. Give one of atommem"),
         (
             {"rows": [{"method": "rag", "settings": {"retrieve": 3}}]},
             "unknown field retrieve; known are policy",
@@ -91,7 +91,7 @@ def folder(path: Path, *configs: Any) -> str:
             {"rows": [{"method": "rag", "policy": "a", "settings": {"policy": "b"}}]},
             "give one of them",
         ),
-        ({"reference": "mem0"}, "reference is 'mem0': give one of atommem, rag"),
+        ({"reference": "mem0"}, "reference=mem0: unknown. Give one of atommem, rag"),
     ],
 )
 def test_mistakes_are_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -152,10 +152,12 @@ def test_a_row_wins_over_a_column_over_flags_over_the_suite_over_the_checkpoint(
         for name, capacity in (("atommem", size), ("atommem, x", None))
         for seed in (0, 4)
     ]
-    first, last = cells[0].configs, cells[3].configs
-    assert (first[1].layout, first[2].embedder) == ("paper", "random")
-    assert (first[0].temperature, first[1].scratchpad_tokens, first[1].retrieve_k) == (0.25, 8, 4)
-    assert (last[1].retrieve_k, last[0].top_k, last[0].seed, last[0].method) == (5, 9, 4, "atommem")
+    first, last = cells[0].evaluation.run, cells[3].evaluation.run
+    assert (first.memory.layout, first.embedder.embedder) == ("paper", "random")
+    assert first.sampling.temperature == 0.25
+    assert (first.memory.scratchpad_tokens, first.memory.retrieve_k) == (8, 4)
+    assert (last.memory.retrieve_k, last.sampling.top_k, last.sampling.seed) == (5, 9, 4)
+    assert cells[3].evaluation.config.method == "atommem"
     assert cells[3].folder == tmp_path / "out" / "cells" / "atommem_x" / "world_2" / "seed_4"
 
 
@@ -177,9 +179,9 @@ def test_a_row_may_bring_its_own_policy_with_its_settings_and_shares_the_embedde
         {"base": base}
     )
     for of, flags in ((ours, ("--policy", trained)), (in_the_file, ())):
-        cells = {cell.row.name: cell.configs for cell in make_cells(of, flags, tmp_path)}
+        cells = {cell.row.name: cell.evaluation for cell in make_cells(of, flags, tmp_path)}
         assert {
-            name: (config[0].policy, config[1].retrieve_k, config[2].name)
+            name: (config.policy.policy, config.run.memory.retrieve_k, config.run.embedder.name)
             for name, config in cells.items()
         } == {
             "rag": ([base], 5, "random"),
@@ -229,9 +231,9 @@ def test_servers_and_folders_stand_in_one_suite() -> None:
     assert policies("--policy", *servers, "--tokenizer", "T") == wanted | {
         "atommem": (servers, "T")
     }
-    with pytest.raises(ConfigError, match="policy is the server http://a:1: give the tokenizer"):
+    with pytest.raises(ConfigError, match="policy=http://a:1: a server needs the tokenizer"):
         policies("--policy", "runs/trained")
-    with pytest.raises(ConfigError, match="model, tokenizer and api are for servers only"):
+    with pytest.raises(ConfigError, match="model, tokenizer and api are for servers"):
         policies(
             "--policy", "runs/trained", "--tokenizer", "T", of=ours.select(rows=["atommem", "rag"])
         )

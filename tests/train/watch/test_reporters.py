@@ -116,7 +116,7 @@ def test_a_resumed_run_goes_on_in_the_run_that_it_was(
 
 def test_a_service_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atommem.train.watch.reporters.find_spec", lambda name: None)
-    args = parse("grpo", [*MINIMUM, "--report_to", "none"])[0]
+    args = parse("grpo", [*MINIMUM, "--report_to", "none"]).args
     args.report_to = ["trackio"]
     with pytest.raises(
         ConfigError, match="report_to names trackio, which is not installed: pip install trackio"
@@ -128,7 +128,9 @@ def test_the_cold_start_tells_its_settings_and_no_commit_outside_of_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    args, *settings, _ = parse("sft", [*MINIMUM, "--chunk_tokens", "500"])
+    found = parse("sft", [*MINIMUM, "--chunk_tokens", "500"])
+    args, run = found.args, found.run
+    settings = [run.memory, run.embedder, run.environment]
     args.facts = run_facts(settings, "some/model")
     expected = {
         "project": "atommem",

@@ -162,7 +162,7 @@ def test_the_tool_source(corpus: Corpus, tmp_path: Path) -> None:
     for folder, message in ((None, "corpus is not set"), (tmp_path, "is no corpus")):
         with pytest.raises(ConfigError, match=message):
             source(folder)
-    with pytest.raises(ConfigError, match="corpus_search is 'dense': give one of lexical"):
+    with pytest.raises(ConfigError, match="corpus_search=dense: unknown. Give one of lexical"):
         source(corpus.folder, corpus_search="dense")
 
 
@@ -180,7 +180,7 @@ def test_the_command_builds_and_searches(
     assert main(["search", "bells", str(tmp_path / "none")]) == 2
     assert "is no corpus" in capsys.readouterr().err
     assert main(["search", "bells", folder, "--results", "0"]) == 2
-    assert "results is 0: give at least 1" in capsys.readouterr().err
+    assert "results=0: must be at least 1" in capsys.readouterr().err
     rows, out = write_json(tmp_path / "dev.json", [twowiki_row()]), str(tmp_path / "paragraphs")
     assert (
         main(["build", "--benchmark", "2wikimultihopqa", "--input", str(rows), "--out", out]) == 0
@@ -200,7 +200,7 @@ def test_an_address_that_cannot_be_listened_at_is_said(
             assert main(["serve", str(corpus.folder), *more]) == 2
             assert "cannot listen at" in capsys.readouterr().err
     assert main(["serve", str(corpus.folder), "--port", "0", "--mode", "dense"]) == 2
-    assert "mode is 'dense': give one of lexical" in capsys.readouterr().err
+    assert "mode=dense: unknown. Give one of lexical" in capsys.readouterr().err
 
 
 @pytest.mark.slow
