@@ -36,7 +36,7 @@ from atommem import plugins
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Vectors
-from atommem.embedding.random_vectors import RandomEmbedder
+from atommem.embedding.hashing import RandomEmbedder
 from atommem.experience import Bank, Experience
 from atommem.memory.admission import Accepted, Admission, Refused
 from atommem.memory.rules import Candidate, StoreState
@@ -50,7 +50,7 @@ SECONDS = 2.0
 OF_BANKS = ("failures_first", "periodic", "history", "combined", "constrained", "memobank")
 WRITER = """
 import asyncio, sys
-from atommem.embedding.random_vectors import RandomEmbedder
+from atommem.embedding.hashing import RandomEmbedder
 from atommem.experience import Bank, Experience
 
 async def main():

@@ -118,7 +118,7 @@ async def disturbed(
     await asyncio.sleep(phase)
     restarted = time.perf_counter()
     await asyncio.to_thread(run.servers[0].start)
-    run.servers[0].give_way()
+    run.servers[0].lower_priority()
     while len(run.clock.pool.serving) < 2:
         await asyncio.sleep(0.1)
     back = time.perf_counter()
@@ -182,7 +182,7 @@ def main() -> int:
             server.start(wait=False)
         for server in servers:
             server.wait()
-            server.give_way()  # to the one that is started again: on two processors it would take minutes
+            server.lower_priority()  # to the one that is started again: on two processors it would take minutes
         calm, episodes, rates, lost = asyncio.run(both())
     finally:
         for server in servers:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.embedding.random_vectors import RandomEmbedder
+from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.experience import Bank, Experience, read_memento
 from atommem.experience.bank import demonstrations
@@ -231,7 +230,7 @@ async def test_a_line_that_was_cut_off_is_taken_away(tmp_path: Path) -> None:
 
 WRITER = """
 import asyncio, sys
-from atommem.embedding.random_vectors import RandomEmbedder
+from atommem.embedding.hashing import RandomEmbedder
 from atommem.experience import Bank, Experience
 
 async def main():
