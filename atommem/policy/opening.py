@@ -110,7 +110,8 @@ def model_folder(setting: str, name: str) -> str:
         inside = sorted(str(config.parent) for config in path.glob("*/config.json"))
         hint = f" (those in it: {', '.join(inside[:5])})" if inside else ""
         raise PolicyError(
-            f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a server's URL."
+            f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a "
+            "server's URL."
         )
     first = path.parts[0]
     if (
@@ -150,7 +151,8 @@ def check_window(setting: str, tokens: int, folder: str) -> None:
         return  # no folder, or one that does not say
     if isinstance(window, int) and tokens >= window:
         raise PolicyError(
-            f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit beside it."
+            f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit "
+            "beside it."
         )
 
 
@@ -175,7 +177,8 @@ def allow_connections(count: int) -> None:
 async def policy_identity(settings: PolicyConfig, policy: Any) -> dict[str, Any]:
     """What tells this policy from another: for a folder, its files by name, size and time of change.
 
-    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's name has to do.
+    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's
+    name has to do.
 
     Raises:
         OutageError: The server, or every one of several, is out of reach.

@@ -15,7 +15,7 @@ from atommem.arguments import Parser, pop_flags
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError, check_writable
 from atommem.eval.console_report import interrupted
-from atommem.eval.reproduce.published import table_of
+from atommem.eval.reporting.published import table_of
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
 from atommem.eval.suites.differences import differences

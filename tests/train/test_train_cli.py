@@ -31,7 +31,7 @@ def test_train_without_arguments_prints_usage(capsys: pytest.CaptureFixture[str]
     assert main(["--help"]) == 0
     assert "atommem train [grpo|sft|async]" in capsys.readouterr().out
     assert main([]) == 2
-    with pytest.raises(ConfigError, match="dpo: unknown stage. Give one of grpo, sft, async"):
+    with pytest.raises(ConfigError, match=r"dpo: unknown stage\. Give one of grpo, sft, async"):
         main(["dpo"])
 
 

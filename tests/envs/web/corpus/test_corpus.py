@@ -57,7 +57,7 @@ def test_words_find_pages(folder: Path) -> None:
     assert found(corpus, "学") == []
     assert found(corpus, '( "]: +-') == []
     assert found(corpus, "") == []
-    with pytest.raises(ConfigError, match="mode=dense: unknown. Give one of lexical"):
+    with pytest.raises(ConfigError, match=r"mode=dense: unknown\. Give one of lexical"):
         found(corpus, "x", mode="dense")
 
 

@@ -162,7 +162,7 @@ def test_the_tool_source(corpus: Corpus, tmp_path: Path) -> None:
     for folder, message in ((None, "corpus is not set"), (tmp_path, "is no corpus")):
         with pytest.raises(ConfigError, match=message):
             source(folder)
-    with pytest.raises(ConfigError, match="corpus_search=dense: unknown. Give one of lexical"):
+    with pytest.raises(ConfigError, match=r"corpus_search=dense: unknown\. Give one of lexical"):
         source(corpus.folder, corpus_search="dense")
 
 
