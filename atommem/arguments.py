@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
@@ -69,11 +70,11 @@ class Parser(jsonargparse.ArgumentParser):
     Args:
         prog: As the command is called.
         description: First paragraph of the help.
-        show_all: Also show in the help the settings that were added as `hidden`.
+        show_all: Show whole help texts, and the settings that were added as `hidden`.
     """
 
     def __init__(
-        self, prog: str, description: str | None = None, *, show_all: bool = False, **kwargs: Any
+        self, prog: str, description: str | None = None, *, show_all: bool = True, **kwargs: Any
     ) -> None:
         kwargs = {"formatter_class": _HelpFormatter, "default_env": False, **kwargs}
         super().__init__(
@@ -120,14 +121,14 @@ class Parser(jsonargparse.ArgumentParser):
         options: dict[str, Any] = {"type": hint, "metavar": item.name.rpartition("_")[2].upper()}
         if _parts(hint) == [bool]:
             options |= {"nargs": "?", "const": True, "metavar": "true|false"}
-        elif items := [part for part in _parts(hint) if typing.get_origin(part) is list]:
-            options |= {"nargs": "*", "type": typing.get_args(items[0])[0]}
+        elif [typing.get_origin(part) for part in _parts(hint)] == [list]:
+            options |= {"nargs": "*", "type": typing.get_args(_parts(hint)[0])[0]}
         elif typing.get_origin(hint) is tuple:
             options |= {"type": NumberRange, "metavar": "N|N-M"}
             default = NumberRange(default)
         text = item.metadata.get("help") or ""
         if not self._show_all:
-            text = re.split(r"(?<=[a-z)])[.;:] ", text, maxsplit=1)[0].rstrip(".;:")
+            text = re.split(r"(?<=[a-z)])[.;] ", text, maxsplit=1)[0].rstrip(".;:")
         if default not in (None, "", [], MISSING) and "default" not in text:
             shown = "-".join(map(str, dict.fromkeys(default))) if default is tuple else default
             text += f" (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
@@ -206,17 +207,11 @@ class Parser(jsonargparse.ArgumentParser):
         return f" (did you mean {alias}?)" if alias else suggest(name, known)
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+class _HelpFormatter(argparse.HelpFormatter):
     """At most 80 columns."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=min(80, _columns()))
-
-
-def _columns() -> int:
-    import shutil
-
-    return max(40, shutil.get_terminal_size().columns)
+        super().__init__(prog, max_help_position=30, width=min(80, get_terminal_size().columns))
 
 
 def make(config: type[_Config], parsed: argparse.Namespace | Mapping[str, Any]) -> _Config:

@@ -24,7 +24,7 @@ from atommem.run import Checkpoint, add_run_settings
 
 EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130
-_USAGE = "atommem ask FILE QUESTION ... --policy POLICY [--memory DIR] [--SETTING VALUE ...]"
+_USAGE = "atommem ask FILE QUESTION ... --policy POLICY [--SETTING VALUE ...]"
 _OWN = ("policy", "memory", "no_reading", "json", "quiet")
 
 
@@ -57,7 +57,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Return the arguments, and the settings that were given."""
     parser = Parser(
         "atommem ask",
-        "Read FILE into a memory, chunk by chunk, and answer questions from it. The policy sees\n"
+        "Read FILE into a memory, chunk by chunk, and answer questions from it. The policy sees "
         "the questions while it reads. Answers go to standard output, all else to standard error.",
         usage=_USAGE,
     )

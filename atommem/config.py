@@ -35,34 +35,35 @@ class MemoryConfig:
     """The memory's abilities, limits and wording."""
 
     dialect: str = setting(
-        "paper", "What completions are read as: paper, released, memagent, or a registered one."
+        "paper", "Action format: paper, released, memagent, or a registered one."
     )
     templates: str = setting(
         "full", "Prompt wording: full, compact, memagent, or the path of a template file (YAML)."
     )
     layout: str = setting(
-        "prefix", "prefix: chunk before memory (shares the prefix cache); paper: after it."
+        "prefix", "Prompt order: prefix (chunk before memory, for the prefix cache) or paper."
     )
     retrieve_k: int = setting(6, "Entries shown for the current query.")
     capacity: int | None = setting(None, "Most entries in the store; unset is unlimited.")
     capacities: list[int] = setting(
         [],
-        "Capacities of which one is drawn for each task, for a policy that is to serve every budget; 0 is "
-        "unlimited. A capacity that is set goes before them.",
+        "Capacities to draw from, one for each task, for a policy of every budget; 0 is unlimited. "
+        "`capacity` wins over them.",
     )
     retention: str = setting(
         "reject",
-        "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class.",
+        "Rule for a create beyond capacity: reject, fifo, lru, ..., NAME(option=value), or "
+        "package.module:Class.",
     )
-    admission: str = setting("accept", "Rule before every create: accept, or package.module:Class.")
+    admission: str = setting("accept", "Rule before every create, named like `retention`.")
     capacity_notice: bool = setting(
-        True, "Tell the model the capacity of its store and how full it is."
+        True, "Show the model the capacity of its store and its fill."
     )
     scratchpad_tokens: int = setting(1024, "Longest scratchpad, in tokens.")
     query_tokens: int = setting(256, "Longest query, in tokens.")
     entry_tokens: int = setting(1024, "Longest entry, in tokens.")
     disabled_actions: list[str] = setting(
-        [], "Memory actions to switch off, in the environment and the prompt."
+        [], "Memory actions that are switched off: create, read, update, delete, scratchpad."
     )
 
     def __post_init__(self) -> None:

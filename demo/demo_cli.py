@@ -95,7 +95,7 @@ _WORLDS = {
 def _parser() -> Parser:
     parser = Parser(
         "atommem demo",
-        "Make a tiny policy from nothing, show it faulty demonstrations, and let GRPO teach it to\n"
+        "Make a tiny policy from nothing, show it faulty demonstrations, and let GRPO teach it to "
         "manage its memory in a synthetic world. Takes minutes on two cores; downloads nothing.",
     )
     parser.add_argument(

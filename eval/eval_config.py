@@ -129,10 +129,10 @@ def eval_parser(environment: str) -> Parser:
 def _make_parser(environment: str) -> Parser:
     parser = Parser(
         "atommem eval",
-        "Evaluate a policy on a task file. All settings can also stand in a YAML file: --config\n"
-        "FILE, or a shipped NAME (atommem configs). Several evaluations with one report: --suite\n"
+        "Evaluate a policy on a task file. All settings can also stand in a YAML file: --config "
+        "FILE, or a shipped NAME (atommem configs). Several evaluations with one report: --suite "
         "FILE|NAME, whose own flags `atommem eval --suite --help` shows.",
-        usage="atommem eval --policy POLICY --data FILE --out DIR [--config FILE|NAME] [--SETTING VALUE ...]",
+        usage="atommem eval --policy POLICY --data FILE --out DIR [--SETTING VALUE ...]",
     )
     parser.add_settings("evaluation", EvalConfig)
     add_run_settings(parser, environment)

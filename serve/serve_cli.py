@@ -69,8 +69,8 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Return the command's own arguments, and the settings of the policy that were given."""
     parser = Parser(
         "atommem serve",
-        "Serve a policy as a memory: conversations, responses and chat completions of OpenAI's\n"
-        "API, and the memory's own log (docs/serving.md). --policy is a model folder, a run with\n"
+        "Serve a policy as a memory: conversations, responses and chat completions of OpenAI's "
+        "API, and the memory's own log (docs/serving.md). --policy is a model folder, a run with "
         "one in it (runs/demo), or servers.",
         usage="atommem serve --policy POLICY [--db URL] [--port N] [--SETTING VALUE ...]\n"
         "       atommem serve keys add|list|revoke",

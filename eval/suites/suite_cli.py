@@ -92,9 +92,9 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "atommem eval",
-        "Run all evaluations of a suite, and report them together. Every flag of atommem eval may\n"
+        "Run all evaluations of a suite, and report them together. Every flag of atommem eval may "
         "be given too: it wins over the suite's settings, but not over a row's.",
-        usage="atommem eval --suite FILE|NAME --out DIR [--policy POLICY] [--SETTING VALUE ...]",
+        usage="atommem eval --suite FILE|NAME --out DIR [--SETTING VALUE ...]",
         epilog="Suites, their files and the report: docs/evaluation.md",
     )
     # The file may be missing in `--suite --help`.

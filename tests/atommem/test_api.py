@@ -265,7 +265,7 @@ def test_settings_that_are_none() -> None:
         AsyncMemory(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="policy=ChatOnly: has no tokenizer"):
         AsyncMemory(type("ChatOnly", (), {"complete_chat": None})(), embedder="hashing")
-    with pytest.raises(ConfigError, match="Give --tokenizer .*--api chat"):
+    with pytest.raises(ConfigError, match=r"Give --tokenizer .*--api chat"):
         AsyncMemory("http://localhost:1")
 
 

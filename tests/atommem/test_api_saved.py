@@ -99,7 +99,7 @@ async def test_another_embedder(tmp_path: Path) -> None:
 async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) -> None:
     policy = NotePolicy()
     await make(policy, embedder="hashing").save(tmp_path)
-    with pytest.raises(ConfigError, match="made with a Policy object. Give it"):
+    with pytest.raises(ConfigError, match=r"made with a Policy object\. Give it"):
         await AsyncMemory.load(tmp_path)
     header = json.loads((tmp_path / MEMORY_FILE).read_text())
     choice = {
