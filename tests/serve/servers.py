@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,12 @@ from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.guard import Limits
+from atommem.serve.resources import Resources
 from atommem.serve.schema import open_database
-from atommem.serve.serve_metrics import Metrics
-from atommem.serve.served_policy import ServedPolicy
+from atommem.serve.served_model import ServedModel
 from tests.fakes import WordTokenizer
 
+_TURNS = ("active", "waiting", "turn_seconds")
 _CHUNK = re.compile(r"of the text:\n(.*?)\n\nYour scratchpad", re.DOTALL)
 _QUESTION = re.compile(r"Question:\n(.*)")
 _ENTRY = re.compile(r"^Memory \d+: (.*)", re.MULTILINE)
@@ -46,7 +46,7 @@ def note_taker(prompt: str) -> str:
 
 def scripted(
     script: Callable[[str], str] = note_taker, checkpoint: str = "scripted", **settings: Any
-) -> ServedPolicy:
+) -> ServedModel:
     """A policy to be served. Its chunks are of 40 words."""
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
@@ -54,17 +54,17 @@ def scripted(
     engine = Engine.open(
         policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings
     )
-    return ServedPolicy.of(engine, "scripted", checkpoint)
+    return ServedModel.from_engine(engine, "scripted", checkpoint)
 
 
 def make_conversations(
-    db: Path | str, policy: ServedPolicy | None = None, **bounds: Any
+    db: Path | str, model: ServedModel | None = None, **bounds: Any
 ) -> Conversations:
     """Over a database of its own, or a URL."""
     url = f"sqlite:///{db}" if isinstance(db, Path) else db
-    return Conversations(
-        policy or scripted(), ConversationLog(open_database(url)), Metrics(), **bounds
-    )
+    log = ConversationLog(open_database(url))
+    shared = {name: bounds.pop(name) for name in _TURNS if name in bounds}
+    return Conversations(Resources(model or scripted(), log, **shared), **bounds)
 
 
 @dataclass
@@ -87,10 +87,12 @@ class Running:
 
 
 @contextmanager
-def running(conversations: Conversations, limits: Limits | None = None) -> Iterator[Running]:
+def running(
+    conversations: Conversations, keys: Mapping[str, str] | None = None, hosts: Sequence[str] = ()
+) -> Iterator[Running]:
     """A server on this machine, until the block ends."""
     config = uvicorn.Config(
-        make_app(conversations, limits), port=0, log_level="error", timeout_graceful_shutdown=5
+        make_app(conversations, keys, hosts), port=0, log_level="error", timeout_graceful_shutdown=5
     )
     server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()

@@ -18,7 +18,7 @@ from atommem.memory.entries import Source
 from atommem.memory.operations import Operation, Outcome
 from atommem.memory.vectors import TextVectors, digests_of
 from atommem.serve.conversation_log import ConversationLog
-from atommem.serve.log_rows import ConflictError, Event, NotFoundError
+from atommem.serve.events import ConflictError, Event, NotFoundError
 from atommem.serve.schema import metadata, open_database, requests
 
 MADE = {"checkpoint": "c1", "embedder": "words/4"}
@@ -83,7 +83,7 @@ def test_a_snapshot_spares_the_operations_before_it(log: ConversationLog) -> Non
     log.commit(about.id, 1, 5, [Event("step", step=1)], more, **MADE).result()
     found = log.load(about.id, "ann", "words/4")
     assert (found.start, found.operations) == (snapshot, more)
-    assert log.load(about.id, "ann", "words/4", whole=True).operations == WRITTEN + more
+    assert log.load(about.id, "ann", "words/4", full=True).operations == WRITTEN + more
     assert log.memory_at(about.id) == replay(WRITTEN + more)
     assert log.memory_at(about.id, 3) == replay(WRITTEN[:3])
     assert log.memory_at(about.id, 0) == Contents()

@@ -17,7 +17,7 @@ from atommem.errors import OutageError, PromptTooLongError
 from atommem.memory.contents import replay
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.serve import logged_session
+from atommem.serve import conversation
 from atommem.serve.conversations import Conversations
 from tests.fakes import WordTokenizer
 from tests.serve.servers import Running, make_conversations, note_taker, running, scripted, until
@@ -162,7 +162,7 @@ def test_what_may_wait_is_bounded(tmp_path: Path) -> None:
                 return client.post("/v1/responses", json={"conversation": name, "input": "Who?"})
 
         waiting = [threads.submit(ask, name) for name in names[:2]]
-        until(lambda: server.conversations.shared.turns_taken == 2)
+        until(lambda: server.conversations.resources.turns == 2)
         busy = ask(names[2])
         assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
         waiting.append(threads.submit(ask, names[0]))
@@ -217,7 +217,7 @@ async def test_a_session_that_was_taken_up_is_the_one_that_was_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With snapshots in between: after every step the same memory, vectors and all."""
-    monkeypatch.setattr(logged_session, "SNAPSHOT_EVERY", 32)
+    monkeypatch.setattr(conversation, "SNAPSHOT_INTERVAL", 32)
     one, other = (make_conversations(tmp_path / "log.db") for _ in range(2))
     name = one.log.create("local", {"goal": "case 3"}).id
     for number in range(30):

@@ -13,9 +13,9 @@ from atommem.environment import environment_config
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.serve.conversations import Conversations
-from atommem.serve.log_rows import Event
+from atommem.serve.events import Event
 from atommem.serve.transfer import exported, imported
-from atommem.serve.wire import Message, new_item
+from atommem.serve.wire import Message, item_body
 from atommem.trace import read_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
 from tests.fakes import command
@@ -31,11 +31,11 @@ async def served(
     about = conversations.log.create("ann", {})
     async with conversations.use(about.id, "ann") as memory:
         items = await memory.add(
-            [new_item(Message(content=text, name=text.split()[0])) for text in TEXTS]
+            [item_body(Message(content=text, name=text.split()[0])) for text in TEXTS]
         )
         await memory.read()
         if deleted:
-            await memory.note(Event("deleted", of=items[0].version))
+            await memory.note(Event("deleted", parent=items[0].version))
         for number, rating in enumerate(ratings):
             response = f"resp_{about.id}_{number}"
             await memory.ask(f"Where does {TEXTS[number].split()[0]} live?", response)
@@ -148,7 +148,7 @@ async def test_what_was_deleted_and_what_came_before_is_left_out(
 ) -> None:
     about = await served(conversations, RIGHT, RIGHT, deleted=by == "its item")
     if by == "its source":
-        async with conversations.use(about, "ann", whole=True) as memory:
+        async with conversations.use(about, "ann", full=True) as memory:
             await memory.forget("Ann")
             await memory.ask("Where does Bob live?", "resp_later")
             await memory.note(Event("feedback", {"response": "resp_later", **RIGHT}))

@@ -130,7 +130,7 @@ def test_two_gateways_on_one_database_lose_nothing_and_what_is_sent_to_both_is_d
         held = first.conversations.log.memory_at(name).entries.values()
         cases = [f"case {request} is closed" for request in range(0, 18, 3)]
         assert sorted(entry.text for entry in held) == ["Ann lives in Rome.", *sorted(cases)]
-        assert len(first.conversations.log.all()) == 7
+        assert len(first.conversations.log.conversations()) == 7
 
 
 def test_a_key_is_for_one_request_of_one_owner(conversations: Conversations) -> None:

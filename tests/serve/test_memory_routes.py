@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from atommem.serve.conversations import Conversations
-from atommem.serve.log_rows import Event
+from atommem.serve.events import Event
 from atommem.serve.transfer import exported, imported
-from atommem.serve.wire import Message, new_item
+from atommem.serve.wire import Message, item_body
 from tests.serve.servers import Running, make_conversations, running, scripted
 
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
@@ -105,12 +105,12 @@ async def test_what_is_deleted_or_of_a_forgotten_name_is_not_read(
 ) -> None:
     name = conversations.log.create("local", {}).id
     async with conversations.use(name, "local") as held:
-        (item,) = await held.add([new_item(Message(content=PARTS[2]))])
-        await held.note(Event("deleted", of=item.version))
+        (item,) = await held.add([item_body(Message(content=PARTS[2]))])
+        await held.note(Event("deleted", parent=item.version))
         assert held.log.unread == {}, "deleted and not read on in one commit"
     assert conversations.log.load(name, "local", "none").unread == {}
-    async with conversations.use(name, "local", whole=True) as held:
-        await held.add([new_item(Message(content=text, name=text[:3])) for text in PARTS[:2]])
+    async with conversations.use(name, "local", full=True) as held:
+        await held.add([item_body(Message(content=text, name=text[:3])) for text in PARTS[:2]])
         await held.forget("Ann")
         await held.read()
         assert [entry.text for entry in held.session.memory.contents.entries.values()] == [PARTS[1]]
@@ -125,7 +125,7 @@ async def test_a_goal_that_another_gateway_set_holds_for_the_next_item(
     for goal in ("Where is Ann?", "Where is Bob?"):
         conversations.log.update(about.id, "local", {"goal": goal})
         async with conversations.use(about.id, "local") as held:
-            (item,) = await held.add([new_item(Message(content=PARTS[0]))])
+            (item,) = await held.add([item_body(Message(content=PARTS[0]))])
             assert item.body["questions"] == [goal]
     await conversations.close()
 
@@ -234,12 +234,12 @@ async def test_conversations_move_to_another_checkpoint_and_embedder_on_request_
         assert [line["checkpoint"] for line in log] == sorted(
             (line["checkpoint"] for line in log), reverse=True
         )
-        (event,) = moved.log.events(path.rpartition("/")[2], ("moved",))
+        (event,) = moved.log.events(path.rpartition("/")[2], ("checkpoint",))
         assert event.body["checkpoint"] == "scripted"
         assert entries(http, path, at=1) == {1: PARTS[0]}
     again = make_conversations(db, scripted(checkpoint="next", embedder_dim=64))
-    assert await again.move_all() == 2, "one is moved, one has nothing to move"
-    assert await again.move_all() == 0
+    assert await again.switch_checkpoints() == 2, "one is moved, one has nothing to move"
+    assert await again.switch_checkpoints() == 0
     await again.close()
     with (
         running(make_conversations(db, scripted(checkpoint="next", embedder_dim=64))) as third,

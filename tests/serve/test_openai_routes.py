@@ -142,9 +142,9 @@ def test_what_is_wrong_is_told_as_openai_tells_it(server: Running, http: httpx.C
     picture = {"type": "input_image", "image_url": "http://127.0.0.1/secret"}
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="scripted", input=[{"role": "user", "content": [picture]}])  # type: ignore[list-item]
-    before = len(server.conversations.log.all())
+    before = len(server.conversations.log.conversations())
     assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
-    assert len(server.conversations.log.all()) == before, "none is made"
+    assert len(server.conversations.log.conversations()) == before, "none is made"
     for path in ("conversations/%00", "responses/%00", "conversations?after=%00"):
         refused = http.get(f"/v1/{path}")
         assert refused.status_code == 404

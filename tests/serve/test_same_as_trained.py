@@ -18,7 +18,7 @@ from atommem.eval.methods import Setup, make_method
 from atommem.memory.operations import Operation
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.serve.served_policy import HalfPrecision
+from atommem.serve.served_model import Float16Embedder
 from atommem.train.rollout.episodes import Rollouts
 from tests.fakes import WordTokenizer
 from tests.serve.servers import make_conversations, note_taker, running, scripted
@@ -46,7 +46,7 @@ async def test_training_evaluation_and_serving_are_one(
     tokenizer = WordTokenizer()
     world = {"chunking": chunking, "chunk_tokens": 30, "questions_shown": [shown]}
     environment = environment_config("longdoc", **world)
-    embedder = HalfPrecision(make_embedder(EMBEDDER))
+    embedder = Float16Embedder(make_embedder(EMBEDDER))
     task = next(generate(WorldConfig(), 1, 3))
     policy = ScriptedPolicy(tokenizer, note_taker)
 

@@ -17,7 +17,7 @@ import pytest
 from atommem import cli
 from atommem.errors import ConfigError
 from atommem.face.engine import Engine
-from atommem.serve.served_policy import ServedPolicy, check_settings, find_checkpoint, fingerprint
+from atommem.serve.served_model import ServedModel, check_settings, find_checkpoint, fingerprint
 from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
 from tests.serve.servers import until
@@ -54,14 +54,14 @@ def test_settings_that_it_was_not_trained_with_are_refused_with_the_remedy(
     run: Path, setting: str, value: object
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{setting} is .*trained with .*leave --{setting} out"):
-        ServedPolicy.open(str(run), **{setting: value})
+        ServedModel.open(str(run), **{setting: value})
 
 
 def test_a_server_has_the_settings_of_its_tokenizer_s_folder(run: Path) -> None:
     """Served, and as a memory; `atommem eval` in tests/eval/test_eval_end_to_end.py."""
     where = {"policy": "http://127.0.0.1:9", "tokenizer": str(run / "grpo")}
     with pytest.raises(ConfigError, match=r"dialect is .*trained with"):
-        ServedPolicy.open(**where, dialect="released")
+        ServedModel.open(**where, dialect="released")
     agent = Engine.open(**where).agent
     assert (agent.memory.templates, agent.memory.scratchpad_tokens) == ("compact", 32)
     assert agent.environments.config.chunking == "documents"
@@ -73,7 +73,7 @@ def test_settings_that_change_no_prompt_are_the_user_s(run: Path) -> None:
         {"retrieve_k": 6, "temperature": 0.0, "api": "chat"},
         "x",
     )
-    policy = ServedPolicy.open(str(run), temperature=0.0, max_tokens=4)
+    policy = ServedModel.open(str(run), temperature=0.0, max_tokens=4)
     assert policy.agent.sampling.max_tokens == 4
     assert policy.name == "grpo"
     assert "give a goal" in policy.notice()
@@ -174,10 +174,10 @@ def test_vllm_is_for_one_folder(run: Path, tmp_path: Path, monkeypatch: pytest.M
     log = tmp_path / "vllm.log"
     monkeypatch.setenv("VLLM_PYTHON", fake_vllm_python(tmp_path))
     with pytest.raises(ConfigError, match="one model folder"):
-        ServedPolicy.on_vllm(["http://127.0.0.1:1"], log)
+        ServedModel.open_with_vllm(["http://127.0.0.1:1"], log)
     with pytest.raises(ConfigError, match="leave --retrieve_k out"):
-        ServedPolicy.on_vllm([str(run)], log, retrieve_k=9)
-    policy, server = ServedPolicy.on_vllm([str(run)], log)
+        ServedModel.open_with_vllm([str(run)], log, retrieve_k=9)
+    policy, server = ServedModel.open_with_vllm([str(run)], log)
     assert not log.exists()  # nothing is started by opening
     assert (policy.name, policy.checkpoint) == ("grpo", fingerprint(str(run / "grpo")))
     assert server.url.startswith("http://127.0.0.1:")
