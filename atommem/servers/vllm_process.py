@@ -51,7 +51,7 @@ def engine_of(python: str) -> str:
             return name
     raise ConfigError(
         f"the environment of {python} has no vLLM: pip install 'atommem[vllm]' there, or name the interpreter of one "
-        "that has (VLLM_PYTHON; docs/serving.md has what a CPU takes)."
+        "that has (VLLM_PYTHON; docs/vllm.md has the flags for a CPU)."
     )
 
 
@@ -83,7 +83,7 @@ def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
 def cpu_flags(given: Sequence[str], model: Path) -> list[str]:
     """What vLLM needs on a CPU beside the flags `given`.
 
-    vLLM 0.31's CPU engine dies when a prompt is cut while a request has a seed (docs/serving.md): prompts stay whole.
+    vLLM 0.31's CPU engine dies when a prompt is cut while a request has a seed (docs/vllm.md): prompts stay whole.
     """
     longest = CONTEXT
     if "--max-model-len" in given:
