@@ -98,16 +98,19 @@ def measure_vectors(draw: Any, count: int, dim: int, queries: int, folder: Path)
     )
     timed(lambda query: index.search(query, 10), asked[:10])  # maps the file
     found: list[set[int]] = []
-    times = timed(lambda query: found.append({row - 1 for row, _ in index.search(query, 10)}), asked)
+    times = timed(
+        lambda query: found.append({row - 1 for row, _ in index.search(query, 10)}), asked
+    )
     recall = np.mean([len(hits & {*near}) / 10 for hits, near in zip(found, exact, strict=True)])
     path = next(folder.glob("vectors-*.faiss"))
+    built: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
     return {
         "recall@10": round(float(recall), 4),
         "recall_sampled": round(sampled or 0.0, 4),
         "p50_ms": percentile(times, 50),
         "p95_ms": percentile(times, 95),
         "exact_p50_ms": percentile(exact_ms, 50),
-        "nprobe": faiss.read_index(str(path), faiss.IO_FLAG_MMAP).nprobe,
+        "nprobe": built.nprobe,
         "build_s": round(seconds),
         "disk_mb": round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6),
     }
@@ -126,7 +129,9 @@ def percentile(times: list[float], q: int) -> float:
     return round(float(np.percentile(times, q)), 2)
 
 
-def measure_corpus(data: Path, folder: Path, model: str | None, limit: int | None) -> dict[str, Any]:
+def measure_corpus(
+    data: Path, folder: Path, model: str | None, limit: int | None
+) -> dict[str, Any]:
     """Build the sample corpus and search it by every question in every mode."""
     files = [data / BENCHMARK / f"{split}.json" for split in ("dev", "train")]
 

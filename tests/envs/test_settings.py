@@ -44,12 +44,12 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: longdoc(judge_max_tokens=0), "judge_max_tokens is 0"),
     (lambda: longdoc(judge_max_unreadable=2), "judge_max_unreadable is 2: give a probability"),
     (lambda: web(tools=[]), "tools is empty"),
-    (lambda: web(tools=["task", "task"]), "several tools are called search, visit"),
+    (lambda: web(tools=["task", "task"]), "called search, visit"),
     (
         lambda: web(tools=["tests.envs.web.test_environment:PAGES"]),
-        "give a ToolSource or a function",
+        "not a ToolSource or a function",
     ),
-    (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped is no tool"),
+    (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
     (lambda: web(max_calls=0), "max_calls is 0"),
     (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
     (lambda: web(tools=[ENGINE], recording_mode="replay"), "need recording"),
@@ -60,11 +60,11 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
     (lambda: web(user_agent="b\r\nHost: a"), "printable ASCII"),
     *(
-        (partial(web, tools=[name]), f"tools name {name}.*search_url")
+        (partial(web, tools=[name]), f"tools={name}: (search|reader)_url is missing")
         for name in ("searxng", "retrieve", "access")
     ),
     *(
-        (partial(searched, Retrieve, url), "URL is")
+        (partial(searched, Retrieve, url), "not a server URL")
         for url in ("http://[", "http://a:99999", "http://", "ftp://a")
     ),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),

@@ -9,8 +9,13 @@ from typing import Any, ClassVar
 from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import PageError, ToolSource
 from atommem.errors import OutageError
-from atommem.servers.client import OversizeError, RefusedError, ServerClient
-from atommem.servers.keys import Service, key_variable
+from atommem.servers.client import (
+    OversizeError,
+    RefusedError,
+    ServerClient,
+    Service,
+    key_variable,
+)
 
 _REQUEST_STATUSES = (400, 409, 413, 414, 415, 422, 431, 451)
 """Statuses that concern one query or page, and not the provider as a whole."""
