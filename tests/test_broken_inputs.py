@@ -117,7 +117,7 @@ MAIN = (
     "store",
     "policy",
     "model_name_or_path",
-    "cassette",
+    "recording",
     "checkpoint",
     "run",
     "folder",
