@@ -178,7 +178,7 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         "distributed_executor_backend": "external_launcher",
         "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled: scaled by the temperature
         "seed": args.seed + int(os.environ["RANK"]),
-        # Whole prompts of the longest kind must fit where they are not cut: see docs/serving.md.
+        # Whole prompts of the longest kind must fit where they are not cut: see docs/vllm.md.
         "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),
     }
     return LLMEngine.from_engine_args(EngineArgs(**settings | adapter | args.engine_kwargs))
