@@ -37,14 +37,14 @@ from atommem.demo.recipe import FULL, quick
 from atommem.demo.run import Demo
 from atommem.envs.synthetic.world import generate
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.loops.asynchronous.async_run import ASYNC_COLUMNS
-from atommem.train.loops.asynchronous.async_trainer import AsyncMemoryGRPOTrainer
-from atommem.train.loops.asynchronous.samplers import make_runner
+from atommem.train.stages import ASYNC_COLUMNS
+from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer
+from atommem.train.loops.async_trainer import make_runner
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.local_backend import local_backend
+from atommem.train.rollout.rollouts import Rollouts
+from atommem.train.rollout.backends import make_local_backend
 from atommem.train.train_config import TrainConfig
-from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
+from atommem.train.logs.console import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
 
 COMPARED_UPDATES = 3
 STALENESS = 2
@@ -113,7 +113,7 @@ class Bench:
             args,
             self.tasks,
             self.demo.tokenizer,
-            partial(local_backend, rollouts),
+            partial(make_local_backend, rollouts),
             callbacks=[StopAfter(updates)],
         )
         try:

@@ -23,7 +23,7 @@ from tiny_policy import cold_start, taken_up
 from atommem.demo.recipe import BOUNDED, Recipe, quick
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 
 ARMS: dict[str, dict[str, tuple[str, ...]]] = {
     "trajectory": {},

@@ -37,11 +37,11 @@ from accelerate import PartialState
 from quick import add_quick, command_line, last_line
 from trl.experimental.async_grpo.packing import TreeRow
 
-from atommem.train.objective.sequences import Row, Tokens, merge_equal_rows
-from atommem.train.packing.micro_batches import MicroBatchPlanner
+from atommem.train.objective.rows import Row, Tokens, merge_equal_rows
+from atommem.train.packing.planning import MicroBatchPlanner
 from atommem.train.packing.planning import lexicographic
 from atommem.train.packing.tree import flex_mask, kernel_arguments
-from atommem.train.packing.trie import pack_rows, shared_prefixes
+from atommem.train.packing.micro_batch import pack_rows, shared_prefixes
 
 MOST = 0.5
 """Microseconds a raw token."""

@@ -19,7 +19,7 @@ from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, Kept
 from atommem.policy.local import LocalPolicy
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.local_backend import LocalBackend
+from atommem.train.rollout.backends import LocalBackend
 from atommem.train.train_config import TrainConfig
 
 WORLD = WorldConfig(prose="compact", names=16, facts_per_document=2)

@@ -17,7 +17,7 @@ from atommem.serve.log_rows import Event
 from atommem.serve.transfer import exported, imported
 from atommem.serve.wire import Message, new_item
 from atommem.trace import read_trace
-from atommem.train.loops.demonstrations import trace_demonstrations
+from atommem.train.loops.sft import trace_demonstrations
 from tests.fakes import command
 
 TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
