@@ -39,8 +39,7 @@ from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.servers.vllm_process import free_port
-from atommem.train.checkpoints import PARTIAL, list_checkpoints
-from atommem.train.checkpoints import SHARDED_MODEL
+from atommem.train.checkpoints import PARTIAL, SHARDED_MODEL, list_checkpoints
 from atommem.train.logs.console import METRICS_FILE, read_metrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -89,7 +88,7 @@ def make_inputs(folder: Path) -> None:
 
 
 MODULES = [
-    "atommem.train.loops.grpo",
+    "atommem.train.stages",
     "atommem.cli",
     "torch.distributed.fsdp",
     "tests.train.shipped.cpu_ranks",

@@ -62,9 +62,8 @@ from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep
 from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import Row, episode_rows
-from atommem.train.packing.micro_batch import pad_rows
+from atommem.train.packing.micro_batch import pad_rows, shared_prefixes
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.micro_batch import shared_prefixes
 
 GROUP, CHUNK, STEPS, RETRIEVE_K = 16, 900, 8, 6
 LEAST_RATIO = 5.0

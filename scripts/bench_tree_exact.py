@@ -37,9 +37,8 @@ from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.local import LocalPolicy
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.rows import Row
-from atommem.train.packing.micro_batch import pad_rows
+from atommem.train.packing.micro_batch import pack_rows, pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.micro_batch import pack_rows
 
 LIMIT = 1e-4
 

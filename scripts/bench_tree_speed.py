@@ -38,8 +38,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.objective.rows import Row
-from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
 from atommem.train.packing.micro_batch import pack_rows
+from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
 
 VOCABULARY = 2048
 MIN_SPEED, MIN_SHARE, MIN_UNSHARED = 4.0, 0.85, 0.9

@@ -16,14 +16,14 @@ from atommem.errors import ConfigError, PolicyError
 from atommem.hub import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
-    from atommem.policy.chat import ChatPolicy
     from atommem.policy.local import LocalPolicy
-    from atommem.policy.server import ServerPolicy
+    from atommem.policy.server import ChatPolicy, ServerPolicy
     from atommem.policy.server_pool import ServerPool
 
 APIS = ("completions", "chat")
 API_HELP = (
-    "How a server is asked: completions (token ids, vLLM; as in training), or chat (messages, any OpenAI-compatible "
+    "How a server is asked: completions (token ids, vLLM; as in training), or chat (messages, any "
+    "OpenAI-compatible "
     "server; a --tokenizer only counts tokens there)."
 )
 OTHER_FILES = 256
@@ -68,8 +68,10 @@ class PolicyChoice:
                 )
         elif self.tokenizer is None:
             raise ConfigError(
-                f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a folder or hub name) "
-                "as well; or, for a server that takes messages instead of token ids, api=chat (--api chat)."
+                f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a "
+                "folder or hub name) "
+                "as well; or, for a server that takes messages instead of token ids, api=chat "
+                "(--api chat)."
             )
 
     @property
@@ -113,7 +115,7 @@ def open_policy(settings: PolicyChoice) -> LocalPolicy | ServerPolicy | ServerPo
     allow_connections(settings.max_in_flight)
     first, *others = settings.policy
     if settings.api == "chat":
-        from atommem.policy.chat import ChatPolicy
+        from atommem.policy.server import ChatPolicy
 
         return ChatPolicy(
             first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight
@@ -181,7 +183,8 @@ def model_folder(setting: str, name: str) -> str:
         inside = sorted(str(config.parent) for config in path.glob("*/config.json"))
         hint = f" (those in it: {', '.join(inside[:5])})" if inside else ""
         raise PolicyError(
-            f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a server's URL."
+            f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a "
+            "server's URL."
         )
     first = path.parts[0]
     if (
@@ -221,7 +224,8 @@ def check_window(setting: str, tokens: int, folder: str) -> None:
         return  # no folder, or one that does not say
     if isinstance(window, int) and tokens >= window:
         raise PolicyError(
-            f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit beside it."
+            f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit "
+            "beside it."
         )
 
 
@@ -246,7 +250,8 @@ def allow_connections(count: int) -> None:
 async def policy_identity(settings: PolicyChoice, policy: Any) -> dict[str, Any]:
     """What tells this policy from another: for a folder, its files by name, size and time of change.
 
-    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's name has to do.
+    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's
+    name has to do.
 
     Raises:
         OutageError: The server, or every one of several, is out of reach.

@@ -1,9 +1,10 @@
-"""The embedders: hashing, random, sentence-transformers, a server's (a fake ``/v1/embeddings``), the factory."""
+"""Embedders: hashing, random, sentence-transformers, HTTP, and the factory."""
 
 import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
 from atommem.embedding.http import HttpEmbedder
-from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
+from atommem.servers.client import ServerClient
 from tests.fakes import word_level
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
@@ -37,9 +38,7 @@ def embed(embedder: Embedder, texts: Sequence[str], kind: TextKind = "entry") ->
         ("random", RandomEmbedder, 64),
     ],
 )
-def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(
-    name: str, kind: type, dim: int
-) -> None:
+def test_embedder_returns_float32_unit_rows_in_order(name: str, kind: type, dim: int) -> None:
     embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=dim))
     assert isinstance(embedder, kind)
     vectors = embed(embedder, TEXTS)
@@ -49,11 +48,11 @@ def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(
         assert (embed(embedder, [text], "query")[0] == row).all()
     assert embed(embedder, []).shape == (0, embedder.dim)
     asyncio.run(embedder.close())
-    with pytest.raises(ConfigError, match="embedder_dim is 0"):
+    with pytest.raises(ConfigError, match="embedder_dim=0"):
         make_embedder(EmbedderConfig(embedder=name, embedder_dim=0))
 
 
-def test_hashing_is_the_published_construction() -> None:
+def test_hashing_embedder_matches_reference() -> None:
     """One word, by hand: eight places and signs out of BLAKE2b."""
     digest = hashlib.blake2b(b"fox", digest_size=32).digest()
     expected = np.zeros(100)
@@ -95,7 +94,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def test_sentence_transformer_uses_the_models_query_prompt(model_folder: Path) -> None:
+def test_sentence_transformer_uses_query_prompt(model_folder: Path) -> None:
     embedder = make_embedder(
         EmbedderConfig(embedder="sentence_transformer", embedder_model=str(model_folder))
     )
@@ -121,7 +120,7 @@ def test_sentence_transformer_uses_the_models_query_prompt(model_folder: Path) -
         SentenceTransformerEmbedder(model_folder / "nothing")
 
 
-def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> None:
+def test_sentence_transformer_odd_texts_are_cut_and_counted(model_folder: Path) -> None:
     embedder = SentenceTransformerEmbedder(model_folder)
     long = "red fox " * 1000
     with pytest.warns(UserWarning, match=r"8,000 characters is beyond|has no vector"):
@@ -135,7 +134,7 @@ def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> No
     encode = embedder._model.encode_document
     embedder._model.encode_document = lambda texts, **settings: np.nan * encode(texts, **settings)
     assert (embed(embedder, ["red"])[0] == np.eye(1, 16)[0]).all()
-    with pytest.raises(ConfigError, match="none of the last 65 texts could be embedded"):
+    with pytest.raises(ConfigError, match="None of the last 65 texts could be embedded"):
         embed(embedder, ["red"] * 64)
     asyncio.run(batched.close())
 
@@ -183,7 +182,7 @@ def server() -> EmbeddingServer:
     return EmbeddingServer()
 
 
-async def test_vectors_are_normalised_and_in_the_order_of_the_texts(
+async def test_http_embedder_normalises_and_keeps_order(
     server: EmbeddingServer,
 ) -> None:
     embedder = server.embedder()  # inside an event loop, too
@@ -200,19 +199,18 @@ async def test_vectors_are_normalised_and_in_the_order_of_the_texts(
     await embedder.close()
 
 
-def test_texts_that_are_too_long_are_cut_where_the_server_can(
+def test_http_embedder_long_text_is_truncated_by_server(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, transport = httpx.AsyncClient, httpx.MockTransport(server)
-    monkeypatch.setattr(
-        httpx, "AsyncClient", lambda **kwargs: client(**(kwargs | {"transport": transport}))
-    )
+    own = ServerClient.__init__
+    transport = httpx.MockTransport(server)
+    monkeypatch.setattr(ServerClient, "__init__", partialmethod(own, transport=transport))
     embedder = make_embedder(
         EmbedderConfig(embedder="http", embedder_model="m", embedder_url="http://s")
     )
     assert isinstance(embedder, MicroBatcher)
     server.longest = 4
-    with pytest.warns(UserWarning, match="beyond the embedder's window"):
+    with pytest.warns(UserWarning, match="exceeds the embedder's window"):
         vectors = asyncio.run(embedder.embed(["12345678", "12"], "entry"))
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [4, 2], rtol=1e-6)
     assert (embedder.counts.cut, embedder.counts.lost) == (1, 0)
@@ -220,9 +218,7 @@ def test_texts_that_are_too_long_are_cut_where_the_server_can(
 
 @pytest.mark.filterwarnings("ignore:a text")
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_texts_that_are_too_long_are_halved_where_it_cannot(
-    server: EmbeddingServer, status: int
-) -> None:
+def test_http_embedder_long_text_is_halved(server: EmbeddingServer, status: int) -> None:
     """Only what is refused is cut, however many texts stand beside it."""
     embedder = server.embedder()
     server.longest, server.cuts, server.status = 100, False, status
@@ -233,7 +229,7 @@ def test_texts_that_are_too_long_are_halved_where_it_cannot(
 
 
 @pytest.mark.filterwarnings("ignore:a text")
-def test_a_text_without_a_vector_gets_a_makeshift(server: EmbeddingServer) -> None:
+def test_http_embedder_refused_text_gets_unit_vector(server: EmbeddingServer) -> None:
     embedder = server.embedder()
     server.refused = "x"
     vectors = asyncio.run(embedder.embed(["aa", "x" * 500, "aaa", "x"], "entry"))
@@ -241,7 +237,7 @@ def test_a_text_without_a_vector_gets_a_makeshift(server: EmbeddingServer) -> No
     np.testing.assert_allclose(vectors[[0, 2], 0] / vectors[[0, 2], 1], [2, 3], rtol=1e-6)
     assert (embedder.counts.cut, embedder.counts.lost) == (0, 2)
     with pytest.raises(
-        ConfigError, match=r"none of the last 64 texts could be embedded \(HTTP 400: a bad word"
+        ConfigError, match=r"None of the last 64 texts could be embedded \(HTTP 400: a bad word"
     ):
         asyncio.run(embedder.embed(["x"] * 64, "entry"))
     for broken in (
@@ -263,14 +259,14 @@ def test_a_text_without_a_vector_gets_a_makeshift(server: EmbeddingServer) -> No
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (httpx.Response(200, json={"object": "list"}), "no embeddings of 2 texts"),
-        (data([[1, 2, 3]]), "no embeddings of 2 texts"),
-        (data([[1, 2, 3], [1, 2, 3]], [0, 0]), "no embeddings of 2 texts"),
-        (data(["AAAA", "BBBB"]), "no embeddings of 2 texts"),
-        (data([[1, 2], [1, 2]]), "length 2, before of 3"),
+        (httpx.Response(200, json={"object": "list"}), "did not return embeddings of 2 texts"),
+        (data([[1, 2, 3]]), "did not return embeddings of 2 texts"),
+        (data([[1, 2, 3], [1, 2, 3]], [0, 0]), "did not return embeddings of 2 texts"),
+        (data(["AAAA", "BBBB"]), "did not return embeddings of 2 texts"),
+        (data([[1, 2], [1, 2]]), "length 2 after 3"),
     ],
 )
-def test_what_are_no_embeddings_is_a_config_error(
+def test_http_embedder_invalid_answer_is_config_error(
     server: EmbeddingServer, answer: httpx.Response, message: str
 ) -> None:
     embedder = server.embedder()

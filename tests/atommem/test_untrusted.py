@@ -20,12 +20,11 @@ from atommem.tokens import encoder
 from atommem.untrusted import PromptGuard, clean, forms_in, guard_text
 from atommem.untrusted.control import control_tokens
 from atommem.untrusted.guard import ESCAPES, Rewrite
-from tests.fakes import load_script, longdoc, reading
+from tests import tokenizer_shapes
+from tests.fakes import longdoc, reading
 
 pytest.importorskip("transformers")
-
-
-shapes = load_script("tokenizer_shapes").SHAPES
+shapes = tokenizer_shapes.SHAPES
 
 
 @cache

@@ -29,7 +29,7 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 from atommem.config import MemoryConfig
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
-from atommem.policy.completions import Completion
+from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.train.async_config import AsyncTrainConfig

@@ -74,7 +74,7 @@ class AdapterSync:
 
 
 async def _unload(pool: ServerPool, name: str) -> None:
-    await asyncio.gather(*(server.control.unload_adapter(name) for server in pool.serving))
+    await asyncio.gather(*(server.admin.unload_adapter(name) for server in pool.serving))
 
 
 class ServerBackend(Backend):
@@ -116,9 +116,9 @@ class ServerBackend(Backend):
         """Return prompt tokens, prefix cache hits, and servers lost and serving (main process)."""
         measured, self._growth = rollout_metrics(self._growth), {}
         if measured:
-            measured["servers/lost"] = self.pool.lost - self._lost
+            measured["servers/lost"] = self.pool.drops - self._lost
             measured["servers/serving"] = len(self.pool.serving)
-        self._lost = self.pool.lost
+        self._lost = self.pool.drops
         return measured
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class ServerBackend(Backend):
             except OutageError:
                 return url, {}
 
-        servers = [read(server.url, server.control) for server in self.pool.serving]
+        servers = [read(server.url, server.admin) for server in self.pool.serving]
         return dict(await asyncio.gather(*servers))
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
+import httpx
+
 from atommem.envs.web.net.guard import Address
 from tests.loopback import Quiet, Route, answering, listening
 
@@ -29,7 +31,9 @@ def serving(
     class Handler(Quiet):
         def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            asked.append((f"{self.command} {self.path}", dict(self.headers.items()), body))
+            asked.append(
+                (f"{self.command} {self.path}", httpx.Headers(dict(self.headers.items())), body)
+            )
             path = self.path.partition("?")[0]
             routes.get(path, answering("no such page", status=404))(self, body)
 
