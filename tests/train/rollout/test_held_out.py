@@ -87,7 +87,7 @@ async def test_the_scores_are_those_of_atommem_eval(
 
 def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
     """A mean over what an outage left over would choose the best checkpoint by chance."""
-    trainer = make(tmp_path, max_steps=2, eval_steps=1)
+    trainer = make(tmp_path, max_steps=2, eval_steps=1, save_strategy="steps", save_steps=9)
     runner = trainer.backend.runner
     complete = runner.agent.policy.complete
 
