@@ -95,7 +95,7 @@ def test_what_can_be_done_with_it(
 def test_the_examples(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.served_model import ServedModel
     from tests.serve.servers import make_conversations, running
 
     monkeypatch.syspath_prepend(ROOT / "examples")  # as for any script: it finds its own folder
@@ -111,7 +111,7 @@ def test_the_examples(
     assert {line.split()[0] for line in lines} == {
         path.name for path in (ROOT / "examples").glob("*.py")
     }
-    with running(make_conversations(Path("log.db"), ServedPolicy.open(policy))) as server:
+    with running(make_conversations(Path("log.db"), ServedModel.open(policy))) as server:
         for line in lines:
             reader.run(
                 f"python {ROOT}/examples/{line}" + f" {server.url}/v1" * line.startswith("serve")

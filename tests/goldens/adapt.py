@@ -291,14 +291,15 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     from atommem.serve.app import make_app
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
+    from atommem.serve.resources import Resources
     from atommem.serve.schema import open_database
-    from atommem.serve.serve_metrics import Metrics
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.served_model import ServedModel
 
     policy = ScriptedPolicy(tokenizer, script)
     engine = Engine.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
     log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    app = make_app(Conversations(ServedPolicy.of(engine, "scripted", "scripted"), log, Metrics()))
+    model = ServedModel.from_engine(engine, "scripted", "scripted")
+    app = make_app(Conversations(Resources(model, log)))
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
     )
