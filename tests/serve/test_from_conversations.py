@@ -14,7 +14,7 @@ from atommem.serve.conversations import Conversations
 from atommem.serve.events import Event
 from atommem.serve.wire import Message, item_body
 from atommem.trace import read_trace
-from atommem.train.loops.demonstrations import trace_demonstrations
+from atommem.train.loops.sft import trace_demonstrations
 from tests.fakes import command
 
 TEXTS = ("Ann lives in Rome.", "Bob lives in Oslo.")
