@@ -178,7 +178,10 @@ def _check_declarations(
     name, kind = "", environment
     if isinstance(environment, str):
         fix = "Check its entry point in the group atommem.environments, and install it."
-        name, kind = environment, checker.attempt("found", lambda: find_environment(environment), fix)
+        name, kind = (
+            environment,
+            checker.attempt("found", lambda: find_environment(environment), fix),
+        )
     checker.found.setdefault("found", {})
     if not isinstance(kind, type):
         raise _StopError
@@ -384,7 +387,9 @@ async def _check_episodes(
         alone = await play(kind, first)
         beside, _ = await asyncio.gather(play(kind, first), play(kind, last))
         if alone is not None and beside is not None:
-            fix = "Keep an episode's state in its environment, and draw random values from the task."
+            fix = (
+                "Keep an episode's state in its environment, and draw random values from the task."
+            )
             detail = f"`{kind}` on {first.id} went another way the second time"
             checker.expect(_seen(alone) == _seen(beside), "repeatable", detail, fix)
     for turns in (1, 4, 9):
@@ -411,7 +416,9 @@ def _check_episode(
     for step in episode.steps:
         shown = step.observation
         detail = f"phase {shown.phase!r}"
-        checker.expect(shown.phase in factory.phases, "observations", detail, "List it in `phases`.")
+        checker.expect(
+            shown.phase in factory.phases, "observations", detail, "List it in `phases`."
+        )
         asked = shown.question is None or 0 <= shown.question <= count - shown.questions
         detail = f"question {shown.question!r} of {count}"
         checker.expect(asked, "observations", detail, "Ask a question of describe().")
@@ -506,7 +513,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     commands = {
         "list": Command(_run_list, "list the installed environments"),
-        "check": Command(_run_check, "play episodes with scripted policies, and check the contract"),
+        "check": Command(
+            _run_check, "play episodes with scripted policies, and check the contract"
+        ),
     }
     return run_command("atommem env", commands, sys.argv[1:] if argv is None else argv)
 

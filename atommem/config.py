@@ -56,9 +56,7 @@ class MemoryConfig:
         "package.module:Class.",
     )
     admission: str = setting("accept", "Rule before every create, named like `retention`.")
-    capacity_notice: bool = setting(
-        True, "Show the model the capacity of its store and its fill."
-    )
+    capacity_notice: bool = setting(True, "Show the model the capacity of its store and its fill.")
     scratchpad_tokens: int = setting(1024, "Longest scratchpad, in tokens.")
     query_tokens: int = setting(256, "Longest query, in tokens.")
     entry_tokens: int = setting(1024, "Longest entry, in tokens.")

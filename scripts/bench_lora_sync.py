@@ -34,10 +34,10 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.train.loops.grpo import run_grpo
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.stages import run_grpo
 
 RANK = 32
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
@@ -96,7 +96,8 @@ def sample_heldout(
     settings: Any, url: str, tasks: list[Any], adapter: Adapter | None
 ) -> EvalResult:
     """Held-out EM, sampled by the server with training's sampling: of the base model, or of an adapter."""
-    args, memory, embedder, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, embedder, environment = run.memory, run.embedder, run.environment
     tokenizer = load_tokenizer(model)
 
     async def run() -> EvalResult:

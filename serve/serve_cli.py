@@ -1,4 +1,4 @@
-"""``atommem serve``: a policy as a memory behind OpenAI's API; ``atommem serve keys``: who may use it."""
+"""``atommem serve``: serve a policy as a memory behind OpenAI's API."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ import os
 import shlex
 import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.arguments import Command, Parser, field_names, given_flags, run_command
+from atommem.arguments import Parser, field_names, given_flags
 from atommem.config import setting
 from atommem.errors import ConfigError
 from atommem.run import Checkpoint, add_run_settings
 
 if TYPE_CHECKING:
-    from atommem.serve.api_keys import Keys
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.served_model import ServedModel
 
 DATABASE = "sqlite:///runs/serve/conversations.db"
-_DATABASE_HELP = "Database of conversations: sqlite:///FILE or postgresql://USER@HOST/NAME."
 
 
 @dataclass
@@ -34,8 +31,17 @@ class ServeConfig:
 
     host: str = setting("127.0.0.1", "Address to listen on; another machine's access needs a key.")
     port: int = setting(8765, "Port to listen on.")
-    db: str = setting(DATABASE, f"{_DATABASE_HELP} ATOMMEM_DATABASE sets the default.")
+    db: str = setting(
+        DATABASE,
+        "Database of conversations: sqlite:///FILE or postgresql://USER@HOST/NAME. "
+        "ATOMMEM_DATABASE sets the default.",
+    )
     name: str = setting("", "Name of the model for clients (default: the folder's name).")
+    keys: str | None = setting(
+        None,
+        "File of bearer keys, one OWNER=KEY a line (default: ATOMMEM_SERVE_KEYS, with commas). Each "
+        "owner has its own conversations. Without keys only this machine has access.",
+    )
     hosts: list[str] = setting([], "Names that clients use for this server; * is any.")
     move: bool = setting(
         False,
@@ -48,8 +54,6 @@ class ServeConfig:
     open_conversations: int = setting(500, "Most conversations held open.")
     open_mb: int = setting(1000, "Most megabytes that they take, roughly.")
     turn_seconds: float = setting(300.0, "Longest time of a turn (503).")
-    requests_per_minute: int = setting(600, "Of a key without its own rate; 0 is unlimited.")
-    max_body_bytes: int = setting(8_000_000, "Largest request.")
     drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
 
@@ -59,10 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting is wrong, or the policy or database cannot be opened.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["keys"]:
-        return _keys(argv[1:])
-    return _serve(*_arguments(argv))
+    return _serve(*_arguments(sys.argv[1:] if argv is None else argv))
 
 
 def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -70,10 +71,9 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     parser = Parser(
         "atommem serve",
         "Serve a policy as a memory: conversations, responses and chat completions of OpenAI's "
-        "API, and the memory's own log (docs/serving.md). --policy is a model folder, a run with "
+        "API, and the memory's own log (docs/serve.md). --policy is a model folder, a run with "
         "one in it (runs/demo), or servers.",
-        usage="atommem serve --policy POLICY [--db URL] [--port N] [--SETTING VALUE ...]\n"
-        "       atommem serve keys add|list|revoke",
+        usage="atommem serve --policy POLICY [--db URL] [--port N] [--SETTING VALUE ...]",
     )
     parser.add_settings("server", ServeConfig)
     parser.add_argument(
@@ -94,26 +94,24 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 
 
 def _serve(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
-    from atommem.serve.api_keys import Keys
-    from atommem.serve.conversation_log import ConversationLog
-    from atommem.serve.guard import LOOPBACK
-    from atommem.serve.schema import open_database
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
+    from atommem.serve.served_model import ServedModel
     from atommem.servers.vllm_process import free_port
 
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    if host not in LOOPBACK and not Keys(ConversationLog(open_database(arguments.db))).exist():
+    keys = load_keys(arguments.keys)
+    if host not in LOOPBACK and not keys:
         raise ConfigError(
-            f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
-            f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
+            f"host={arguments.host}: a server without keys listens on this machine only. Give --keys FILE or set "
+            f"{KEYS_VARIABLE} (OWNER=KEY), or use --host 127.0.0.1."
         )
     if not arguments.stdio:
         free_port(arguments.host, arguments.port)
     with contextlib.ExitStack() as stack:
         if arguments.vllm is None:
-            policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
+            policy = ServedModel.open(arguments.policy, name=arguments.name, **settings)
         else:
-            policy, server = ServedPolicy.on_vllm(
+            policy, server = ServedModel.open_with_vllm(
                 arguments.policy,
                 Path(f"runs/serve/vllm_{arguments.port}.log"),
                 shlex.split(arguments.vllm),
@@ -126,59 +124,53 @@ def _serve(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
                 flush=True,
             )
             stack.enter_context(server)
-        return _listen(arguments, policy, host)
+        return _listen(arguments, policy, host, keys)
 
 
-def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> int:
+def _listen(
+    arguments: argparse.Namespace, model: ServedModel, host: str, keys: dict[str, str]
+) -> int:
     """Serve until told to end."""
     from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
-    from atommem.serve.guard import LOGGER, JsonLines, Limits
+    from atommem.serve.middleware import LOGGER, JsonFormatter
+    from atommem.serve.resources import Resources
     from atommem.serve.schema import open_database
-    from atommem.serve.serve_metrics import Metrics
 
-    log = ConversationLog(
-        open_database(arguments.db)
-    )  # not before: no file is left where the policy cannot be opened
+    # Opened after the model, so that no file is left behind if that fails.
+    log = ConversationLog(open_database(arguments.db))
+    resources = Resources(model, log, arguments.active, arguments.waiting, arguments.turn_seconds)
     conversations = Conversations(
-        policy,
-        log,
-        Metrics(),
-        active=arguments.active,
-        waiting=arguments.waiting,
+        resources,
         open_count=arguments.open_conversations,
         open_bytes=arguments.open_mb * 1_000_000,
-        turn_seconds=arguments.turn_seconds,
     )
     if arguments.move:
-        moved = asyncio.run(conversations.move_all())
+        count = asyncio.run(conversations.switch_checkpoints())
         print(
-            f"atommem serve: {moved} conversations moved to checkpoint {policy.checkpoint}",
+            f"atommem serve: {count} conversations moved to checkpoint {model.checkpoint}",
             file=sys.stderr,
         )
     if arguments.stdio:
         from atommem.serve.mcp_server import serve_stdio
 
-        print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
+        print(f"atommem serve: {model.notice()}", file=sys.stderr, flush=True)
         serve_stdio(conversations)
         return 0
-    limits = Limits(
-        (*arguments.hosts, host), arguments.requests_per_minute or None, arguments.max_body_bytes
-    )
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonFormatter())
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     print(
-        f"atommem serve: {policy.name} ({policy.checkpoint}) at http://{host}:{arguments.port}/v1",
+        f"atommem serve: {model.name} ({model.checkpoint}) at http://{host}:{arguments.port}/v1",
         file=sys.stderr,
     )
-    print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
-    # When it has drained, uvicorn raises the signal again: it has had its effect.
+    print(f"atommem serve: {model.notice()}", file=sys.stderr, flush=True)
+    # uvicorn raises the signal again after it has drained.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     run(
-        make_app(conversations, limits),
+        make_app(conversations, keys, (*arguments.hosts, host)),
         host=arguments.host,
         port=arguments.port,
         log_level="warning",
@@ -190,56 +182,3 @@ def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> i
 
 def _database() -> str:
     return os.environ.get("ATOMMEM_DATABASE", DATABASE)
-
-
-def _keys(argv: list[str]) -> int:
-    """Run ``atommem serve keys``."""
-    commands = {
-        "add": Command(_add_key, "make a key for an owner, and print it this once"),
-        "list": Command(_list_keys, "list all keys, without their secrets"),
-        "revoke": Command(_revoke_key, "end a key, within a second"),
-    }
-    return run_command("atommem serve keys", commands, argv)
-
-
-def _key_parser(command: str) -> Parser:
-    parser = Parser(f"atommem serve keys {command}")
-    parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
-    return parser
-
-
-def _open_keys(database: str, *, make: bool = False) -> Keys:
-    from atommem.serve.api_keys import Keys
-    from atommem.serve.conversation_log import ConversationLog
-    from atommem.serve.schema import open_database
-
-    return Keys(ConversationLog(open_database(database, make=make)))
-
-
-def _add_key(argv: list[str]) -> int:
-    parser = _key_parser("add")
-    parser.add_argument("owner")
-    parser.add_argument("--requests_per_minute", type=int, help="Its own rate.")
-    parser.add_argument("--max_body_bytes", type=int, help="Its own largest request.")
-    given = parser.parse_args(argv)
-    keys = _open_keys(given.db, make=True)
-    number, token = keys.add(given.owner, given.requests_per_minute, given.max_body_bytes)
-    print(token)
-    print(f"key {number} of {given.owner}: it is not shown again.", file=sys.stderr)
-    return 0
-
-
-def _list_keys(argv: list[str]) -> int:
-    for key in _open_keys(_key_parser("list").parse_args(argv).db).listed():
-        made = time.strftime("%Y-%m-%d", time.gmtime(key["created_at"]))
-        state = "revoked" if key["revoked_at"] else "valid"
-        print(f"{key['id']}  {key['owner']:<20} {made}  {state}")
-    return 0
-
-
-def _revoke_key(argv: list[str]) -> int:
-    parser = _key_parser("revoke")
-    parser.add_argument("id")
-    given = parser.parse_args(argv)
-    _open_keys(given.db).revoke(given.id)
-    return 0

@@ -18,8 +18,8 @@ from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import check_window, model_folder
 from atommem.run import Checkpoint, RunConfig
+from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run_config import DryRunConfig
-from atommem.train.resume.checkpoint import GenerationSettings
 
 STAGES = ("grpo", "sft", "async")
 _MODEL = [

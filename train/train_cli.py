@@ -11,9 +11,7 @@ from atommem.policy.opening import model_folder
 
 STAGES = ("grpo", "sft", "async")
 COMMANDS = {
-    "plot": Command("atommem.train.watch.plot_training:main", "draw scores and action rates"),
-    "export": Command("atommem.train.resume.export:main", "make a model folder of a checkpoint"),
-    "replay": Command("atommem.train.loops.replay:main", "repeat a failed update"),
+    "plot": Command("atommem.train.logs.plot:main", "draw scores and action rates"),
 }
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE|NAME] [--FIELD VALUE ...]
 
@@ -23,9 +21,6 @@ stages:
   async  GRPO that samples episodes while the trainer steps
 of a run:
   plot RUN       draw scores, action rates and store size (RUN: output folder)
-  export CHECKPOINT --out DIR
-                 make a model folder with a card of any checkpoint, without GPU
-  replay DIR     repeat the update that stopped a run (DIR: failed/step-N)
 
 `atommem configs` lists the shipped recipes. Precedence: defaults < the model
 folder's atommem_config.json < the YAML file < flags. --resume continues from the
@@ -63,8 +58,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(stage: str, arguments: Sequence[str]) -> int:
-    from atommem.train.resume.interrupts import EXIT_INTERRUPTED, TrainingInterrupted
+    from atommem.train.errors import TrainingInterrupted
     from atommem.train.settings import parse, parse_dry_run
+    from atommem.train.stop_request import EXIT_INTERRUPTED
 
     dry_run = parse_dry_run(arguments)
     if dry_run.dry_run:
@@ -77,19 +73,11 @@ def _run(stage: str, arguments: Sequence[str]) -> int:
             write_plan(plan, dry_run.dry_run_json)
         return 0
     settings = parse(stage, arguments)
+    from atommem.train import stages
+
+    runs = {"sft": stages.run_sft, "async": stages.run_async, "grpo": stages.run_grpo}
     try:
-        if stage == "sft":
-            from atommem.train.loops.sft import run_sft
-
-            run_sft(settings)
-        elif stage == "async":
-            from atommem.train.loops.asynchronous.async_run import run_async
-
-            run_async(settings)
-        else:
-            from atommem.train.loops.grpo import run_grpo
-
-            run_grpo(settings, arguments)
+        runs[stage](settings)
     except TrainingInterrupted as interrupted:
         print(f"atommem train: {interrupted}", file=sys.stderr)
         return EXIT_INTERRUPTED

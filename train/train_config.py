@@ -13,8 +13,8 @@ from trl import GRPOConfig, SFTConfig
 
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.errors import ConfigError
-from atommem.train.objective.credit import CREDIT
-from atommem.train.objective.sequences import LOSS_TYPES, NORMALIZATIONS
+from atommem.train.objective.advantages import CREDIT
+from atommem.train.objective.rows import LOSS_TYPES, NORMALIZATIONS
 
 DISTRIBUTION = "training needs the distribution that was sampled from"
 _OBJECTIVE = "train/objective/loss.py has no such term"

@@ -1,4 +1,4 @@
-"""The command `atommem web`: look at a cassette, and freeze it into a corpus."""
+"""The command `atommem web`: show a recording, or freeze it into a corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atommem.arguments import Command, Parser, make, run_command
 from atommem.config import EMBEDDERS, EmbedderConfig
-from atommem.envs.web.net.cassette import Cassette
+from atommem.envs.web.net.recording import Recording
 from atommem.errors import check_writable
 from atommem.untrusted import printable
 
@@ -29,7 +29,7 @@ def _freeze(argv: list[str]) -> int:
     from atommem.envs.web.net.freeze import freeze
 
     parser = Parser("atommem web freeze", "Make a corpus of the pages that were read.")
-    parser.add_argument("cassette", type=Path, metavar="CASSETTE")
+    parser.add_argument("recording", type=Path, metavar="RECORDING")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="The corpus.")
     parser.add_argument(
         "--embedder", choices=EMBEDDERS, help="For dense and hybrid search (default: words alone)."
@@ -38,21 +38,21 @@ def _freeze(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=True)
     embedder = None if args.embedder is None else make(EmbedderConfig, args)
-    cassette = Cassette(args.cassette, read_only=True)
-    done = freeze(cassette, args.out, embedder)
-    cassette.close()
+    recording = Recording(args.recording, read_only=True)
+    done = freeze(recording, args.out, embedder)
+    recording.close()
     print(f"{args.out}: {done['pages']} pages; {done['unread']} found pages were never read.")
     return 0
 
 
 def _show(argv: list[str]) -> int:
     parser = Parser("atommem web show", "Print the recorded calls and their cost.")
-    parser.add_argument("cassette", type=Path, metavar="CASSETTE")
+    parser.add_argument("recording", type=Path, metavar="RECORDING")
     args = parser.parse_args(argv)
-    cassette = Cassette(args.cassette, read_only=True)
-    for tool, backend, count in cassette.recorded():
+    recording = Recording(args.recording, read_only=True)
+    for tool, backend, count in recording.counts():
         print(f"{count:7,} {printable(tool)} of {printable(backend)}")
-    for tool, (calls, cost) in cassette.spent().items():
-        print(f"{calls:7,} calls of {printable(tool)} were made, for {cost:g}")
-    cassette.close()
+    for tool, (calls, cost) in recording.spent().items():
+        print(f"{calls:7,} calls of {printable(tool)} made, cost {cost:g}")
+    recording.close()
     return 0

@@ -111,15 +111,25 @@ BROKEN = [
     broken("prompts", "fail", "the phase 'x'", blank=lambda self, phase: Observation("x")),
     broken("tasks", "fail", "never mind", describe=staticmethod(fail(RuntimeError("never mind")))),
     broken("step", "fail", "no such word", episode_step=raise_on_long_texts),
-    broken("step", "warn", "words are gone", episode_step=stepping(fail(OutageError("words are gone")))),
-    broken("end", "fail", "goes on", episode_step=stepping(lambda self: StepResult(self.observe([])))),
+    broken(
+        "step", "warn", "words are gone", episode_step=stepping(fail(OutageError("words are gone")))
+    ),
+    broken(
+        "end", "fail", "goes on", episode_step=stepping(lambda self: StepResult(self.observe([])))
+    ),
     broken("score", "fail", "reward=1.5", episode_score=scoring(Score(1.5))),
     broken("score", "fail", "2 answers", episode_score=scoring(Score(0.0, ("a", "b")))),
     broken("score", "warn", "doing nothing earns 0.5", episode_score=scoring(Score(0.5))),
     broken("repeatable", "fail", "another way", episode_step=stepping(shuffle)),
     broken("repeatable", "fail", "another way", episode_step=stepping(share_count)),
     broken("cancelled", "fail", "went on", episode_step=ignore_cancellation),
-    broken("texts", "fail", "asks no questions", reading=lambda *_: [], asking=EnvironmentFactory.asking),
+    broken(
+        "texts",
+        "fail",
+        "asks no questions",
+        reading=lambda *_: [],
+        asking=EnvironmentFactory.asking,
+    ),
 ]
 
 
