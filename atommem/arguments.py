@@ -159,6 +159,15 @@ class Parser(jsonargparse.ArgumentParser):
                 raise ConfigError(f"--{name} is missing. See {self.prog} --help.")
         return parsed
 
+    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
+        """As argparse's; NaN is refused."""
+        # jsonargparse's own namespace has methods, such as `keys`, that hide settings.
+        parsed = argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
+        for name, value in vars(parsed).items():
+            if isinstance(value, float) and value != value:
+                raise ConfigError(f"{name}={value}: not a number. Give a finite number.")
+        return parsed
+
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return `values` with the types of their flags, as `read` does; others have no flag's value.
 
@@ -172,7 +181,7 @@ class Parser(jsonargparse.ArgumentParser):
                 self.error(f"Option '{name}' is not accepted")
             if actions[name].nargs == "*" and not isinstance(value, list):
                 given[name] = [] if value is None else [value]
-        checked = self.parse_object(given, defaults=False)
+        checked = dict(self.parse_object(given, defaults=False).items())
         return {name: checked[name] for name in given}
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

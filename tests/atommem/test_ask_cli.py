@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(
     def pressed(text: str) -> str:
         asked.append(text)
         if len(asked) == 4:
-            with pytest.raises(AtomMemError, match="another command is using the memory"):
+            with pytest.raises(AtomMemError, match="in use by another command"):
                 ask_cli.main([str(book), "Where?", "--memory", str(folder), "--policy", "x"])
             os.kill(os.getpid(), signal.SIGINT)
         return script(text)
@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_what_was_read_and_the_same_command_goes_on(
         assert ask(url, book, "Where?", "--memory", folder, "--json") == 130
         out, err = capsys.readouterr()
         assert out == ""
-        assert f"interrupted. What was read is in {folder}; the same command goes on" in err
+        assert f"interrupted. {folder} holds the finished steps; the same command continues" in err
         (reading,) = json.loads((folder / "memory.json").read_text())["readings"]
         assert 3 <= len(reading["steps"]) < reading["chunks"]
         assert ask(url, book, "Where?", "--memory", folder, "--json") == 0

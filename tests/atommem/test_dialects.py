@@ -125,9 +125,9 @@ def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": "sideways"}, "layout is 'sideways'"),
+        ({"layout": "sideways"}, "layout=sideways"),
         ({"query_tokens": 0}, "query_tokens"),
-        ({"retrieve_k": 0}, "retrieve_k is 0"),
+        ({"retrieve_k": 0}, "retrieve_k=0"),
         ({"disabled_actions": ["answer"]}, "disabled_actions"),
     ],
 )

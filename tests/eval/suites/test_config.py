@@ -39,59 +39,21 @@ def folder(path: Path, *configs: Any) -> str:
     ("fields", "message"),
     [
         ({"colums": []}, "unknown field colums; known are title"),
-        ({"title": None}, "title is None, expected str"),
         ({"data": []}, "data is empty"),
-        ({"rows": []}, "rows and grid are empty"),
         ({"data": [{"name": "x"}]}, "one of benchmark, synthetic and file"),
-        (
-            {"data": [{"benchmark": "squad", "documents": 2, "n": 1}]},
-            "benchmark=squad: unknown. Give one of hotpotqa",
-        ),
         ({"data": [{"benchmark": "hotpotqa", "n": 1}]}, "data, hotpotqa: documents is missing"),
-        ({"data": [{"benchmark": "hotpotqa", "documents": "many", "n": 1}]}, "documents is 'many'"),
-        (
-            {"data": [{"benchmark": "hotpotqa", "documents": 2, "n": 1, "questions": "some"}]},
-            "questions is 'some'",
-        ),
-        (
-            {"data": [{"benchmark": "musique", "documents": 2, "n": 1, "unanswerable": True}]},
-            "field unanswerable",
-        ),
-        ({"data": [{"synthetic": {"hop": 2}, "n": 1}]}, "unknown field hop; known are prose, hops"),
-        ({"data": [{"synthetic": {"early": "often"}, "n": 1}]}, "early is 'often', expected float"),
-        ({"data": [{**DATA[0], "settings": {"seed": 3}}]}, "data, world: unknown field seed"),
-        ({"data": DATA * 2}, "two columns are called 'world': give one of them another name"),
-        (
-            {"rows": [{"method": "atommem"}] * 2},
-            "two rows are called 'atommem': give one of them another label",
-        ),
-        ({"rows": [{"method": "magic"}]}, "method=magic: unknown. Give one of atommem"),
-        (
-            {"rows": [{"method": "rag", "settings": {"retrieve": 3}}]},
-            "unknown field retrieve; known are policy",
-        ),
+        ({"data": [{**DATA[0], "settings": {"seed": 3}}]}, "data, world: seed cannot be set here"),
+        ({"data": DATA * 2}, "two columns are called 'world'"),
+        ({"rows": [{"method": "magic"}]}, r"method=magic: unknown\. Give one of atommem"),
+        ({"rows": [{"method": "rag", "settings": {"retrieve": 3}}]}, "did you mean retrieve_k"),
         (
             {"rows": [{"method": "rag", "settings": {"retrieve_k": "three"}}]},
-            "rows, rag: retrieve_k is 'three', expec",
+            "rows, rag: retrieve_k=three: give a whole number",
         ),
-        ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "unknown field limit"),
-        ({"settings": {"seed": 3}}, "settings: unknown field seed"),
-        (
-            {"settings": {"disabled_actions": "read"}},
-            r"disabled_actions is 'read', expected list\[str\]",
-        ),
+        ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "limit cannot be set here"),
         ({"grid": [{"method": "rag", "axes": {"k": [3]}}]}, r"axis k is \[3\]"),
-        (
-            {"grid": [{"method": "rag", "axes": {"k": {"retrieve_k": [True]}}}]},
-            "has the point True",
-        ),
         ({"seeds": [1, 1]}, "seeds is"),
-        ({"policies": ["base"]}, "policies is"),
-        (
-            {"rows": [{"method": "rag", "policy": "a", "settings": {"policy": "b"}}]},
-            "give one of them",
-        ),
-        ({"reference": "mem0"}, "reference=mem0: unknown. Give one of atommem, rag"),
+        ({"reference": "mem0"}, r"reference=mem0: unknown\. Give one of atommem, rag"),
     ],
 )
 def test_mistakes_are_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -104,7 +66,7 @@ def test_mistakes_are_named(fields: dict[str, Any], message: str, tmp_path: Path
         path.write_text(text)
         with pytest.raises(ConfigError, match="suite"):
             load_suite(path)
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         load_suite(tmp_path / "none.yaml")
 
 
@@ -215,7 +177,7 @@ def test_servers_and_folders_stand_in_one_suite() -> None:
 
     def policies(*flags: str, of: Suite = ours) -> dict[str, tuple[list[str], str | None]]:
         cells = {
-            cell.row.method: cell.evaluation.config for cell in make_cells(of, flags, Path("."))
+            cell.row.method: cell.evaluation.policy for cell in make_cells(of, flags, Path("."))
         }
         return {name: (config.policy, config.tokenizer) for name, config in cells.items()}
 
