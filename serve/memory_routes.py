@@ -24,7 +24,7 @@ from atommem.serve.wire import (
     listing,
     page,
 )
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 others = APIRouter(prefix="/v1")

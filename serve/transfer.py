@@ -14,7 +14,7 @@ from atommem.memory.operations import Operation
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.log_rows import About, Event, RequestKey
 from atommem.serve.wire import Metadata
-from atommem.untrusted import read_json
+from atommem.text_safety import read_json
 
 FORMAT = 1
 _DEEPEST = 100

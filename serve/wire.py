@@ -16,7 +16,7 @@ from atommem.memory.entries import Entry
 from atommem.memory.operations import Outcome
 from atommem.serve.conversation import Answered
 from atommem.serve.log_rows import About, Event
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds after which to try again, by status."""

@@ -20,7 +20,6 @@ EXACT = (
     "bench_sessions",
     "bench_shipped",
     "bench_tree_exact",
-    "bench_untrusted",
 )
 """Their claims are of equality, not of speed or of something learned: they hold in the shortest form too."""
 WITH_VLLM = (

@@ -14,7 +14,7 @@ from atommem.embedding.counted import EmbeddingCounts, unit_rows
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.errors import ConfigError
 from atommem.hub import hub_name, not_loaded, only_here
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 class SentenceTransformerEmbedder:

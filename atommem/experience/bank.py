@@ -272,7 +272,7 @@ def demonstrations(
 ) -> str:
     """Retrieved records as demonstrations for a prompt, the most alike last, next to the task itself.
 
-    They are data: guard or escape them where the prompt is made (`atommem.untrusted`).
+    They are data: guard or escape them where the prompt is made (`atommem.text_safety`).
     """
     shown = [
         template.format(query=record.text, execution=(record.details or {}).get("execution", ""))

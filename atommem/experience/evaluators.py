@@ -15,7 +15,7 @@ from atommem.errors import ConfigError
 from atommem.memory.rules import make_rule
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
-from atommem.untrusted import guard_text
+from atommem.text_safety import guard_text
 
 
 @dataclass(frozen=True, slots=True)

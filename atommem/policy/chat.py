@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Unpack
 from atommem.errors import OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.served import ServedPolicy
-from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ClientOptions, RefusedError
+from atommem.tokens import ApproximateTokenizer
 
 if TYPE_CHECKING:
     from atommem.tokens import Tokenizer
@@ -24,7 +24,7 @@ class ChatPolicy(ServedPolicy):
     Args:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there; None asks ``/v1/models``, which must list exactly one.
-        tokenizer: Measures chunks and memory; None counts roughly (`atommem.rough_tokens`). Nothing of it is sent.
+        tokenizer: Measures chunks and memory; None counts roughly (`atommem.tokens`). Nothing of it is sent.
         options: Of the `ServerClient`.
 
     Raises:
@@ -40,7 +40,7 @@ class ChatPolicy(ServedPolicy):
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(
-            base_url, model, RoughTokenizer() if tokenizer is None else tokenizer, options
+            base_url, model, ApproximateTokenizer() if tokenizer is None else tokenizer, options
         )
         self._chat = ChatClient(self._client)
 

@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.keys import Service, api_key, is_loopback, key_header
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 if TYPE_CHECKING:
     import httpx

@@ -16,7 +16,7 @@ from atommem.eval.retention.stores import Store, read_store
 from atommem.memory.retention import make_retention
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
-from atommem.untrusted import guard_text
+from atommem.text_safety import guard_text
 
 RULES = ("fifo", "lru", "lfu", "ebbinghaus", "redundancy", "novelty", "length", "type_prior")
 _SHOWN = 5

@@ -17,7 +17,7 @@ from atommem.eval.retention.turns import Stream
 from atommem.memory.entries import Source
 from atommem.memory.index import best
 from atommem.memory.working import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 
 _FLAGS = ("embedder", "embedder_model", "embedder_url")
 RECALLED = 6
@@ -64,7 +64,7 @@ async def kept(given: Embedded, retention: str, capacity: int | None, seed: int 
     """The places of the texts that a store of `capacity` still has when all were created, one a step."""
     config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
     memory = WorkingMemory(
-        KeptVectors(given.stream.texts, given.texts), RoughTokenizer(), config, seed=seed
+        KeptVectors(given.stream.texts, given.texts), ApproximateTokenizer(), config, seed=seed
     )
     for place, text in enumerate(given.stream.texts):
         await memory.apply(

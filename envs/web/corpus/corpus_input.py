@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.rows import Row, read_rows
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 _IDS = ("docid", "id", "_id")
 _TEXTS = ("text", "contents", "content", "page")

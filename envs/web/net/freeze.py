@@ -10,7 +10,7 @@ from atommem.envs.web.corpus.corpus import build_corpus
 from atommem.envs.web.corpus.corpus_input import Page
 from atommem.envs.web.net.cassette import Cassette
 from atommem.errors import ConfigError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 def recorded_pages(cassette: Cassette) -> Iterator[Page]:
