@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from pathlib import Path
 
-import tokenizer_shapes
 from agents import make_agent
 from quick import command_line
 
@@ -26,6 +26,9 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.memory.entries import MemoryView
 from atommem.memory.operations import to_json
 from atommem.policy.scripted import ScriptedPolicy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.tokenizer_shapes import byte_level  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 _BLOCK = re.compile(
@@ -55,7 +58,7 @@ COMPLETIONS = (
 
 def blocks() -> dict[str, str]:
     """The blocks by name."""
-    tokenizer = tokenizer_shapes.byte_level()
+    tokenizer = byte_level()
     texts = iter(COMPLETIONS)
     policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
     settings = {"chunking": "documents", "capacity": 20, "max_tokens": 400}
