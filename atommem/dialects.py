@@ -384,14 +384,15 @@ def _record(kind: Any, path: Path, loaded: Any) -> Any:
             if item.default is MISSING and item.default_factory is MISSING:
                 raise DialectError(f"{path}: missing field {name}.")
             continue
-        value, declared = loaded[name], str(item.type)
-        expected = {"bool": bool, "str": str}.get(declared, dict)
+        value: Any = loaded[name]
+        declared = str(item.type)
+        expected: type = {"bool": bool, "str": str}.get(declared, dict)
         if not isinstance(value, expected):
             raise DialectError(
                 f"{path}: field {name} is {type(value).__name__}, expected {expected.__name__}."
             )
         if declared == "Mapping[str, str]":
-            for key, text in value.items():
+            for key, text in loaded[name].items():
                 if not isinstance(text, str):
                     raise DialectError(
                         f"{path}: {name}.{key} is {type(text).__name__}, expected str."
