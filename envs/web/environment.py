@@ -307,7 +307,7 @@ class WebEnvironment:
         if result.is_error and len(text) > _MAX_FAILURE:
             text = f"{text[:_MAX_FAILURE]}..."
         parts, limit = [text], shared.config.chunk_tokens
-        # A token has at least one byte, so most results need no count. Counting runs off the event loop.
+        # A token has at least one byte, so most results need no count.
         if len(text.encode()) > limit:
             parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, limit, True)
         title, origin = clean(result.title[:_MAX_NAME]), clean(result.origin)

@@ -133,8 +133,9 @@ class PageStore:
     def passages_after(self, number: int) -> Iterator[tuple[int, str]]:
         """Yield number and text, below the page's title, of the passages above `number`."""
         while rows := self._rows(
-            "select p.number, d.title, substr(d.text, p.start + 1, p.stop - p.start) from passages p "
-            "join pages d on d.number = p.page where p.number > ? order by p.number limit 1000",
+            "select p.number, d.title, substr(d.text, p.start + 1, p.stop - p.start) "
+            "from passages p join pages d on d.number = p.page "
+            "where p.number > ? order by p.number limit 1000",
             number,
         ):
             for number, title, text in rows:

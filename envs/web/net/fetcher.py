@@ -153,4 +153,3 @@ def parse_address(url: str) -> httpx.URL:
     if parsed.userinfo:
         raise PageError(f"{url} contains a user name or password, which is not allowed.")
     return parsed
-

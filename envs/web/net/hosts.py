@@ -25,7 +25,8 @@ def default_denied_hosts() -> tuple[str, ...]:
 class HostRules:
     """Allowed and denied hosts, each with or without a path prefix (``huggingface.co/datasets``).
 
-    An entry covers subdomains. A denied entry is also denied inside the URL of an archive or mirror.
+    An entry covers subdomains. A denied entry is also denied inside the URL of an archive or
+    mirror.
 
     Args:
         allow: The only hosts that may be visited; empty allows all.
