@@ -65,8 +65,8 @@ class SiteConfig:
             raise ConfigError(
                 f"news={self.news}, dead={self.dead}, doubles={self.doubles}, names={self.names} "
                 f"do not fit catalogues x works = {persons} persons. Use fewer news and "
-                "dead links than persons, no more doubles, and a name for each person, piece of news, double and "
-                f"injection (at most {MOST_NAMES})."
+                "dead links than persons, no more doubles, and a name for each person, piece of "
+                f"news, double and injection (at most {MOST_NAMES})."
             )
 
 
