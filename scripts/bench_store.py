@@ -32,7 +32,7 @@ from stalls import heartbeat
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Vectors
-from atommem.embedding.random_vectors import RandomEmbedder
+from atommem.embedding.hashing import RandomEmbedder
 from atommem.memory.contents import Contents, Snapshot
 from atommem.memory.entries import Entry, Source
 from atommem.memory.index import VectorIndex

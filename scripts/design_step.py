@@ -28,7 +28,7 @@ from atommem.memory.operations import to_json
 from atommem.policy.scripted import ScriptedPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.tokenizer_shapes import byte_level  # noqa: E402
+from tests import tokenizer_shapes
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 _BLOCK = re.compile(
@@ -58,7 +58,7 @@ COMPLETIONS = (
 
 def blocks() -> dict[str, str]:
     """The blocks by name."""
-    tokenizer = byte_level()
+    tokenizer = tokenizer_shapes.byte_level()
     texts = iter(COMPLETIONS)
     policy = ScriptedPolicy(tokenizer, lambda prompt: next(texts))
     settings = {"chunking": "documents", "capacity": 20, "max_tokens": 400}

@@ -83,7 +83,7 @@ class ChatClient:
                     raise
 
     def _adapt(self, error: RefusedError, sent: Mapping[str, Any]) -> bool:
-        """Rename or drop the parameter that the server refused; False if it refused another thing."""
+        """Rename or drop a refused parameter; return False for any other refusal."""
         if error.code not in _UNSUPPORTED or error.param not in sent:
             return False
         if error.param == "max_tokens":
