@@ -33,13 +33,25 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.policy import server as policy_server
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.policy.server import ServerPolicy
+from atommem.policy.server import completion_request
 
 GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}
 LEAST_SPEED = 2.5
-WORDS = "river house music winter train garden letter stone market light".split()  # noqa: SIM905
+WORDS = (
+    "river",
+    "house",
+    "music",
+    "winter",
+    "train",
+    "garden",
+    "letter",
+    "stone",
+    "market",
+    "light",
+)
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
 
 
@@ -86,6 +98,12 @@ class Rollout:
     episodes: list[Episode]
 
 
+def fixed_length_request(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
+    """A request whose completion has exactly ``max_tokens`` tokens."""
+    body = completion_request(model, prompt_ids, sampling)
+    return body | {"min_tokens": sampling.max_tokens, "ignore_eos": True}
+
+
 def long_task(tokenizer: Any, tokens: int) -> Task:
     """A task of the synthetic world with a document of at least `tokens` tokens."""
     tasks = list(generate(WorldConfig(prose="plain", filler=6), 400, 7))
@@ -107,7 +125,10 @@ async def rollout(
 ) -> Rollout:
     """Run episodes of `steps` steps each on a server with an empty prefix cache."""
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
-    served = ServerPolicy(server.url, "policy", tokenizer=tokenizer, max_in_flight=256, timeout=1800)
+    policy_server.completion_request = fixed_length_request
+    served = policy_server.ServerPolicy(
+        server.url, "policy", tokenizer=tokenizer, max_in_flight=256, timeout=1800
+    )
     policy = wrap(served)
     stored = {**settings, "temperature": 1.0, "seed": 1}
     embedder = embedder or HashingEmbedder(256)
@@ -132,9 +153,9 @@ async def rollout(
 
 
 def serve(model: Path, log: Path, longest: int, *options: str) -> Any:
-    """A float32 server whose prefix cache can be emptied and whose completions have max_tokens."""
+    """A float32 server whose prefix cache can be emptied."""
     sizes = ["--max-model-len", str(longest), "--max-num-batched-tokens", str(longest)]
-    fixed = ["--override-generation-config", '{"ignore_eos": true}', "--block-size", "32"]
+    fixed = ["--block-size", "32"]
     # vLLM would pin its worker to one core, where its other threads wait for the same one.
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4"}

@@ -229,7 +229,9 @@ def main() -> int:
     ratio = total["theirs"] / total["ours"]
     result = {
         "bench": "step",
-        "seconds": {n: {p: v.round(1).tolist() for p, v in of.items()} for n, of in seconds.items()},
+        "seconds": {
+            n: {p: v.round(1).tolist() for p, v in of.items()} for n, of in seconds.items()
+        },
         "ratio": round(float(ratio[0]), 2),
         "ratio_cpu": round(float(ratio[1]), 2),
         "token_ratio": round(tokens["theirs"] / tokens["ours"], 2),

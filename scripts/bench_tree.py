@@ -119,7 +119,9 @@ def largest_errors(model: Any, groups: Sequence[Sequence[Row]]) -> dict[str, flo
     """Largest difference of log-probabilities, and of gradients relative to their norm."""
     logps, gradients = 0.0, 0.0
     for rows in groups:
-        (one, one_gradient), (other, other_gradient) = (score(model, rows, p) for p in (True, False))
+        (one, one_gradient), (other, other_gradient) = (
+            score(model, rows, p) for p in (True, False)
+        )
         logps = max(logps, float((one - other).abs().max()))
         error = (one_gradient - other_gradient).norm() / other_gradient.norm()
         gradients = max(gradients, float(error))
@@ -168,7 +170,9 @@ def run_passes(model: Any, rows: list[Row], packed: bool, size: int) -> None:
         else:
             ids = torch.tensor([row.ids.tolist() for row in part])
             count = len(part[0].completion_ids)
-            logps = method(trainer, model, ids, torch.ones_like(ids), count, compute_entropy=True)[0]
+            logps = method(trainer, model, ids, torch.ones_like(ids), count, compute_entropy=True)[
+                0
+            ]
             (-logps.sum()).backward()
 
 
@@ -202,14 +206,19 @@ def main(argv: list[str] | None = None) -> int:
     tune_lm_head_for_cpu("cpu")
     errors = exactness(options.tries, options.model)
     for name, found in errors.items():
-        print(f"{name:<14} log-probabilities {found['logps']:.1e}  gradients {found['gradients']:.1e}")
+        print(
+            f"{name:<14} log-probabilities {found['logps']:.1e}  gradients {found['gradients']:.1e}"
+        )
     model = random_model(*((2, 64, 2048) if options.quick else (6, 512, 2048)))
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     run_passes(model, group_rows(QUICK_SHAPES["bar"]), True, 4)
     speeds = {}
     for name, shape in (QUICK_SHAPES if options.quick else SHAPES).items():
         speeds[name] = measure_shape(model, shape, options.rounds)
-        print(f"{name:<18} {speeds[name]['speed']:.2f}x of {speeds[name]['token_ratio']:.2f}x", flush=True)
+        print(
+            f"{name:<18} {speeds[name]['speed']:.2f}x of {speeds[name]['token_ratio']:.2f}x",
+            flush=True,
+        )
     bar = speeds["bar"]
     fast = bar["speed"] >= max(MIN_SPEED, MIN_SHARE * bar["token_ratio"])
     fast &= speeds["nothing shared"]["speed"] >= MIN_UNSHARED

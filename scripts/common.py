@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,31 @@ def last_line(result: Mapping[str, Any]) -> int:
     """Print the result as one line of JSON; returns 0 if its ``holds`` is true, else 1."""
     print(json.dumps(result))
     return 0 if result["holds"] else 1
+
+
+@contextmanager
+def started(
+    command: Sequence[str], url: str, log: Path, **settings: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that answers at `url`, until the block ends."""
+    import httpx
+
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, **settings)
+    try:
+        ends = time.monotonic() + 120
+        while True:
+            if process.poll() is not None or time.monotonic() > ends:
+                raise RuntimeError(f"{' '.join(command[:4])} failed: {log.read_text()[-2000:]}")
+            try:
+                if httpx.get(url, timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def peak_megabytes() -> float:
