@@ -31,10 +31,10 @@ from atommem.envs.task_files import save_tasks
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.train.loops.grpo import run_grpo
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.stages import run_grpo
 
 RECIPE = Recipe(size=PolicySize(heads=2, head_width=32))
 RANK = 32

@@ -35,8 +35,8 @@ from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.servers.vllm_process import free_port
-from atommem.train.resume.checkpoint_files import complete_checkpoints
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.checkpoints import list_checkpoints
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 from tests.fakes import word_level
 from tests.train.toys import make_model
 
@@ -53,7 +53,7 @@ ELEMENTS = [
 ]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["atommem.train.loops.grpo", "atommem.cli", "tests.train.shipped.cpu_ranks"]
+    ["atommem.train.stages", "atommem.cli", "tests.train.shipped.cpu_ranks"]
 )
 
 
@@ -195,7 +195,7 @@ def measure(folder: Path, form: str, kills: int, updates: int, seed: int) -> dic
     ours, theirs = (load_file(out / file) for out in (parts, whole))
     difference = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     checkpoints = {path.name for path in parts.glob("checkpoint-*")}
-    unfinished = checkpoints - {path.name for path in complete_checkpoints(parts)}
+    unfinished = checkpoints - {path.name for path in list_checkpoints(parts)}
     same = outcome(parts) == outcome(whole)
     rewards = [reward for _, reward in outcome(whole)["rewards"]]
     holds = difference <= TOLERANCES[form] and same and not unfinished

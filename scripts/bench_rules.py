@@ -33,10 +33,10 @@ from atommem.embedding.embedder import Vectors
 from atommem.memory.admission import Accepted, Admission, Refused
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.working import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
 from atommem.rules import check
 from atommem.rules.linear import FEATURES
 from atommem.rules.rule import Rule
+from atommem.rough_tokens import RoughTokenizer
 
 SECONDS = 2.0
 

@@ -46,9 +46,9 @@ from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep
-from atommem.train.objective.loss import Objective
-from atommem.train.objective.sequences import Row, episode_rows
-from atommem.train.packing.padding import pad_rows
+from atommem.train.objective.loss import PolicyLoss
+from atommem.train.objective.rows import Row, episode_rows
+from atommem.train.packing.micro_batch import pad_rows
 
 GROUP, CHUNK, STEPS = 16, 900, 8
 LEAST_RATIO, TRIE_TOKENS = 5.0, 8192
@@ -159,7 +159,7 @@ class Recipes:
         step = UpdateStep(
             Accelerator(cpu=True),
             self.model,
-            Objective(0.2, 0.28, beta=0.001),
+            PolicyLoss(0.2, 0.28, beta=0.001),
             TRIE_TOKENS if ours else 1,
             self.tokenizer.pad_token_id,
             prefix_sharing=ours,
@@ -185,7 +185,10 @@ class Recipes:
 
     def rows(self, measured: Rollout) -> tuple[list[Row], float]:
         """The rows that are trained on, and how many times as many tokens all rows have."""
-        advantages = [1.0 if index % 2 else -1.0 for index in range(len(measured.episodes))]
+        advantages = [
+            [1.0 if index % 2 else -1.0] * len(episode.steps)
+            for index, episode in enumerate(measured.episodes)
+        ]
         for episode in measured.episodes:
             episode.reward = 0.0  # they end at the step limit, before they answer
         rows = episode_rows(measured.episodes, advantages, "token")

@@ -33,10 +33,9 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.loops.models import tune_lm_head_for_cpu
-from atommem.train.objective.sequences import Row
-from atommem.train.packing.padding import pad_rows
+from atommem.train.objective.rows import Row
+from atommem.train.packing.micro_batch import pack_rows, pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows
 
 LIMIT = 1e-4
 MIN_SPEED, MIN_SHARE, MIN_UNSHARED = 4.0, 0.85, 0.9

@@ -1,7 +1,7 @@
 """A-MAC (arXiv 2603.04549): what comes in is decided by utility, confidence, novelty, recency and type.
 
 The paper and its code (at 40407ae) differ, so there are two rules: `AMac` as described, `AMacPublished` as the code
-computes it. `atommem reproduce amac` holds both to the paper's table.
+computes it. `python -m papers.amac` holds both to the paper's table.
 """
 
 from __future__ import annotations

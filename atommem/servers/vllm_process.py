@@ -48,8 +48,7 @@ def engine_of(python: str) -> str:
             return name
     raise ConfigError(
         f"The environment of {python} has no vLLM. Install the extra 'vllm' there, or set "
-        "VLLM_PYTHON to "
-        "an interpreter that has it (docs/serving.md covers CPUs)."
+        "VLLM_PYTHON to an interpreter that has it (docs/vllm.md covers CPUs)."
     )
 
 

@@ -23,7 +23,7 @@ from atommem.prompts import PromptBuilder
 from atommem.rough_tokens import RoughTokenizer
 from atommem.trace import read_trace
 from atommem.train.dry_run_config import DryRunConfig
-from atommem.train.rollout.task_order import TaskOrder
+from atommem.train.rollout.rollouts import TaskOrder
 
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
 """What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
