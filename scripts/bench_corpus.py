@@ -13,7 +13,7 @@
    vectors, and by both. Without ``--embedder_model`` (a sentence-transformers folder) the vectors
    are hashed words. Hybrid must reach the recall of vectors.
 
-The last line is JSON; the exit status is 0 if its "holds" is true. ``--quick`` only shows that it runs.
+The last line is JSON; the exit status is 0 if its "holds" is true. ``--quick`` measures nothing.
 """
 
 from __future__ import annotations

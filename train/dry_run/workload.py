@@ -17,7 +17,7 @@ from atommem.errors import ConfigError
 from atommem.memory.entries import MemoryView
 from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 from atommem.trace import read_trace
 from atommem.train.dry_run_config import DryRunConfig
 from atommem.train.rollout.rollouts import TaskOrder
@@ -38,7 +38,7 @@ def find_tokenizer(name: str) -> tuple[Any, str]:
             return read_tokenizer(name), "the model folder's tokenizer"
         except (OSError, ValueError):
             pass
-    return RoughTokenizer(), "approximate counts, without the tokenizer"
+    return ApproximateTokenizer(), "approximate counts, without the tokenizer"
 
 
 class PromptShape(NamedTuple):

@@ -131,10 +131,7 @@ class Corpus:
         """Return at most `count` pages for each query, best first.
 
         Args:
-            queries: Search texts.
-            count: Pages for each query.
-            mode: One of `modes`; None is the best one. Hybrid fuses both rankings by reciprocal
-                ranks.
+            mode: One of `modes`; None is the last. Hybrid fuses both rankings by reciprocal ranks.
 
         Raises:
             ConfigError: The corpus has no vectors for this mode.
