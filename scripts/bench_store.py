@@ -25,7 +25,7 @@ from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import RandomEmbedder
 from atommem.memory.working import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 
 BAR_MS, BAR_ENTRIES = 5.0, 1000
 
@@ -50,7 +50,7 @@ async def timed(call: Callable[[int], Any], repeats: int) -> list[float]:
 async def filled(entries: int, dim: int, **settings: Any) -> WorkingMemory:
     """A memory with so many entries."""
     config = MemoryConfig(retrieve_k=6, **settings)
-    memory = WorkingMemory(RandomEmbedder(dim), RoughTokenizer(), config)
+    memory = WorkingMemory(RandomEmbedder(dim), ApproximateTokenizer(), config)
     for start in range(0, entries, 500):
         numbers = range(start, min(entries, start + 500))
         await memory.apply([Action("create", f"entry {number}") for number in numbers], 0)
