@@ -24,14 +24,10 @@ _BATCH = 50_000
 class VectorIndex:
     """Unit vectors in a file, and an index of them above `FLAT_BELOW` rows.
 
-    Row i is passage i + 1. Both files are memory-mapped. Removed passages keep their row; rows of zeros are never found by
-    the index. The index (``IndexIVFScalarQuantizer``, 16-bit floats, 2 sqrt(n) lists) is rebuilt
-    when a tenth of the rows is newer; newer rows are searched exactly. Building holds 2 bytes a
-    dimension and row in memory.
-
-    Args:
-        folder: Of the corpus.
-        dim: Length of a vector.
+    Row i is passage i + 1, of zeros if the passage was removed before it was embedded. The index
+    (``IndexIVFScalarQuantizer``, 16-bit floats, 2 sqrt(n) lists) is rebuilt when a tenth of the
+    rows is newer; newer rows are searched exactly. Both files are memory-mapped. Building holds
+    2 bytes a dimension and row in memory.
     """
 
     def __init__(self, folder: Path, dim: int) -> None:
