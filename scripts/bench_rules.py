@@ -33,10 +33,10 @@ from atommem.embedding.embedder import Vectors
 from atommem.memory.admission import Accepted, Admission, Refused
 from atommem.memory.rules import Candidate, StoreState
 from atommem.memory.working import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
 from atommem.rules import check
 from atommem.rules.linear import FEATURES
 from atommem.rules.rule import Rule
+from atommem.tokens import ApproximateTokenizer
 
 SECONDS = 2.0
 
@@ -102,7 +102,7 @@ def rows_of(shape: str, count: int, dim: int, rng: np.random.Generator) -> Vecto
 async def create(rule: str, rows: Vectors, capacity: int) -> float:
     """Seconds of CPU of as many creates as there are rows."""
     config = MemoryConfig(capacity=capacity, retention=rule)
-    memory = WorkingMemory(Given(rows), RoughTokenizer(), config)
+    memory = WorkingMemory(Given(rows), ApproximateTokenizer(), config)
     words = (
         "I live in Brent",
         "she is a baker",

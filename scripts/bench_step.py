@@ -56,7 +56,7 @@ from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.embedding.http import HttpEmbedder
 from atommem.policy.contract import Completion, Policy, Sampling
-from atommem.train.dry_run.architecture import measure
+from atommem.train.dry_run.shapes import measure
 from atommem.train.dry_run.timeline import forward_flops
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep

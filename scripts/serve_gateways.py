@@ -26,8 +26,8 @@ from quick import ATOMMEM
 
 from atommem.face.engine import Engine
 from atommem.policy.contract import Completion, Sampling
-from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.vllm_process import free_port
+from atommem.tokens import ApproximateTokenizer
 
 _CHUNK = re.compile(r"of the text:\n(.*?)\n\nYour scratchpad", re.DOTALL)
 _QUESTION = re.compile(r"Question:\n(.*)")
@@ -39,7 +39,7 @@ class Secretary:
     """A chat policy: `latency` seconds a completion, and what the script says."""
 
     def __init__(self, latency: float) -> None:
-        self.tokenizer = RoughTokenizer()
+        self.tokenizer = ApproximateTokenizer()
         self.latency = latency
 
     async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:

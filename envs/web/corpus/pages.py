@@ -14,7 +14,7 @@ from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.rows import Row, read_rows
 from atommem.envs.web.page_texts import core, fold
 from atommem.envs.web.sqlite_file import SqliteFile
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 _IDS = ("docid", "id", "_id")
 _TEXTS = ("text", "contents", "content", "page")

@@ -11,7 +11,7 @@ from atommem.envs.web.corpus.corpus import build_corpus
 from atommem.envs.web.corpus.pages import Page
 from atommem.envs.web.net.recording import Recording
 from atommem.errors import ConfigError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 def recorded_pages(recording: Recording) -> Iterator[Page]:
