@@ -1,4 +1,4 @@
-"""Search of a corpus: vectors at a million passages, and words, vectors and both on real questions.
+"""Search of a corpus: a million vectors, and real questions by words and vectors.
 
     OMP_NUM_THREADS=1 python scripts/bench_corpus.py
     OMP_NUM_THREADS=1 python scripts/bench_corpus.py --corpus DATA --embedder_model DIR
