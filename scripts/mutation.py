@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from quick import command_line
+from common import command_line
 
 FILES = (
     *(
