@@ -22,8 +22,7 @@ from atommem.actions import MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec, Body
 from atommem.arguments import Command, Parser, given_flags, make, run_command
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.description import TaskDescription
-from atommem.dialects import Dialect, dialect_names, get_dialect
-from atommem.dialects.templates import SHIPPED
+from atommem.dialects import SHIPPED, Dialect, dialect_names, get_dialect
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import (
     EnvironmentConfig,
@@ -39,8 +38,8 @@ from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder
-from atommem.rough_tokens import RoughTokenizer
 from atommem.run import RunConfig, build_agent
+from atommem.tokens import ApproximateTokenizer
 from atommem.trace import read_trace, write_trace
 
 CHECKS = {
@@ -204,7 +203,7 @@ def _check_declarations(
         if own is None:
             own = settings(environment=name) if ":" in name else environment_config(name)
         json.dumps(asdict(own))
-        return kind(own, RoughTokenizer())
+        return kind(own, ApproximateTokenizer())
 
     fix = "Give every setting a working default and a JSON value."
     factory = checker.attempt("settings", instance, fix)

@@ -64,10 +64,12 @@ def _run(stage: str, arguments: Sequence[str]) -> int:
 
     dry_run = parse_dry_run(arguments)
     if dry_run.dry_run:
-        from atommem.train.dry_run.plan import make_plan
-        from atommem.train.dry_run.plan_text import print_plan, write_plan
+        from atommem.train.dry_run.plan import make_plan, print_plan, write_plan
 
         plan = make_plan(stage, arguments, dry_run)
+        if plan is None:
+            print("all settings are valid; a cold start is not estimated.")
+            return 0
         print_plan(plan)
         if dry_run.dry_run_json:
             write_plan(plan, dry_run.dry_run_json)

@@ -12,7 +12,7 @@ from typing import Any
 
 from atommem.envs.task import Document
 from atommem.errors import DataError, suggest_path
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 _PACKED = {
     b"\x1f\x8b": "gzip",

@@ -9,7 +9,7 @@ from atommem.arguments import Command, Parser, make, run_command
 from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.web.net.recording import Recording
 from atommem.errors import check_writable
-from atommem.untrusted import printable
+from atommem.text_safety import printable
 
 
 def main(argv: list[str] | None = None) -> int:

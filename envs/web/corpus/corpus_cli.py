@@ -17,7 +17,7 @@ from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.pages import benchmark_pages, read_pages
 from atommem.errors import check_writable
-from atommem.untrusted import printable
+from atommem.text_safety import printable
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -21,10 +21,10 @@ from atommem.policy.scripted import ScriptedPolicy
 from atommem.policy.server import ChatPolicy
 from atommem.trace import write_trace
 from atommem.train.loops.sft import trace_demonstrations
-from tests.atommem.test_untrusted import shapes
 from tests.envs.web.test_environment import ANSWER, call, make_task
 from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
 from tests.loopback import serving
+from tests.tokenizer_shapes import SHAPES
 
 ENVIRONMENT = environment_config("longdoc", chunking="documents")
 MEMORY = MemoryConfig()
@@ -109,7 +109,7 @@ def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
 
 def test_a_hosted_model_teaches_the_web(tmp_path: Path) -> None:
     """Its replies have no token ids: they are encoded as the learner's, under the learner's own prompts."""
-    tokenizer = shapes["byte_level"]()
+    tokenizer = SHAPES["byte_level"]()
     settings = environment_config("web")
     wrong = replace(make_task("Where is nobody?"), id="u")
 
