@@ -13,7 +13,7 @@ from atommem.dialects import Dialect, Section
 from atommem.dialects.templates import fill
 from atommem.environment import EnvironmentFactory
 from atommem.errors import DialectError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, Piece
 from atommem.parsing import THINK
 from atommem.tokens import Tokenizer

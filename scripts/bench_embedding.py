@@ -42,7 +42,7 @@ from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder
 from atommem.embedding.http import HttpEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
-from atommem.memory.working import WorkingMemory
+from atommem.memory.memory import WorkingMemory
 
 MAX_CALLS = 4
 MIN_RATIO, MIN_AT_ONCE = 5.0, 1.0

@@ -45,7 +45,7 @@ from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.eval.eval_cli import main as evaluate
 from atommem.eval.methods import READERS
 from atommem.eval.output import parse_records, trace_path
-from atommem.memory.contents import Contents
+from atommem.memory.log import Contents
 from atommem.trace import read_trace
 from atommem.trace_view import main as show_trace
 

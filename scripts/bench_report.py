@@ -29,8 +29,7 @@ from atommem.episode import Episode, Step
 from atommem.eval.output import OutputFolder
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.operations import Operation
+from atommem.memory.log import MemoryView, Operation, Retrieved
 from atommem.observation import Observation, Piece, StopReason
 
 STEPS, MOST_SECONDS, MOST_MEGABYTES = 10, 30.0, 500.0

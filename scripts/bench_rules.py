@@ -38,13 +38,11 @@ from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Vectors
 from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.experience import Bank, Experience
-from atommem.memory.admission import Accepted, Admission, Refused
-from atommem.memory.rules import Candidate, StoreState
-from atommem.memory.working import WorkingMemory
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.rules import Accepted, Admission, Candidate, Refused, Rule, StoreState
 from atommem.rough_tokens import RoughTokenizer
 from atommem.rules import check
-from atommem.rules.linear import FEATURES
-from atommem.rules.rule import Rule
+from atommem.rules.ratings import FEATURES
 
 SECONDS = 2.0
 OF_BANKS = ("failures_first", "periodic", "history", "combined", "constrained", "memobank")

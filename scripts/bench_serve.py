@@ -33,7 +33,7 @@ import psutil
 from quick import add_quick, command_line, last_line
 from serve_gateways import Gateway
 
-from atommem.memory.operations import Operation
+from atommem.memory.log import Operation
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database
 

@@ -28,7 +28,7 @@ import httpx
 from quick import add_quick, command_line, last_line
 from serve_gateways import Gateway, postgres, postgres_programs
 
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database
 from atommem.servers.vllm_control import parse_metrics

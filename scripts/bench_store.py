@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from atommem.memory.shared_map import SharedMap
 from quick import add_quick, command_line, last_line, seconds_of
 from stalls import heartbeat
 
@@ -33,13 +34,9 @@ from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Vectors
 from atommem.embedding.random_vectors import RandomEmbedder
-from atommem.memory.contents import Contents, Snapshot
-from atommem.memory.entries import Entry, Source
-from atommem.memory.index import VectorIndex
-from atommem.memory.operations import Operation
-from atommem.memory.shared_map import SharedMap
-from atommem.memory.vectors import TextVectors, digests_of
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import Contents, Entry, Operation, Snapshot, Source
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import TextVectors, VectorStore, digests_of
 
 SEARCH_P50, DELETE_P50, STALL = 10.0, 1.0, 50.0
 K = 6
@@ -60,7 +57,7 @@ def timed(call: Callable[[], Any], repeats: int) -> list[float]:
     return found
 
 
-async def searched(index: VectorIndex, queries: Iterable[Vectors], k: int) -> list[float]:
+async def searched(index: VectorStore, queries: Iterable[Vectors], k: int) -> list[float]:
     """Seconds of each search."""
     return [await seconds_of(index.find(query, k)) for query in queries]
 
@@ -166,7 +163,7 @@ class Bench:
         """Part 2."""
         queries = unit_rows(repeats, self.dim, self.rng)
         self.note("search, k = 100", await searched(memory._state.index, queries, 100))
-        tied, chained = VectorIndex(self.dim), VectorIndex(self.dim)
+        tied, chained = VectorStore(self.dim), VectorStore(self.dim)
         count = len(self.rows)
         numbers = self.rng.permutation(count) + 1
         tied.add(numbers, np.repeat(queries[:1], count, axis=0))

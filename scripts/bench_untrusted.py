@@ -49,7 +49,7 @@ from atommem.dialects.templates import fill
 from atommem.environment import find_environment
 from atommem.envs.scoring.judge import quoted
 from atommem.envs.scoring.judge_config import PROMPT as JUDGE_PROMPT
-from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.log import MemoryView, Retrieved
 from atommem.observation import Observation, Piece
 from atommem.prompts import PromptBuilder, render_chat
 

@@ -8,14 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atommem.actions import READ, Action
 from atommem.episode import Step
 from atommem.errors import PromptTooLongError
 from atommem.face.asking import asked
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation
-from atommem.memory.threads import offload
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import Entry, Operation
+from atommem.memory.memory import WorkingMemory
 from atommem.observation import Observation
 from atommem.serve.log_rows import (
     About,
@@ -66,7 +63,7 @@ class Conversation(LoggedSession):
         questions = [line for line in goal.splitlines() if line.strip()]
         new = []
         for item in items:
-            observations = await offload(policy.reading, item["parts"], questions)
+            observations = await asyncio.to_thread(policy.reading, item["parts"], questions)
             new.append(Event("item", {**item, "questions": questions}, chunks=len(observations)))
         return await self._once(new, request)
 
@@ -229,10 +226,7 @@ class Conversation(LoggedSession):
 
         No model is asked, and it leaves no trace in the log.
         """
-        twin = self.session.memory.fork()
-        await twin.apply([Action(READ, query)], self.session.turns)
-        held = twin.contents.entries
-        return [(held[item.entry_id], item.score) for item in twin.view().retrieved]
+        return await self.session.memory.search(query)
 
     async def move(self) -> bool:
         """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
@@ -273,7 +267,7 @@ class Conversation(LoggedSession):
         if self._shown is None or self._shown[0] != of:
             shared = self._shared
             item = await self._item(of)
-            observations = await offload(
+            observations = await asyncio.to_thread(
                 shared.policy.reading, item.body["parts"], item.body["questions"]
             )
             self._shown = (

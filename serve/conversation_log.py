@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.memory.contents import Contents, Snapshot, replay
-from atommem.memory.operations import Operation
-from atommem.memory.vectors import TextVectors
+from atommem.memory.log import Contents, Operation, Snapshot, replay
+from atommem.memory.store import TextVectors
 from atommem.serve.group_commit import GroupCommit
 from atommem.serve.log_rows import (
     ENDS,

@@ -13,9 +13,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from atommem.errors import AtomMemError
-from atommem.memory.contents import Snapshot
-from atommem.memory.operations import Operation, operation_from_json, to_json
-from atommem.memory.vectors import TextVectors
+from atommem.memory.log import Operation, Snapshot, operation_from_json, to_json
+from atommem.memory.store import TextVectors
 from atommem.serve.schema import conversations, events, operations, requests, snapshots
 
 OPERATION_FIELDS = tuple(item.name for item in fields(Operation) if item.name in operations.c)

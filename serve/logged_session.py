@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from atommem.errors import AtomMemError
-from atommem.memory.operations import Operation
-from atommem.memory.vectors import TextVectors
+from atommem.memory.log import Operation
+from atommem.memory.store import TextVectors
 from atommem.observation import Observation
 from atommem.serve.conversation_log import SNAPSHOT_EVERY
 from atommem.serve.log_rows import ConflictError, Event, Loaded, RequestKey, take_unread

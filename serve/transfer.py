@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from atommem.errors import DataError, TraceError
-from atommem.memory.contents import replay
-from atommem.memory.operations import Operation
+from atommem.memory.log import Operation, replay
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.log_rows import About, Event, RequestKey
 from atommem.serve.wire import Metadata

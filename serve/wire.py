@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.responses import JSONResponse
 
 from atommem.episode import Step
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Outcome
+from atommem.memory.log import Entry, Outcome
 from atommem.serve.conversation import Answered
 from atommem.serve.log_rows import About, Event
 from atommem.untrusted import clean

@@ -13,16 +13,17 @@ from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
 from atommem.experience.bank_file import BankFile
 from atommem.experience.evaluators import Experience, make_evaluator
-from atommem.memory.admission import Merged, Refused
-from atommem.memory.columns import Numbers
-from atommem.memory.contents import Contents, replay
-from atommem.memory.entries import Entry, Source
-from atommem.memory.index import VectorIndex, best
-from atommem.memory.keeper import Keeper, Rules
-from atommem.memory.operations import MEMORY, Operation, Outcome
-from atommem.memory.rules import Candidate, StoreState
-from atommem.memory.state import State
-from atommem.memory.vectors import TextVectors, digests_of, embedded, vectors_path
+from atommem.memory.log import MEMORY, Contents, Entry, Operation, Outcome, Source, replay
+from atommem.memory.memory import Plan, admit, sweep
+from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
+from atommem.memory.store import (
+    TextVectors,
+    VectorStore,
+    best,
+    digests_of,
+    embed_texts,
+    vectors_path,
+)
 
 Similarity = Callable[[str, StoreState], Numbers]
 """How like a query each record is, in the order of `StoreState.ids`, instead of the cosine of their vectors."""
@@ -68,10 +69,10 @@ class Bank:
                 f"a bank's capacity is {capacity}: give at least 1, or none for no limit."
             )
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
-        self._rules = Rules(admission, retention)
+        self._rules = RuleSet(admission, retention)
         self._evaluator, self._evaluator_name = make_evaluator(evaluator), evaluator
         self._newest_first = newest_first
-        self._state = State(Contents(), VectorIndex(embedder.dim))
+        self._contents, self._store = Contents(), VectorStore(embedder.dim)
         self._file: BankFile | None = None
         self._known: tuple[str, Vectors] | None = None
         self._new: list[Operation] = []
@@ -96,22 +97,26 @@ class Bank:
                     f"{path} was made with embedder {header['embedder']!r}: use it again."
                 )
             contents = replay(operations)
-            self._state = State(contents, await self._index_of(contents, file.path))
+            texts = [entry.text for entry in contents.entries.values()]
+            cache = TextVectors.beside(file.path)
+            rows = await embed_texts(self._embedder, texts, "entry", cache)
+            store = VectorStore(self._embedder.dim)
+            store.add(list(contents.entries), rows)
+            self._contents, self._store = contents, store
         except BaseException:
             file.close()
             raise
         self._seed, self._file = int(header["seed"]), file
-        self._rules = self._rules.again()
-        self._rules.tell(operations)
+        self._rules = self._rules.renewed(operations)
         self.task = max(1, contents.step)
         return self
 
     def records(self) -> list[Entry]:
         """All records, oldest first."""
-        return list(self._state.contents.entries.values())
+        return list(self._contents.entries.values())
 
     def __len__(self) -> int:
-        return len(self._state.contents.entries)
+        return len(self._contents.entries)
 
     async def retrieve(
         self, query: str, k: int, similarity: Similarity | None = None
@@ -119,21 +124,21 @@ class Bank:
         """The `k` records most like a query with how like they are, best first: what the present task is shown."""
         if k < 1:
             raise ConfigError(f"k is {k}: retrieve at least 1 record.")
-        index = self._state.index
+        state = self._plan().state()
         if similarity is not None:
-            scores = np.asarray(similarity(query, self._keeper().seen()), dtype=np.float32)
-        elif len(index):
-            scores = index.cosines(await self._vector(query))
+            scores = np.asarray(similarity(query, state), dtype=np.float32)
+        elif len(state.ids):
+            scores = state.vectors @ await self._vector(query)
         else:
             scores = np.empty(0, dtype=np.float32)
         if self._newest_first:
-            hits = [(-negative, score) for negative, score in best(scores, -index.ids, k)]
+            hits = [(-negative, score) for negative, score in best(scores, -state.ids, k)]
         else:
-            hits = best(scores, index.ids, k)
+            hits = best(scores, state.ids, k)
         # A retrieval belongs to the end of the step before: `last_shown` is then the present task.
         self._apply(Operation(self.task - 1, "retrieve", actor=MEMORY, scores=tuple(hits)))
         self._write()
-        return [(self._state.contents.entries[entry_id], score) for entry_id, score in hits]
+        return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
 
     async def end(self, experience: Experience) -> tuple[Operation, ...]:
         """The present task has ended: tell the records that it was shown, keep what is worth keeping, and sweep.
@@ -144,20 +149,20 @@ class Bank:
         Raises:
             OutageError: The embedder or the evaluator is out of reach; nothing is changed then.
         """
-        rng = np.random.default_rng((self._seed, self._state.contents.position, 1))
+        rng = np.random.default_rng((self._seed, self._contents.position, 1))
         verdict = await self._evaluator.evaluate(experience, rng)
         vector = None
         if verdict.add:
             vector = await self._vector(experience.query)
-            await self._rules.prepare([experience.query])
-        shown, utility = [entry_id for entry_id, _ in self._state.contents.shown], verdict.utility
+            await self._rules.admission.prepare([experience.query])
+        shown, utility = [entry_id for entry_id, _ in self._contents.shown], verdict.utility
         told = Operation(self.task, "observe", actor=_SYSTEM)
         if utility is not None:
             told = replace(told, scores=tuple((entry_id, utility) for entry_id in shown))
         elif shown:  # rules that go by use count it all the same
             told = replace(told, details={"shown": shown})
         self._apply(told)
-        self._rules.tell([told])
+        self._rules.observe(told)
         if vector is None:
             reason = f"evaluator:{self._evaluator_name}: {verdict.reason}"
             refused = Operation(
@@ -166,8 +171,10 @@ class Bank:
             self._apply(refused)
         else:
             await self._add(experience, vector)
-        self._keeper().sweep()
-        if self._state.contents.shown:  # the next task is shown nothing yet
+        plan = self._plan()
+        sweep(plan, self._rules)
+        self._take(plan)
+        if self._contents.shown:  # the next task is shown nothing yet
             self._apply(Operation(self.task, "retrieve", actor=MEMORY))
         self.task += 1
         return self._write()
@@ -179,7 +186,7 @@ class Bank:
             part = given[first : first + _EMBEDDED_AT_ONCE]
             queries = [experience.query for experience in part]
             vectors = await self._embedder.embed(queries, "entry")
-            await self._rules.prepare(queries)
+            await self._rules.admission.prepare(queries)
             for experience, vector in zip(part, vectors, strict=True):
                 await self._add(experience, vector, self.task - 1)
                 self._write()
@@ -188,9 +195,9 @@ class Bank:
         """Put the records' vectors beside the file: they spare `open` the embedder. It may be old, or missing."""
         if self._file is None:
             raise ConfigError("this bank has no file: open one first.")
-        index = self._state.index
-        texts = [self._state.contents.entries[entry_id].text for entry_id in index.ids.tolist()]
-        vectors = TextVectors(self._embedder.id, digests_of(texts, "entry"), index.rows())
+        texts = [entry.text for entry in self.records()]
+        rows = self._store.rows(list(self._contents.entries))
+        vectors = TextVectors(self._embedder.id, digests_of(texts, "entry"), rows)
         return vectors.save(vectors_path(self._file.path))
 
     def close(self) -> None:
@@ -205,14 +212,16 @@ class Bank:
         candidate = Candidate(
             text, vector, Source(step), outcome=experience.outcome, details=details
         )
-        decision = self._keeper(step).decide(candidate)
+        plan = self._plan(step)
+        decision = admit(plan, self._rules, candidate)
+        self._take(plan)
         why: dict[str, Any] = {"reason": decision.reason, "score": decision.score}
         if isinstance(decision, Refused):
             self._apply(
                 Operation(step, "create", Outcome.REJECTED, after=text, actor=_SYSTEM, **why)
             )
             return
-        contents, why = self._state.contents, {**why, "details": details}
+        contents, why = self._contents, {**why, "details": details}
         if isinstance(decision, Merged):
             before = contents.entries[decision.entry_id].text
             if decision.text and decision.text != text:
@@ -220,7 +229,7 @@ class Bank:
                 (vector,) = await self._embedder.embed([text], "entry")
             entry_id, why = (
                 decision.entry_id,
-                {**why, "before": before, "actor": self._rules.admits},
+                {**why, "before": before, "actor": self._rules.admission_actor},
             )
             written = Operation(step, "update", entry_id=entry_id, after=text, **why)
         else:
@@ -234,12 +243,20 @@ class Bank:
                 )
             )
 
-    def _keeper(self, step: int | None = None) -> Keeper:
+    def _plan(self, step: int | None = None) -> Plan:
         step = self.task if step is None else step
-        return Keeper(self._rules, self._state, self._capacity, step, self._seed, self._apply)
+        return Plan(self._contents.copy(), self._store, step, self._capacity, self._seed)
+
+    def _take(self, plan: Plan) -> None:
+        """Apply a plan."""
+        self._store.update(plan.vectors)
+        self._contents = plan.contents
+        self._new += plan.operations
 
     def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
-        self._state.apply(operation, vector)
+        self._contents.apply(operation)
+        if vector is not None and operation.entry_id is not None:
+            self._store.update({operation.entry_id: vector})
         self._new.append(operation)
 
     def _write(self) -> tuple[Operation, ...]:
@@ -255,16 +272,6 @@ class Bank:
             (vector,) = await self._embedder.embed([query], "entry")
             self._known = (query, vector)
         return self._known[1]
-
-    async def _index_of(self, contents: Contents, path: Path) -> VectorIndex:
-        """The vectors of all records: from beside the file, and else embedded."""
-        index, kept = VectorIndex(self._embedder.dim), TextVectors.beside(path)
-        if kept is not None and kept.embedder == self._embedder.id:
-            index = kept.index_of(contents.entries.values())
-        missing = [entry for entry in contents.entries.values() if entry.id not in index]
-        for ids, rows in await embedded(self._embedder, missing):
-            index.add(ids, rows)
-        return index
 
 
 def demonstrations(

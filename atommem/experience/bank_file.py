@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.errors import ConfigError, TraceError
-from atommem.memory.operations import Operation, operation_from_json, to_json
+from atommem.memory.log import Operation, operation_from_json, to_json
 
 FORMAT = 1
 _BEGINNING = b'{"type":"experience bank",'

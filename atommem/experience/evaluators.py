@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atommem.errors import ConfigError
-from atommem.memory.rules import make_rule
+from atommem.memory.rules import make_named
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
 from atommem.untrusted import guard_text
@@ -196,5 +196,5 @@ def _indented(text: str) -> str:
 
 def make_evaluator(name: str) -> Evaluator:
     """The evaluator called `name`: an entry point of ``atommem.evaluators``, or a dotted path."""
-    evaluator: Evaluator = make_rule("evaluators", name, "evaluate")
+    evaluator: Evaluator = make_named("evaluators", name)
     return evaluator

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
 from atommem.eval.retention.stores import Store
-from atommem.memory.columns import Columns
-from atommem.memory.entries import Entry, Source
-from atommem.memory.index import Ids, VectorIndex
-from atommem.memory.retention import make_retention
-from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.log import Entry, Source
+from atommem.memory.rules import Candidate, StoreState, make_rule
+from atommem.memory.store import Ids, VectorStore
 
 _AT_ONCE = 256
 CLOSE = 0.6
@@ -100,15 +97,13 @@ def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> 
     A rule that rates texts when they are written is asked about each against those before it. The last entry stands for
     the new one that a rule is asked about: rules that would refuse it (``reject``) drop the newest.
     """
-    retention: Any = make_retention(rule)
-    rate = getattr(retention, "rate", None)
+    retention = make_rule("retention", rule)
     held: dict[int, Entry] = {}
-    index = VectorIndex(rows.shape[1])
+    store = VectorStore(rows.shape[1])
     step = max((entry.updated for entry in entries), default=0) + 1
-    columns = Columns(held, index)
 
     def seen() -> StoreState:
-        return StoreState(held, index, lambda: columns, step, budget, (0, len(held)))
+        return StoreState(held, store, step, budget, (0, len(held)))
 
     def candidate(entry: Entry, vector: Vectors) -> Candidate:
         source = entry.source or Source(entry.created)
@@ -117,14 +112,13 @@ def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> 
         )
 
     for entry, vector in zip(entries, rows, strict=True):
-        rated = float(rate(candidate(entry, vector), seen())) if rate else entry.score
-        held[entry.id] = replace(entry, score=rated)
-        index.put(entry.id, vector)
-        columns.follow(entry.id, held, moved=True)
+        rating = retention.rate(candidate(entry, vector), seen())
+        held[entry.id] = replace(entry, score=entry.score if rating is None else float(rating))
+        store.update({entry.id: vector})
     gone: list[int] = []
     while len(held) > max(budget, 1):
         newest = max(held)
-        eviction = retention.evict(candidate(held[newest], index.vector(newest)), seen())
+        eviction = retention.evict(candidate(held[newest], store.rows([newest])[0]), seen())
         chosen = newest if eviction.entry_id is None else eviction.entry_id
         if chosen not in held:
             raise ConfigError(
@@ -132,8 +126,7 @@ def dropped(entries: Sequence[Entry], rows: Vectors, rule: str, budget: int) -> 
             )
         gone.append(chosen)
         del held[chosen]
-        index.remove(chosen)
-        columns.follow(chosen, held, moved=True)
+        store.update({chosen: None})
     return gone
 
 

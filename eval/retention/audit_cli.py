@@ -13,7 +13,7 @@ from atommem.errors import ConfigError
 from atommem.eval.retention.audit import Audit, Contradicts, audit
 from atommem.eval.retention.keeping import add_embedder_flags, embedder_of
 from atommem.eval.retention.stores import Store, read_store
-from atommem.memory.retention import make_retention
+from atommem.memory.rules import make_rule
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
 from atommem.untrusted import guard_text
@@ -85,7 +85,7 @@ async def _audit(store: Store, args: argparse.Namespace) -> Audit:
         raise ConfigError(f"--pairs is {args.pairs}: give 0 or more.")
     # Before a model is loaded for the vectors.
     for rule in args.rules:
-        make_retention(rule)
+        make_rule("retention", rule)
     if (args.judge_url is None) != (args.judge_model is None):
         raise ConfigError("--judge_url and --judge_model go together: give both, or neither.")
     judge = None if args.judge_url is None else _make_judge(args.judge_url, args.judge_model)

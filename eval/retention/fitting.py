@@ -12,8 +12,8 @@ import numpy as np
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.eval.retention.keeping import Embedded
-from atommem.memory.columns import Numbers
-from atommem.rules.linear import FEATURES, text_features
+from atommem.memory.rules import Numbers
+from atommem.rules.ratings import FEATURES, text_features
 
 
 def features_of(given: Embedded) -> Numbers:

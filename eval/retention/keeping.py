@@ -14,9 +14,9 @@ from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.eval.reproduce.user_files import KeptVectors
 from atommem.eval.retention.turns import Stream
-from atommem.memory.entries import Source
-from atommem.memory.index import best
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import Source
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import best
 from atommem.rough_tokens import RoughTokenizer
 
 _FLAGS = ("embedder", "embedder_model", "embedder_url")

@@ -14,8 +14,7 @@ from typing import Any
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.errors import DataError, TraceError
 from atommem.experience.bank_file import FORMAT, read_bank
-from atommem.memory.contents import replay
-from atommem.memory.entries import Entry
+from atommem.memory.log import Entry, replay
 from atommem.session_state import SessionState
 from atommem.trace import read_trace
 

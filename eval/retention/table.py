@@ -14,9 +14,8 @@ import numpy.typing as npt
 from atommem.eval.journal import Journal
 from atommem.eval.retention.fitting import features_of, fit, save
 from atommem.eval.retention.keeping import Embedded, Scores, kept, score
-from atommem.memory.columns import Numbers
-from atommem.rules.linear import FEATURES
-from atommem.rules.oracle import GreedyOracle
+from atommem.memory.rules import Numbers
+from atommem.rules.ratings import FEATURES, GreedyOracle
 
 CAPACITIES = (20, 50, 100, 200)
 RULES = ("fifo", "reject", "random", "type_prior", "redundancy", "novelty", "length")

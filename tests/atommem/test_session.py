@@ -16,7 +16,7 @@ from atommem.config import MemoryConfig, drawn_capacity
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
-from atommem.memory.contents import Snapshot
+from atommem.memory.log import Snapshot
 from atommem.policy.contract import Completion
 from atommem.session import Session, TurnTimeoutError
 from atommem.session_state import SessionFile, SessionState, vectors_path
@@ -96,7 +96,7 @@ async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(
     again = await Session.take_up(agent(), SessionState.load(file.path))
     for refused in (again.memory.at, again.memory.undo):
         with pytest.raises(
-            ConfigError, match="the log of this memory begins at step 7, what was before step 3"
+            ConfigError, match="the log of this memory begins at step 7"
         ):
             await refused(3)  # type: ignore[misc]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.errors import ConfigError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.prompts import PromptBuilder
 from atommem.tokens import encoder
 from atommem.untrusted import PromptGuard, clean, forms_in, guard_text

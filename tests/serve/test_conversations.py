@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve import logged_session

@@ -13,8 +13,7 @@ from atommem.environment import EnvironmentFactory, make_environments
 from atommem.envs.checkpoint_settings import read_ahead
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
-from atommem.memory.admission import make_admission
-from atommem.memory.retention import make_retention
+from atommem.memory.rules import RuleSet
 from atommem.train.dry_run.architecture import measure, parameters_of
 from atommem.train.dry_run.launcher import read_launch
 from atommem.train.dry_run.memory_estimate import (
@@ -116,7 +115,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
     )
     ahead = read_ahead(argv, "model_name_or_path")
     stored = folder_defaults(ahead) if ahead.stored else {}
-    make_admission(memory.admission), make_retention(memory.retention)
+    RuleSet(memory.admission, memory.retention)
     model = measure(model_config)
     dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"
     rollout = (

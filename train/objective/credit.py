@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from atommem.episode import Episode
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 
 CREDIT = ("trajectory", "steps")
 

@@ -23,7 +23,7 @@ from atommem.eval.reproduce.user_files import (
     published_tables,
 )
 from atommem.rules.amac import read_utility
-from atommem.rules.type_prior import kind_of
+from atommem.rules.ratings import kind_of
 
 FACTORS = ("utility", "confidence", "novelty", "recency", "type_prior")
 _ASK = """The latest turns of a conversation:

@@ -26,7 +26,7 @@ from atommem.eval.reproduce.user_files import (
     published_tables,
 )
 from atommem.experience.evaluators import Experience
-from atommem.rules.memobank import broken_failure
+from atommem.rules.banks import broken_failure
 
 SEEDS = (0, 1, 2)
 SHUFFLED, UNPRUNED = "MemoBankRL, labels shuffled", "  these labels, nothing forgotten"

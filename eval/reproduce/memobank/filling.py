@@ -11,9 +11,8 @@ import numpy as np
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
-from atommem.memory.columns import Numbers
-from atommem.memory.rules import StoreState
-from atommem.rules.memobank import MemoBank
+from atommem.memory.rules import Numbers, StoreState
+from atommem.rules.banks import MemoBank
 
 HERE = __name__
 

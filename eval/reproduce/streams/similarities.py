@@ -14,8 +14,7 @@ import numpy as np
 
 from atommem.errors import DataError
 from atommem.experience.bank import Similarity
-from atommem.memory.columns import Numbers
-from atommem.memory.rules import StoreState
+from atommem.memory.rules import Numbers, StoreState
 
 KEYS = {"ego": 1.0, "goal": 10.0, "history": 1.0}
 """AgentDriver's, with the weights of its code."""

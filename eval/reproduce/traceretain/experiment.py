@@ -31,8 +31,8 @@ from atommem.eval.reproduce.user_files import (
 )
 from atommem.experience.bank import Bank
 from atommem.experience.cross_entropy import cross_entropy
-from atommem.memory.columns import Numbers
-from atommem.rules.traceretain import LINEAR
+from atommem.memory.rules import Numbers
+from atommem.rules.banks import LINEAR
 
 FIRST_SEED = 42
 _POOL, _TUNING = 4200, 7

@@ -19,9 +19,9 @@ from atommem.errors import ConfigError, DataError, TraceError
 from atommem.experience import Bank, Experience, read_memento
 from atommem.experience.bank import demonstrations
 from atommem.experience.cross_entropy import cross_entropy
-from atommem.memory.operations import Outcome
+from atommem.memory.log import Outcome
 from atommem.memory.rules import StoreState
-from atommem.rules.traceretain import LINEAR, TraceRetain
+from atommem.rules.banks import LINEAR, TraceRetain
 from tests.atommem.sessions import Embeds
 
 

@@ -16,8 +16,8 @@ from atommem.eval.reproduce.sheet import Sheet
 from atommem.eval.reproduce.user_files import KeptVectors, published_tables
 from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
-from atommem.rules.rouge import rouge_l
-from atommem.rules.type_prior import kind_of
+from atommem.rules.amac import rouge_l
+from atommem.rules.ratings import kind_of
 from tests.envs.benchmark_rows import real_data, write_json
 
 PAPER = published_tables("amac")

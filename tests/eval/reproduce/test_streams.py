@@ -21,7 +21,7 @@ from atommem.eval.reproduce.streams.examples import EXAMPLES, as_lines
 from atommem.eval.reproduce.streams.similarities import SIMILARITIES
 from atommem.experience.bank import Bank
 from atommem.experience.evaluators import Experience
-from atommem.memory.entries import Entry
+from atommem.memory.log import Entry
 
 
 async def likeness(similarity: Any, query: Any, *records: Any) -> list[float]:

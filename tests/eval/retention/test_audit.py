@@ -20,7 +20,7 @@ from atommem.eval.retention.audit import audit, dropped
 from atommem.eval.retention.audit_cli import main
 from atommem.eval.retention.stores import read_store
 from atommem.experience import Bank, Experience
-from atommem.memory.entries import Entry
+from atommem.memory.log import Entry
 from atommem.session_state import SessionState
 from atommem.trace import write_trace
 from tests.atommem.memory.toys import CREATE, READ, memory

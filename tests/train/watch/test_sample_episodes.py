@@ -10,7 +10,7 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.envs.task import describe_task
-from atommem.memory.contents import Contents
+from atommem.memory.log import Contents
 from atommem.train.watch.sample_episodes import COLUMNS, SampleEpisodes, best_and_worst, describe
 from tests.atommem.test_episode import ANSWER, TASK, runner
 from tests.train.toys import make_episode
