@@ -31,7 +31,7 @@ from serve_gateways import Gateway, postgres, postgres_programs
 from atommem.memory.log import replay
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database
-from atommem.servers.vllm_control import parse_metrics
+from atommem.servers.vllm_admin import parse_metrics
 
 CLIENTS = 8
 

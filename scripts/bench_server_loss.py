@@ -175,7 +175,7 @@ def main() -> int:
         run.clock.times.clear()
         episodes, rates = await disturbed(run, tasks, options.phase)
         await run.clock.close()
-        return calm, episodes, rates, run.clock.pool.lost
+        return calm, episodes, rates, run.clock.pool.drops
 
     try:
         for server in servers:

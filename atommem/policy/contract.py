@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import Any, Literal, Protocol
+from math import inf, isfinite
+from typing import Any, Literal, Protocol, cast
 
-from atommem.errors import PolicyError
+from atommem.errors import PolicyError, PromptTooLongError
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a completion is sampled; field names are vLLM's.
+    """Sampling settings of a completion; field names are vLLM's.
 
     Attributes:
         temperature: 1.0 in training, 0.7 in evaluation (the paper's); 0 is greedy.
-        top_p: Nucleus mass; 1 keeps everything.
+        top_p: Nucleus mass; 1 keeps all tokens.
         top_k: Keep the k most likely tokens; 0 keeps all.
-        max_tokens: Longest completion, in tokens.
-        seed: Base seed. The episode loop derives one per request; None is not reproducible.
-        affinity: Requests with the same value begin alike; a pool of servers sends them to the same one, whose
-            prefix cache then serves them. The episode loop gives the task's id. It never changes what is sampled.
+        max_tokens: Longest completion.
+        seed: Base seed, from which the episode loop derives one per request; None is random.
+        affinity: Requests with equal values share a prompt prefix, so a server pool sends them to
+            one server for its prefix cache. The episode loop sets the task id. Sampling ignores it.
     """
 
     temperature: float = 0.7
@@ -32,33 +33,31 @@ class Sampling:
 
 
 def check_sampling(sampling: Sampling | Any) -> None:
-    """Refuse what no back end can sample; takes whatever has the fields of `Sampling`.
+    """Validate an object with the fields of `Sampling`.
 
     Raises:
         PolicyError: A value is out of range.
     """
     if not 0 <= sampling.temperature < inf:
-        raise PolicyError(
-            f"temperature is {sampling.temperature}: give a finite number, 0 (greedy) or more."
-        )
+        raise PolicyError(f"temperature={sampling.temperature}: must be finite and at least 0.")
     if not 0 < sampling.top_p <= 1:
-        raise PolicyError(f"top_p is {sampling.top_p}: give a value above 0, at most 1.")
+        raise PolicyError(f"top_p={sampling.top_p}: must be above 0 and at most 1.")
     if sampling.top_k < 0:
-        raise PolicyError(f"top_k is {sampling.top_k}: give 0 (keep all) or more.")
+        raise PolicyError(f"top_k={sampling.top_k}: must be at least 0 (0 keeps all tokens).")
     if sampling.max_tokens < 1:
-        raise PolicyError(f"max_tokens is {sampling.max_tokens}: give at least 1.")
+        raise PolicyError(f"max_tokens={sampling.max_tokens}: must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a policy answered.
+    """A policy's completion.
 
-    `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the distribution that it was sampled
-    from: scaled by the temperature, and over what top-k and top-p left (vLLM's ``processed_logprobs``). At
-    temperature 0, which samples nothing, it is the model's own. The closing end-of-sequence token is included
-    in both, as it is trained on. Both are empty where a server returns text only (`atommem.policy.chat`); then
-    `prompt_tokens` and `completion_tokens` are its counts.
-    ``content_filter`` says that the model or its provider refused, and `text` is empty.
+    `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the distribution it was
+    sampled from, after temperature, top-k and top-p (vLLM's ``processed_logprobs``). At temperature
+    0 it is the model's own. Both lists include the closing end-of-sequence token, which is trained
+    on, and both are empty if a server returns text only (`ChatPolicy`); then `prompt_tokens` and
+    `completion_tokens` hold the server's counts. ``content_filter`` means that the model or its
+    provider refused; `text` is then empty.
     """
 
     token_ids: list[int]
@@ -70,22 +69,84 @@ class Completion:
 
 
 class Policy(Protocol):
-    """Maps a prompt to a completion.
+    """Map a prompt to a completion.
 
-    One that has ``complete_chat(messages, sampling)`` is asked by that instead, with the messages that the prompt is
-    made of (`atommem.policy.chat.ChatPolicy`).
+    A policy with ``complete_chat(messages, sampling)`` gets messages instead (`ChatPolicy`).
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion.
 
         Raises:
-            OutageError: The back end is out of reach and retries are used up.
+            OutageError: The back end is out of reach and retries are exhausted.
             PromptTooLongError: The prompt does not fit the context window.
-            PolicyError: The back end refused the request for good.
+            PolicyError: The back end refused the request.
         """
         ...
 
     async def close(self) -> None:
-        """Free what the policy holds (connections, threads)."""
+        """Free connections and threads."""
         ...
+
+
+def check_request(
+    prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
+) -> None:
+    """Validate a request; a `context_length` of None is unknown.
+
+    Raises:
+        PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
+        PolicyError: The prompt is empty, a sampling value is out of range, or no prompt would fit.
+    """
+    if not prompt_ids:
+        raise PolicyError("The prompt is empty: give at least one token.")
+    check_sampling(sampling)
+    if context_length is None:
+        return
+    if sampling.max_tokens >= context_length:
+        raise PolicyError(
+            f"max_tokens={sampling.max_tokens}: leaves no room for a prompt in the model's context "
+            f"of {context_length}. Lower it."
+        )
+    if len(prompt_ids) + sampling.max_tokens > context_length:
+        raise PromptTooLongError(
+            f"The prompt has {len(prompt_ids)} tokens; with max_tokens={sampling.max_tokens} it "
+            f"exceeds the context of {context_length}. Use shorter chunks, a smaller max_tokens, or "
+            "a model with a longer context."
+        )
+
+
+def make_completion(
+    tokenizer: Any,
+    token_ids: list[int],
+    logprobs: Sequence[float | None] | None,
+    stopped: bool,
+    source: str = "the model",
+) -> Completion:
+    """Decode sampled tokens; special tokens stay in the ids but not in the text.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        token_ids: The sample, with its closing end-of-sequence token if any.
+        logprobs: One per token, in nats.
+        stopped: An end-of-sequence token ended it, not max_tokens.
+        source: Names the back end in errors.
+
+    Raises:
+        PolicyError: A log-probability is missing or not finite.
+    """
+    if logprobs is None or len(logprobs) != len(token_ids):
+        count = "no" if logprobs is None else len(logprobs)
+        raise PolicyError(
+            f"{source} returned {count} log-probabilities for {len(token_ids)} tokens."
+        )
+    for position, logprob in enumerate(logprobs):
+        if logprob is None or not isfinite(logprob):
+            raise PolicyError(
+                f"{source} returned the log-probability {logprob} for token {position} of "
+                f"{len(token_ids)}: the model computes NaN there. Try another dtype."
+            )
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    return Completion(
+        token_ids, cast(list[float], list(logprobs)), text, "stop" if stopped else "length"
+    )

@@ -12,8 +12,7 @@ from typing import Any, Self
 from atommem.errors import PolicyError
 from atommem.hub import not_loaded, only_here
 from atommem.micro_batching import RequestBatcher, Waiting
-from atommem.policy.completions import check_request, make_completion
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.policy.decoding import Row, decode
 
 FREE_PADDING = 4096

@@ -16,9 +16,8 @@ from atommem.errors import ConfigError, PolicyError
 from atommem.hub import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
-    from atommem.policy.chat import ChatPolicy
     from atommem.policy.local import LocalPolicy
-    from atommem.policy.server import ServerPolicy
+    from atommem.policy.server import ChatPolicy, ServerPolicy
     from atommem.policy.server_pool import ServerPool
 
 APIS = ("completions", "chat")
@@ -113,7 +112,7 @@ def open_policy(settings: PolicyChoice) -> LocalPolicy | ServerPolicy | ServerPo
     allow_connections(settings.max_in_flight)
     first, *others = settings.policy
     if settings.api == "chat":
-        from atommem.policy.chat import ChatPolicy
+        from atommem.policy.server import ChatPolicy
 
         return ChatPolicy(
             first, settings.model, tokenizer=tokenizer, max_in_flight=settings.max_in_flight

@@ -1,34 +1,92 @@
-"""A vLLM server (or one that speaks its ``/v1/completions``): token ids in, token ids and log-probabilities out."""
+"""Policies behind a server: token ids to vLLM's ``/v1/completions``, or messages to a chat endpoint."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Unpack
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
-from atommem.errors import OutageError, PolicyError
-from atommem.policy.completions import check_request, make_completion
-from atommem.policy.contract import Completion, Sampling
-from atommem.policy.served import Served, ServedPolicy
-from atommem.servers.client import ClientOptions, RefusedError
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.policy.contract import Completion, Sampling, check_request, make_completion
+from atommem.rough_tokens import RoughTokenizer
+from atommem.servers.chat import ChatClient
+from atommem.servers.client import ClientOptions, RefusedError, ServerClient
+
+if TYPE_CHECKING:
+    from atommem.tokens import Tokenizer
 
 
-class ServerPolicy(ServedPolicy):
-    """Samples from a server, which batches the requests of all episodes itself.
-
-    The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later). Its log-probabilities
-    are those of the distribution that it samples only with ``--logprobs-mode processed_logprobs``; vLLM's default
-    leaves the temperature out. Every sampling value is sent with every request: left out, vLLM would take it
-    from the model's generation_config.json.
+class RemotePolicy:
+    """Share the client, the model's name and the error mapping of server policies.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there; None asks ``/v1/models``, which must list exactly one.
-        tokenizer: The model's; decodes completions.
-        scaled_logprobs: Refuse a server whose log-probabilities leave the temperature out, where it is not 1.
-        options: Of the `ServerClient`.
+        tokenizer: The policy's.
+        options: Options of `ServerClient`.
+    """
 
-    Raises:
-        ConfigError: `base_url` is no http(s) URL.
+    def __init__(
+        self, base_url: str, model: str | None, tokenizer: Any, options: ClientOptions
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._client = ServerClient(base_url, service="policy", **options)
+        self._model = model
+        self._context_length: int | None = None
+
+    async def model_name(self) -> str:
+        """Return the model's name on the server; ask for it if it was not set.
+
+        Raises:
+            OutageError: The server is out of reach.
+            PolicyError: The server does not serve exactly one model.
+        """
+        if self._model is None:
+            url = self._client.base_url
+            try:
+                reply = await self._client.get("/v1/models")
+                models = {str(item["id"]): item.get("max_model_len") for item in reply["data"]}
+            except RefusedError as error:
+                raise PolicyError(
+                    f"{url} does not list its models ({error}). Name the model (--model)."
+                ) from error
+            except (KeyError, TypeError, AttributeError) as error:
+                raise PolicyError(
+                    f"{url}/v1/models returned no list. Name the model (--model)."
+                ) from error
+            if len(models) != 1:
+                names = ", ".join(list(models)[:8])
+                raise PolicyError(f"{url} serves {len(models)} models ({names}): name one.")
+            ((self._model, self._context_length),) = models.items()
+        return self._model
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._client.close()
+
+    def _policy_error(self, error: RefusedError, model: str, prompt: str) -> PolicyError:
+        url = self._client.base_url
+        if error.status == 404:
+            return UnknownModelError(
+                f"{url} does not serve a model named {model!r} ({error}). Check name and URL."
+            )
+        if error.too_long:
+            return PromptTooLongError(f"{url} refused {prompt}: {error.message}")
+        return PolicyError(
+            f"{url} refused a completion of model {model!r} ({error}). Check the model's name, the "
+            "key (ATOMMEM_POLICY_API_KEY) and the sampling values."
+        )
+
+
+class ServerPolicy(RemotePolicy):
+    """Sample from a vLLM server by token ids; the server batches the requests of all episodes.
+
+    The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later). Its
+    log-probabilities include the temperature only with ``--logprobs-mode processed_logprobs``. Every
+    sampling value is sent, because vLLM fills gaps from the model's generation_config.json.
+
+    Args:
+        scaled_logprobs: Refuse a server whose log-probabilities ignore a temperature other than 1.
     """
 
     def __init__(
@@ -41,59 +99,57 @@ class ServerPolicy(ServedPolicy):
         **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(base_url, model, tokenizer, ClientOptions(max_in_flight=256) | options)
-        self._unscaled_is_error = scaled_logprobs
-        self._scaling = asyncio.Lock()
-        self._scales = False
+        self._requires_scaling = scaled_logprobs
+        self._scaling_checked = False
+        self._scaling_lock = asyncio.Lock()
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion.
 
         Raises:
-            OutageError: The server is out of reach, keeps failing, or gave up on the request.
+            OutageError: The server is out of reach, keeps failing, or aborted the request.
             PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
             UnknownModelError: The server does not know the model's name.
-            PolicyError: The server refused the request, or its answer lacks what training needs.
+            PolicyError: The server refused, or its answer lacks ids or log-probabilities.
         """
-        served = await self._model()
-        check_request(prompt_ids, sampling, served.context_length)
-        body = request_body(served.name, prompt_ids, sampling)
+        model = await self.model_name()
+        check_request(prompt_ids, sampling, self._context_length)
+        body = completion_request(model, prompt_ids, sampling)
         try:
-            if self._unscaled_is_error and sampling.temperature not in (0.0, 1.0):
+            if self._requires_scaling and sampling.temperature not in (0.0, 1.0):
                 await self._check_scaling(body)
             reply = await self._client.post("/v1/completions", body)
         except RefusedError as error:
             prompt = f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens}"
-            raise self._refused(error, served.name, prompt) from error
+            raise self._policy_error(error, model, prompt) from error
         return self._read(reply)
 
     def use_model(self, name: str) -> None:
-        """Ask for this model from now on (an adapter that was loaded, say); requests in flight keep theirs."""
-        self._served = Served(name, None if self._served is None else self._served.context_length)
+        """Request this model (or adapter) from now on; requests in flight keep theirs."""
+        self._model = name
 
     def forget_server(self) -> None:
-        """The server may have been started anew: nothing that was found out about its settings holds."""
-        self._scales = False
+        """Check the server's settings again: it may have restarted."""
+        self._scaling_checked = False
 
     async def _check_scaling(self, body: dict[str, Any]) -> None:
-        """Once, compare the likeliest next tokens with those at temperature 1: scaled, they are farther apart."""
-        async with self._scaling:
-            if self._scales:
+        """Compare the two likeliest tokens with those at temperature 1: scaled, they lie apart."""
+        async with self._scaling_lock:
+            if self._scaling_checked:
                 return
             probe = {**body, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": True}
-            at_one = _spread(
-                await self._client.post("/v1/completions", {**probe, "temperature": 1.0})
-            )
-            as_sampled = _spread(await self._client.post("/v1/completions", probe))
+            at_one = _gap(await self._client.post("/v1/completions", {**probe, "temperature": 1.0}))
+            sampled = _gap(await self._client.post("/v1/completions", probe))
             temperature: float = body["temperature"]
-            if abs(as_sampled - at_one) < abs(as_sampled - at_one / temperature):
+            if abs(sampled - at_one) < abs(sampled - at_one / temperature):
                 raise PolicyError(
-                    f"{self._client.base_url} returns log-probabilities without the temperature {temperature:g} that "
-                    "it samples at: start it with --logprobs-mode processed_logprobs, or train at temperature 1."
+                    f"{self._client.base_url} returns log-probabilities without the temperature "
+                    f"{temperature:g} that it samples at. Start it with --logprobs-mode "
+                    "processed_logprobs, or train at temperature 1."
                 )
-            self._scales = True
+            self._scaling_checked = True
 
     def _read(self, reply: Any) -> Completion:
-        """Take ids and log-probabilities from a reply. An answer without them is an error, never an empty text."""
         url = f"{self._client.base_url}/v1/completions"
         try:
             choice = reply["choices"][0]
@@ -101,22 +157,84 @@ class ServerPolicy(ServedPolicy):
             logprobs = (choice["logprobs"] or {}).get("token_logprobs")
         except (KeyError, IndexError, TypeError) as error:
             raise PolicyError(
-                f"{url} returned no completion with token ids: use a server that knows return_token_ids "
+                f"{url} returned no completion with token ids. Use a server with return_token_ids "
                 "(vLLM 0.10.2 or later)."
             ) from error
         if finish_reason not in ("stop", "length"):
-            raise OutageError(
-                f"{url} gave up on a completion: its finish_reason is {finish_reason!r}."
-            )
+            raise OutageError(f"{url} aborted a completion: finish_reason={finish_reason!r}.")
         if not token_ids:
-            raise PolicyError(
-                f"{url} returned a completion without token ids, finish_reason {finish_reason!r}."
-            )
+            raise PolicyError(f"{url} returned a completion without token ids ({finish_reason!r}).")
         return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop", url)
 
 
-def request_body(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
-    """What ``/v1/completions`` is asked."""
+class ChatPolicy(RemotePolicy):
+    """Sample text from any OpenAI-compatible chat endpoint: for evaluation and use, not for training.
+
+    Reasoning that the server separates from the content is dropped from the completion.
+
+    Args:
+        tokenizer: Counts tokens of chunks and memory; None estimates them.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        super().__init__(base_url, model, tokenizer or RoughTokenizer(), options)
+        self._chat = ChatClient(self._client)
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """Raise PolicyError: a chat endpoint takes messages."""
+        raise PolicyError(
+            f"{self._client.base_url} takes messages, not token ids. Use a server that has "
+            "/v1/completions with return_token_ids (vLLM), or a method that sends messages."
+        )
+
+    async def complete_chat(
+        self, messages: Sequence[Mapping[str, str]], sampling: Sampling
+    ) -> Completion:
+        """Sample one completion of `messages` (each a ``role`` and its ``content``).
+
+        Returns:
+            Text and the server's token counts, without ids and log-probabilities. A refusal by the
+            model or a filter is an empty completion with finish reason ``content_filter``.
+
+        Raises:
+            OutageError: The server is out of reach, keeps failing, or aborted the request.
+            PromptTooLongError: The prompt does not fit the model's context.
+            UnknownModelError: The server does not know the model's name.
+            PolicyError: The server refused the request for another reason.
+        """
+        model = await self.model_name()
+        try:
+            reply = await self._chat.ask(
+                model,
+                messages,
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
+            )
+        except RefusedError as error:
+            if error.filtered and not error.too_long:
+                return Completion([], [], "", "content_filter")
+            raise self._policy_error(error, model, "a prompt") from error
+        if reply.finish_reason == "error":
+            raise OutageError(
+                f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}."
+            )
+        return Completion(
+            [], [], reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens
+        )
+
+
+def completion_request(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
+    """Build the body of ``/v1/completions``."""
     body = {
         "model": model,
         "prompt": prompt_ids,
@@ -132,7 +250,7 @@ def request_body(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[
     return body if sampling.seed is None else {**body, "seed": sampling.seed}
 
 
-def _spread(reply: Any) -> float:
-    """How far the two likeliest next tokens are apart, nats."""
+def _gap(reply: Any) -> float:
+    """Nats between the two likeliest next tokens."""
     likeliest = sorted(reply["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)
     return float(likeliest[0] - likeliest[1])

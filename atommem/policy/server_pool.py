@@ -1,4 +1,4 @@
-"""Several vLLM servers as one policy: spreads load, keeps a group on one server, survives the loss of servers."""
+"""Several vLLM servers as one policy: balance load, keep a group on one server, survive losses."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from atommem.errors import ConfigError, OutageError, PolicyError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.servers.vllm_control import VllmControl
+from atommem.servers.vllm_admin import VllmAdmin
 
 if TYPE_CHECKING:
     import httpx
 
 MAX_PROBE_SECONDS = 10.0
-MAX_KEPT_HOMES = 4096
+MAX_HOMES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter as servers know it: the model name, and the folder that they read it from."""
+    """A LoRA adapter: its model name on the servers, and the folder that they read."""
 
     name: str
     path: str
@@ -33,17 +33,14 @@ class PooledServer:
     """One server of a pool.
 
     Attributes:
-        policy: Completions.
-        control: Health, metrics, adapters.
         serving: Whether it gets requests.
-        in_flight: Requests that it is working on.
-        adapter: The name of the adapter that it is known to have loaded.
-        refusal: Why it does not get requests although it answers.
-        probe: Asks for its health while it is dropped.
+        adapter: Name of the adapter it has loaded.
+        refusal: Why a healthy server does not get requests.
+        probe: Polls its health while it is dropped.
     """
 
     policy: ServerPolicy
-    control: VllmControl
+    admin: VllmAdmin
     serving: bool = True
     in_flight: int = 0
     adapter: str | None = None
@@ -52,36 +49,32 @@ class PooledServer:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
-        return self.control.base_url
+        """The base URL."""
+        return self.admin.base_url
 
 
 class ServerPool:
-    """Samples from whichever of its servers is up.
+    """Sample from whichever servers are up, within one event loop.
 
-    Load goes to the server with the fewest requests in flight; requests of one `Sampling.affinity` stay
-    together, because they share the beginning of their prompts and so the server's prefix cache. A
-    server on which a request fails gets no more of them; those that it had go to others at once. It is
-    asked for its health, at growing intervals, and gets requests again when it answers and has the
-    current adapter. A pool belongs to one event loop.
+    A request goes to the server with the fewest requests in flight; requests of one
+    `Sampling.affinity` stay together, since they share a prompt prefix and so its cache. A server on
+    which a request fails is dropped, and its requests go to others. Its health is polled at growing
+    intervals; it returns once it answers and has the current adapter.
 
     Args:
         base_urls: The servers.
         model: The model's name there; None asks each for its only one.
-        tokenizer: The model's; decodes completions.
-        send_seeds: Whether requests carry their seeds. Servers sample requests with one row by row, which is slow,
-            and a completion still depends, within rounding, on what else is in its batch.
-        max_in_flight: Most requests at the same time per server.
-        timeout: Seconds that one completion may take.
+        send_seeds: Send seeds with requests. vLLM samples seeded requests row by row, slowly.
+        max_in_flight: Concurrent requests per server.
+        timeout: Seconds for one completion.
         patience: Seconds without any server after which a request fails.
-        max_attempts: On how many servers, one after the other, a request may fail. A request that takes
-            servers down would otherwise go round for ever.
-        backoff: Seconds before the first question for health; doubles each time, at most 10.
-        scaled_logprobs: Refuse servers whose log-probabilities leave the temperature out, where it is not 1.
+        max_attempts: Servers on which one request may fail, because a request may crash servers.
+        backoff: Seconds before the first health check; doubles each time, at most 10.
+        scaled_logprobs: As for `ServerPolicy`.
         transport: An httpx transport, for tests.
 
     Raises:
-        ConfigError: There is no URL, or one is wrong or given twice.
+        ConfigError: There is no URL, or one is invalid or duplicated.
     """
 
     def __init__(
@@ -99,36 +92,36 @@ class ServerPool:
         scaled_logprobs: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.servers: list[PooledServer] = []
-        for url in base_urls:
-            policy = ServerPolicy(
-                url,
-                model,
-                tokenizer=tokenizer,
-                max_in_flight=max_in_flight,
-                timeout=timeout,
-                retries=0,
-                scaled_logprobs=scaled_logprobs,
-                transport=transport,
+        self.servers = [
+            PooledServer(
+                ServerPolicy(
+                    url,
+                    model,
+                    tokenizer=tokenizer,
+                    max_in_flight=max_in_flight,
+                    timeout=timeout,
+                    retries=0,
+                    scaled_logprobs=scaled_logprobs,
+                    transport=transport,
+                ),
+                VllmAdmin(url, timeout=timeout, transport=transport),
             )
-            self.servers.append(
-                PooledServer(policy, VllmControl(url, timeout=timeout, transport=transport))
-            )
+            for url in base_urls
+        ]
         urls = {server.url for server in self.servers}
         if not urls or len(urls) < len(self.servers):
             raise ConfigError(
-                f"the servers are {list(base_urls)}: give at least one URL, and each only once."
+                f"base_urls={list(base_urls)}: give at least one URL, each only once."
             )
         self.tokenizer = tokenizer
         self.patience = patience
         self.max_attempts = max_attempts
         self.adapter: Adapter | None = None
-        self.lost = 0
-        """How often a server was dropped."""
+        self.drops = 0
         self._send_seeds = send_seeds
         self._backoff = backoff
         self._homes: OrderedDict[str, PooledServer] = OrderedDict()
-        self._came_back = asyncio.Event()
+        self._returned = asyncio.Event()
         self._restricted = False
 
     @property
@@ -137,49 +130,44 @@ class ServerPool:
         return [server for server in self.servers if server.serving]
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion, on another server where one fails.
+        """Sample one completion; if a server fails, retry on another.
 
         Raises:
-            OutageError: No server came back in time, or the request failed on too many of them.
+            OutageError: No server returned in time, or too many failed on this request.
             PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: A server refused the request, or its answer lacks what training needs.
+            PolicyError: A server refused, or its answer lacks ids or log-probabilities.
         """
         if not self._send_seeds:
             sampling = replace(sampling, seed=None)
-        trouble: Exception | None = None
+        failure: Exception | None = None
         try:
             for _ in range(self.max_attempts):
-                server = await self._server_for(sampling.affinity)
+                server = await self._choose(sampling.affinity)
                 server.in_flight += 1
                 try:
                     return await server.policy.complete(prompt_ids, sampling)
                 except UnknownModelError as error:
                     if self.adapter is None:
                         raise
-                    # It was started anew between two requests, and has lost its adapters.
-                    trouble = error
+                    failure = error  # it restarted and lost its adapters
                 except OutageError as error:
-                    trouble = error
+                    failure = error
                 finally:
                     server.in_flight -= 1
                 self._drop(server)
         except asyncio.CancelledError as error:
-            if trouble is None and self.serving:
+            if failure is None and self.serving:
                 raise
-            # A time limit of the episode ran out while servers were missing: that is no fault of the policy.
-            raise OutageError(
-                f"given up while servers were missing: {trouble or 'none was left'}"
-            ) from error
-        raise OutageError(
-            f"a request failed {self.max_attempts} times, on one server after the other: {trouble}"
-        )
+            # The episode's deadline passed while servers were missing: not the policy's fault.
+            raise OutageError(f"cancelled while servers were missing: {failure}") from error
+        raise OutageError(f"a request failed on {self.max_attempts} servers in turn: {failure}")
 
     async def model_name(self) -> str:
-        """The model's name, which is the same on all servers. Requests ask for it from then on.
+        """Return the model's name, which must be the same on all servers, and request it from now on.
 
         Raises:
-            OutageError: No server could be reached in `patience` seconds.
-            PolicyError: Servers serve different models, or one of them several.
+            OutageError: No server was reachable within `patience` seconds.
+            PolicyError: The servers serve different models, or one of them several.
         """
         names: dict[str, str] = {}
         while not names:
@@ -190,32 +178,37 @@ class ServerPool:
                 except OutageError:
                     self._drop(server)
         if len(set(names.values())) > 1:
-            served = ", ".join(f"{url}: {name}" for url, name in names.items())
+            listing = ", ".join(f"{url}: {name}" for url, name in names.items())
             raise PolicyError(
-                f"the servers do not serve one model ({served}): name it, or leave servers out."
+                f"The servers serve different models ({listing}). Name one (--model)."
             )
         name = next(iter(names.values()))
         for server in self.servers:
-            # One that comes back later with another model refuses, rather than answering from it.
+            # A server that returns with another model then refuses requests.
             server.policy.use_model(name)
         return name
 
     async def use_adapter(self, adapter: Adapter) -> None:
-        """Load `adapter` on every server; requests ask for it from then on. Servers that are gone get it later.
+        """Load `adapter` on every server and request it from now on. Dropped servers get it later.
 
         Raises:
-            OutageError: No server could be reached in `patience` seconds.
+            OutageError: No server was reachable within `patience` seconds.
             PolicyError: A server cannot load it.
         """
         self.adapter = adapter
-        self._homes.clear()  # a new adapter begins with empty prefix caches
-        await asyncio.gather(*(self._load_or_drop(server) for server in self.serving))
+        self._homes.clear()  # a new adapter starts with empty prefix caches
+
+        async def load_or_drop(server: PooledServer) -> None:
+            if not await self._load(server):
+                self._drop(server)
+
+        await asyncio.gather(*map(load_or_drop, self.serving))
         await self.wait()
 
     def restrict(self, urls: Sequence[str]) -> None:
-        """Give requests to these servers only. One that fails stays out until the next call.
+        """Send requests to these servers only; one that fails stays out until the next call.
 
-        For servers that were sent full weights: one that was started anew has the weights of its checkpoint.
+        For servers that received full weights: a restarted one has its checkpoint's weights.
         """
         self._restricted = True
         for server in self.servers:
@@ -224,67 +217,62 @@ class ServerPool:
         self._homes.clear()
 
     async def wait(self) -> None:
-        """Return when at least one server gets requests.
+        """Wait until a server gets requests.
 
         Raises:
-            OutageError: There is none within `patience` seconds.
+            OutageError: None does within `patience` seconds.
         """
         if self.serving:
             return
         urls = ", ".join(server.url for server in self.servers)
         if self._restricted:
             raise OutageError(
-                f"none of the servers ({urls}) has the current weights: they are sent with the next update."
+                f"No server ({urls}) has the current weights; the next update sends them."
             )
         for server in self.servers:
             self._start_probe(server)
         try:
             async with asyncio.timeout(self.patience):
                 while not self.serving:
-                    self._came_back.clear()
-                    await self._came_back.wait()
+                    self._returned.clear()
+                    await self._returned.wait()
         except TimeoutError as error:
-            refusals = "".join(
-                f"; {server.url}: {server.refusal}" for server in self.servers if server.refusal
-            )
+            refusals = "".join(f"; {s.url}: {s.refusal}" for s in self.servers if s.refusal)
             raise OutageError(
-                f"no server has answered for {self.patience:.0f} s ({urls}): start one{refusals}"
+                f"No server answered for {self.patience:.0f} s ({urls}). Start one{refusals}"
             ) from error
 
     async def close(self) -> None:
-        """Close the connections of the running event loop and stop asking for health."""
+        """Close the connections of the running event loop and stop the health checks."""
         for server in self.servers:
             self._stop_probe(server)
             await server.policy.close()
-            await server.control.close()
+            await server.admin.close()
 
-    async def _server_for(self, affinity: str | None) -> PooledServer:
+    async def _choose(self, affinity: str | None) -> PooledServer:
         await self.wait()
+        homes = list(self._homes.values())
+        # Ties go by the number of groups: requests may be few while embeddings are computed.
+        idlest = min(self.serving, key=lambda server: (server.in_flight, homes.count(server)))
         if affinity is None:
-            return self._least_busy()
+            return idlest
         home = self._homes.get(affinity)
         if home is None or not home.serving:
-            home = self._homes[affinity] = self._least_busy()
-            if len(self._homes) > MAX_KEPT_HOMES:
+            home = self._homes[affinity] = idlest
+            if len(self._homes) > MAX_HOMES:
                 self._homes.popitem(last=False)
         return home
 
-    def _least_busy(self) -> PooledServer:
-        homes = list(self._homes.values())
-        # Few groups may be in flight while their embeddings are computed: then the number of groups decides.
-        return min(self.serving, key=lambda server: (server.in_flight, homes.count(server)))
-
     def _drop(self, server: PooledServer) -> None:
-        if server.serving:
-            server.serving = False
-            self.lost += 1
+        self.drops += server.serving
+        server.serving = False
         server.adapter = None
         server.policy.forget_server()
         self._start_probe(server)
 
     def _start_probe(self, server: PooledServer) -> None:
         if not self._restricted and (server.probe is None or server.probe.done()):
-            server.probe = asyncio.get_running_loop().create_task(self._probe(server))
+            server.probe = asyncio.get_running_loop().create_task(self._poll(server))
 
     @staticmethod
     def _stop_probe(server: PooledServer) -> None:
@@ -292,35 +280,29 @@ class ServerPool:
             server.probe.cancel()
             server.probe = None
 
-    async def _probe(self, server: PooledServer) -> None:
-        """Ask for health until the server may get requests again."""
+    async def _poll(self, server: PooledServer) -> None:
         wait = self._backoff
         while not server.serving:
             await asyncio.sleep(wait)
             wait = min(MAX_PROBE_SECONDS, 2 * wait)
             try:
-                ready = await server.control.healthy() and await self._load(server)
+                ready = await server.admin.healthy() and await self._load(server)
                 server.refusal = None
             except PolicyError as error:
                 ready, server.refusal = False, error
             if ready:
                 server.serving = True
-                # Groups go where there is room now; a step's prompt is new to every cache but for its head.
-                self._homes.clear()
-                self._came_back.set()
-
-    async def _load_or_drop(self, server: PooledServer) -> None:
-        if not await self._load(server):
-            self._drop(server)
+                self._homes.clear()  # so that groups move to the returned server
+                self._returned.set()
 
     async def _load(self, server: PooledServer) -> bool:
-        """Give the server the current adapter. Whether it has it; False when it is out of reach."""
+        """Load the current adapter on `server`; False if the server is out of reach."""
         while (adapter := self.adapter) is not None and server.adapter != adapter.name:
             try:
-                await server.control.load_adapter(adapter.name, adapter.path)
+                await server.admin.load_adapter(adapter.name, adapter.path)
             except OutageError:
                 return False
             server.adapter = adapter.name
-            # Not before it is there: other requests may be under way.
+            # Only now: other requests may be in flight.
             server.policy.use_model(adapter.name)
         return True

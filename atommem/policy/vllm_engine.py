@@ -11,8 +11,7 @@ from threading import Lock
 from typing import Any
 
 from atommem.errors import PolicyError
-from atommem.policy.completions import check_request, make_completion
-from atommem.policy.contract import Completion, Sampling
+from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.policy.server_pool import Adapter
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/chat/completions``, as hosted and local servers speak it: what the chat policy and the judge ask."""
+"""Client of OpenAI's ``/v1/chat/completions``, for the chat policy and the judge."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from typing import Any, Literal
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.untrusted import clean
 
-_UNKNOWN = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
+_UNSUPPORTED = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
 _OPTIONAL = ("temperature", "top_p", "top_k", "seed")
-_CUT = ("length", "max_tokens")
-_BROKEN = ("abort", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What a server replied.
+    """A server's reply.
 
     Attributes:
-        text: The message's content; empty where there is none.
-        reasoning: What a server with a reasoning parser returns beside it.
-        finish_reason: ``content_filter`` also where the model or its provider refused; ``error`` where the reply is no
-            chat completion, or one that the server gave up.
-        prompt_tokens, completion_tokens: As the server counted them; None where it does not say.
+        text: The message's content, possibly empty.
+        reasoning: Separated by a server with a reasoning parser.
+        finish_reason: ``content_filter`` also covers refusals by the model; ``error`` means an
+            aborted reply or one that is not a chat completion.
+        prompt_tokens, completion_tokens: The server's counts, or None.
     """
 
     text: str
@@ -36,10 +34,12 @@ class ChatReply:
 
 
 class ChatClient:
-    """Asks one server. Settings that it says it does not know are left out from then on, and said once.
+    """Ask one server for chat completions.
+
+    Parameters that the server reports as unsupported are dropped from then on, with one warning.
 
     Args:
-        client: Of the server; closed by who made it.
+        client: The server's client; its creator closes it.
     """
 
     def __init__(self, client: ServerClient) -> None:
@@ -58,20 +58,18 @@ class ChatClient:
         top_k: int = 0,
         seed: int | None = None,
     ) -> ChatReply:
-        """One reply to `messages` (each a ``role`` and its ``content``).
+        """Return one reply to `messages` (each a ``role`` and its ``content``).
 
         Raises:
             RefusedError: The server refused the request.
-            OutageError: The server is out of reach, or keeps failing.
+            OutageError: The server is out of reach or keeps failing.
         """
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": list(messages),
-            "max_tokens": max_tokens,
-        }
-        # Only what differs from every server's default: hosted ones refuse fields that they do not know.
-        body |= {"temperature": temperature} | ({} if top_p == 1.0 else {"top_p": top_p})
-        body |= ({} if top_k == 0 else {"top_k": top_k}) | ({} if seed is None else {"seed": seed})
+        body = {"model": model, "messages": list(messages), "max_tokens": max_tokens}
+        body |= {"temperature": temperature}
+        # Hosted servers reject unknown fields, so defaults are not sent.
+        defaults = {"top_p": 1.0, "top_k": 0, "seed": None}
+        values = {"top_p": top_p, "top_k": top_k, "seed": seed}
+        body |= {name: value for name, value in values.items() if value != defaults[name]}
         while True:
             sent = {
                 self._renamed.get(name, name): value
@@ -85,8 +83,8 @@ class ChatClient:
                     raise
 
     def _adapt(self, error: RefusedError, sent: Mapping[str, Any]) -> bool:
-        """Whether the request may be sent again without what the server says that it does not take."""
-        if error.code not in _UNKNOWN or error.param not in sent:
+        """Rename or drop the parameter that the server refused; False if it refused another thing."""
+        if error.code not in _UNSUPPORTED or error.param not in sent:
             return False
         if error.param == "max_tokens":
             self._renamed["max_tokens"] = "max_completion_tokens"  # OpenAI's reasoning models
@@ -95,7 +93,7 @@ class ChatClient:
             return False
         self._dropped.add(error.param)
         warnings.warn(
-            f"{self.client.base_url} takes no {error.param} and samples in its own way: {error}",
+            f"{self.client.base_url} does not support {error.param}; its default applies: {error}",
             stacklevel=2,
         )
         return True
@@ -110,12 +108,13 @@ def _read(reply: Any) -> ChatReply:
             content = "".join(str(part.get("text") or "") for part in content)
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         tokens = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-        refused = bool(message.get("refusal"))
+        refused = bool(message.get("refusal")) or reason == "content_filter"
     except (LookupError, TypeError, AttributeError):
         return ChatReply(clean(str(reply)[:500]), finish_reason="error")
     text, reasoning = clean(str(content or "")), clean(str(reasoning))
-    if refused or reason == "content_filter":
+    if refused:
         return ChatReply("", reasoning, "content_filter", *tokens)
-    if reason in _BROKEN:
+    if reason in ("abort", "error"):
         return ChatReply(text, reasoning, "error", *tokens)
-    return ChatReply(text, reasoning, "length" if reason in _CUT else "stop", *tokens)
+    cut = reason in ("length", "max_tokens")
+    return ChatReply(text, reasoning, "length" if cut else "stop", *tokens)

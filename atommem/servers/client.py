@@ -1,48 +1,51 @@
-"""JSON over HTTP to a server, with retries: shared by policies, embedder, judge, search engines and readers."""
+"""JSON over HTTP with retries: the one client of policies, embedders, judges and search engines."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
+import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
+from atommem.config import is_loopback
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.keys import Service, api_key, is_loopback, key_header
 from atommem.untrusted import clean
 
 if TYPE_CHECKING:
     import httpx
+    from tenacity import RetryCallState
 
 _Answer = TypeVar("_Answer")
+Service = Literal["policy", "embedder", "judge", "serper", "searxng", "retrieve", "access", "jina"]
+PLAIN_HTTP = "ATOMMEM_ALLOW_KEYS_OVER_HTTP"
 MAX_WAIT_SECONDS = 30.0
+IDLE_SECONDS = 2.0
+"""Idle connections close after this; uvicorn (vLLM) closes its side after 5 seconds."""
 
+_KEPT_HEADERS = ("content-type", "location", "retry-after")
 _TOO_LONG = re.compile(
-    r"maximum model length|context (length|size|window)|prompt is too long|too large to process|input token count"
-    r"|inputs?`? (tokens|must have less)",
+    r"maximum model length|context (length|size|window)|prompt is too long|too large to process"
+    r"|input token count|inputs?`? (tokens|must have less)",
     re.IGNORECASE,
 )
-_OF_THE_ACCOUNT = re.compile(
-    r"credit|quota|balance|billing|api.?key|unauthori[sz]ed", re.IGNORECASE
-)
-"""Some (Serper, Anthropic) say 400 to an account that is used up."""
+# Serper and Anthropic answer 400 when an account is exhausted.
+_ACCOUNT = re.compile(r"credit|quota|balance|billing|api.?key|unauthori[sz]ed", re.IGNORECASE)
 _FILTERED = re.compile(
-    r"content[ _-]?(filter|policy|management)|moderation|flagged|safety|prohibited|inappropriate|data_inspection",
+    r"content[ _-]?(filter|policy|management)|moderation|flagged|safety|prohibited|inappropriate"
+    r"|data_inspection",
     re.IGNORECASE,
 )
 
 
 class RefusedError(Exception):
-    """The server answered a request with a 3xx or 4xx: no retry helps. Callers turn it into one of their errors.
+    """Report a 3xx or 4xx answer that no retry helps. Callers translate it.
 
     Attributes:
-        status, message: HTTP's, and the server's words.
-        code, param: OpenAI's ``error.code`` and ``error.param``, where the server gives them.
+        status, message: The HTTP status and the server's message.
+        code, param: OpenAI's ``error.code`` and ``error.param``, if present.
     """
 
     def __init__(self, status: int, message: str, code: str = "", param: str = "") -> None:
@@ -53,19 +56,19 @@ class RefusedError(Exception):
         self.param = param
 
     @property
-    def retried(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.status in (408, 429) or self.status >= 500
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later. llama.cpp answers 500 to long inputs."""
+        return (self.status in (408, 429) or self.status >= 500) and not self.too_long
 
     @property
     def of_input(self) -> bool:
-        """Whether it may be about what this one request says, rather than about who asks, or for what."""
-        # OpenRouter says 403 to what a moderator has flagged.
+        """Whether the refusal may concern the request's text rather than the account or model."""
+        # OpenRouter answers 403 to flagged input.
         return self.status in (400, 413, 422, 451, 500) or (self.status == 403 and self._flagged)
 
     @property
     def too_long(self) -> bool:
-        """Whether the server said that the input exceeds what it takes (vLLM, OpenAI, llama.cpp, TEI, TGI)."""
+        """Whether the input exceeds the server's limit (vLLM, OpenAI, llama.cpp, TEI, TGI)."""
         if self.status == 413 or self.code == "context_length_exceeded":
             return True
         return self.of_input and _TOO_LONG.search(self.message) is not None
@@ -79,31 +82,31 @@ class RefusedError(Exception):
     def _flagged(self) -> bool:
         return self.status == 451 or _FILTERED.search(f"{self.code} {self.message}") is not None
 
-    def of_account(self, asked: str) -> bool:
-        """Whether a 400 is about the account, in words that are not those of the request `asked`: a server may repeat
-        these, and whoever wrote them must not be able to make an outage of them.
+    def of_account(self, request_text: str) -> bool:
+        """Whether a 400 concerns the account. Words that the request itself contains do not count.
+
+        A server may echo the request, so a request must not be able to fake an outage.
         """
-        said = {match[0].casefold() for match in _OF_THE_ACCOUNT.finditer(self.message)}
-        return self.status == 400 and any(word not in asked.casefold() for word in said)
+        words = {match[0].casefold() for match in _ACCOUNT.finditer(self.message)}
+        return self.status == 400 and any(word not in request_text.casefold() for word in words)
 
 
 class OversizeError(RefusedError):
-    """The server answered with more bytes than are taken."""
+    """Report an answer larger than the client accepts."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(502, f"an answer of more than {most / 1e6:g} MB")
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(502, f"an answer of more than {max_bytes / 1e6:g} MB")
 
 
-@dataclass(slots=True)
-class _Connection:
-    """The connections of one event loop; httpx binds them to it."""
-
-    client: httpx.AsyncClient
-    slots: asyncio.Semaphore
+class _TransientError(Exception):
+    def __init__(self, message: str, status: int | None = None, wait: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.wait = wait
 
 
 class ClientOptions(TypedDict, total=False):
-    """How a `ServerClient` asks: its own words, for whoever has one."""
+    """Options of `ServerClient` that its users pass on."""
 
     timeout: float
     retries: int
@@ -113,25 +116,24 @@ class ClientOptions(TypedDict, total=False):
 
 
 class ServerClient:
-    """Calls one server, an OpenAI-compatible one or another that speaks JSON.
+    """Call one JSON server, OpenAI-compatible or other.
 
-    Retried with exponential back-off and jitter (or after the server's Retry-After): connections
-    that fail or break, time-outs, HTTP 408, 429 and 5xx. Redirects are refusals: a key is never carried to another
-    host. May be used from several event loops.
+    Failed or broken connections, time-outs, HTTP 408, 429, 5xx and undecodable answers are retried
+    with exponential back-off and jitter, or after the server's Retry-After. A redirect is a refusal,
+    so a key never reaches another host. One client serves several event loops.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
-        service: Whose API key is sent (`atommem.servers.keys.api_key`).
-        timeout: Seconds that a request may take, to the last byte of its answer.
-        retries: How often a request is repeated after its first failure.
-        max_in_flight: Most requests at the same time; the others wait.
+        service: Selects the API key (`api_key`).
+        timeout: Seconds for a whole request, to the last byte of the answer.
+        retries: Repetitions after the first failure.
+        max_in_flight: Concurrent requests; further ones queue.
         backoff: Seconds before the first repetition; doubles each time, at most 30.
-        headers: Sent with every request.
-        max_bytes: Longest answer, unpacked.
+        max_bytes: Largest accepted answer, decompressed.
         transport: An httpx transport, for tests.
 
     Raises:
-        ConfigError: `base_url` is no http(s) URL, or its key may not be sent there.
+        ConfigError: `base_url` is not an http(s) URL, or its key may not be sent there.
     """
 
     def __init__(
@@ -147,9 +149,9 @@ class ServerClient:
         max_bytes: int = 1_000_000_000,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        if not _is_address(base_url):
+        if not _is_http_url(base_url):
             raise ConfigError(
-                f"The server's URL is {base_url!r}: give one that begins with http:// or https://."
+                f"base_url={base_url!r}: not a server URL. Give one that begins with http:// or https://."
             )
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {**(headers or {}), **key_header(service, api_key(service, self.base_url))}
@@ -159,200 +161,216 @@ class ServerClient:
         self._backoff = backoff
         self._max_bytes = max_bytes
         self._transport = transport
-        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
+        # httpx binds connections to the event loop that made them.
+        self._by_loop: dict[
+            asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, asyncio.Semaphore]
+        ] = {}
 
     async def get(self, path: str) -> Any:
         """GET `path` (``/v1/...``) and return the decoded JSON. Raises as `post` does."""
-        return await self._request("GET", path, None, _json)
+        return await self._request("GET", path, None, lambda response: response.json())
 
     async def get_text(self, path: str) -> str:
-        """GET `path` and return the body as it is (it may be empty). Raises as `post` does."""
-        return await self._request("GET", path, None, _text)
+        """GET `path` and return the body, possibly empty. Raises as `post` does."""
+        return await self._request("GET", path, None, lambda response: response.text)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST `body` as JSON to `path` (``/v1/...``) and return the decoded JSON.
 
         Raises:
-            RefusedError: The server answered with a 4xx that no retry helps, or with too much (`OversizeError`).
-            OutageError: The server is out of reach, or keeps failing.
+            RefusedError: The server refused the request, or answered too much (`OversizeError`).
+            OutageError: The server is out of reach or keeps failing.
         """
-        return await self._request("POST", path, body, _json)
+        return await self._request("POST", path, body, lambda response: response.json())
 
     async def post_text(self, path: str, body: dict[str, Any]) -> str:
-        """POST `body` as JSON and return the answer's body as it is. Raises as `post` does."""
-        return await self._request("POST", path, body, _text)
+        """POST `body` as JSON and return the answer's text. Raises as `post` does."""
+        return await self._request("POST", path, body, lambda response: response.text)
 
     async def close(self) -> None:
-        """Close the connections of the running event loop; those of ended loops are only dropped."""
-        connection = self._connections.pop(asyncio.get_running_loop(), None)
-        self._connections.clear()
-        if connection is not None:
-            await connection.client.aclose()
+        """Close the connections of the running event loop; drop those of ended loops."""
+        client, _ = self._by_loop.pop(asyncio.get_running_loop(), (None, None))
+        self._by_loop.clear()
+        if client is not None:
+            await client.aclose()
 
     async def _request(
         self,
         method: str,
         path: str,
         body: dict[str, Any] | None,
-        read: Callable[[httpx.Response], _Answer],
+        decode: Callable[[httpx.Response], _Answer],
+    ) -> _Answer:
+        from tenacity import (
+            AsyncRetrying,
+            retry_if_exception_type,
+            stop_after_attempt,
+            wait_exponential_jitter,
+        )
+
+        content = None if body is None else _encode(body)
+        backoff = wait_exponential_jitter(
+            multiplier=self._backoff, max=MAX_WAIT_SECONDS, jitter=self._backoff
+        )
+
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            return max(backoff(state), error.wait if isinstance(error, _TransientError) else 0.0)
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._retries + 1),
+            retry=retry_if_exception_type(_TransientError),
+            wait=wait,
+            reraise=True,
+        )
+        url = self.base_url + path
+        try:
+            return await retrying(self._attempt, method, url, content, decode)
+        except _TransientError as error:
+            raise OutageError(
+                f"{method} {url} failed {self._retries + 1} times, last with {error}: "
+                "check that the server is up and that the URL is right.",
+                error.status,
+            ) from error
+
+    async def _attempt(
+        self,
+        method: str,
+        url: str,
+        content: bytes | None,
+        decode: Callable[[httpx.Response], _Answer],
     ) -> _Answer:
         import httpx
 
-        from atommem.servers.transport import LargerError
+        client, slots = self._connection()
+        try:
+            # httpx limits the time of each read; a slow drip needs a limit on the whole.
+            async with slots, asyncio.timeout(self._timeout):
+                try:
+                    response = await self._send(client, method, url, content)
+                except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                    # The server closed an idle connection just as it was reused. If the server
+                    # is gone, the new connection fails.
+                    response = await self._send(client, method, url, content)
+        except TimeoutError as error:
+            raise _TransientError(f"no whole answer in {self._timeout:g} seconds") from error
+        except httpx.RequestError as error:
+            raise _TransientError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        if not response.is_success:
+            refusal = _refusal(response)
+            if refusal.retryable:
+                raise _TransientError(str(refusal), refusal.status, _retry_after(response))
+            raise refusal
+        try:
+            return decode(response)
+        except (ValueError, RecursionError) as error:
+            raise _TransientError(f"an answer that is not JSON: {response.text[:200]!r}") from error
 
-        connection = self._connection()
-        url, trouble, wait = self.base_url + path, "", 0.0
-        status = None
-        content = None if body is None else _encoded(body)
-        for attempt in range(self._retries + 1):
-            if attempt:
-                await asyncio.sleep(wait)
-            wait = min(MAX_WAIT_SECONDS, self._backoff * 2**attempt) * random.uniform(0.5, 1.5)
-            try:
-                # httpx bounds each part of an answer: one that drips would have no end.
-                async with connection.slots, asyncio.timeout(self._timeout):
-                    response = await _send(connection.client, method, url, content, self._max_bytes)
-            except LargerError as error:
-                raise OversizeError(self._max_bytes) from error
-            except TimeoutError:
-                trouble, status = f"no whole answer in {self._timeout:g} seconds", None
-                continue
-            except httpx.RequestError as error:
-                trouble, status = f"{type(error).__name__}: {error}".rstrip(": "), None
-                continue
-            refusal = None if response.is_success else _refusal(response)
-            # llama.cpp answers a text that is too long with 500.
-            if refusal is not None and refusal.retried and not refusal.too_long:
-                trouble, status = str(refusal), refusal.status
-                wait = max(wait, _retry_after(response))
-                continue
-            if refusal is not None:
-                raise refusal
-            try:
-                return read(response)
-            except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
-                trouble = f"an answer that is not JSON: {response.text[:200]!r}"
-        raise OutageError(
-            f"{method} {url} failed {self._retries + 1} times, last with {trouble}: "
-            "check that the server is up and that the URL is right.",
-            status,
-        )
-
-    def _connection(self) -> _Connection:
+    async def _send(
+        self, client: httpx.AsyncClient, method: str, url: str, content: bytes | None
+    ) -> httpx.Response:
         import httpx
 
-        from atommem.servers.transport import LIMITS
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        async with client.stream(method, url, content=content, headers=headers) as response:
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > self._max_bytes:
+                    raise OversizeError(self._max_bytes)
+        kept = {k: v for k, v in response.headers.items() if k in _KEPT_HEADERS}
+        return httpx.Response(response.status_code, headers=kept, content=bytes(body))
+
+    def _connection(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
+        import httpx
+        from httpx_aiohttp import HttpxAiohttpClient
 
         loop = asyncio.get_running_loop()
-        connection = self._connections.get(loop)
-        if connection is None:
-            self._connections = {
-                known: c for known, c in self._connections.items() if not known.is_closed()
+        if loop not in self._by_loop:
+            self._by_loop = {
+                known: pair for known, pair in self._by_loop.items() if not known.is_closed()
             }
-            client = httpx.AsyncClient(
+            # httpcore scans its whole pool for every request: 20 ms of CPU each at 500 in flight,
+            # against 1.3 ms with aiohttp's pool.
+            client = HttpxAiohttpClient(
                 headers=self._headers,
-                # Requests queue at the semaphore, which is fair, and never time out there.
                 timeout=httpx.Timeout(self._timeout, pool=None),
-                transport=self._transport or self._own_transport(),
-                limits=LIMITS,  # of connections behind a proxy
+                transport=self._transport,
+                # Keys for this machine must not reach a proxy.
+                trust_env=not is_loopback(self.base_url),
+                limits=httpx.Limits(
+                    max_connections=self._max_in_flight, keepalive_expiry=IDLE_SECONDS
+                ),
             )
-            connection = self._connections[loop] = _Connection(
-                client, asyncio.Semaphore(self._max_in_flight)
-            )
-        return connection
+            self._by_loop[loop] = client, asyncio.Semaphore(self._max_in_flight)
+        return self._by_loop[loop]
 
-    def _own_transport(self) -> httpx.AsyncBaseTransport | None:
-        from atommem.servers.transport import SHARDS, ShardedTransport
 
-        return (
-            None
-            if _behind_proxy(self.base_url)
-            else ShardedTransport(self._max_bytes, min(SHARDS, self._max_in_flight))
+def key_variable(service: Service) -> str:
+    """Name the environment variable with the key of `service` (``ATOMMEM_POLICY_API_KEY``)."""
+    return f"ATOMMEM_{service.upper()}_API_KEY"
+
+
+def api_key(service: Service, base_url: str) -> str | None:
+    """Return the key for requests to `base_url`, or None.
+
+    Only the service's own variable counts: OPENAI_API_KEY belongs to another host.
+
+    Raises:
+        ConfigError: The service has a key, and `base_url` is plain http to another machine.
+    """
+    variable = key_variable(service)
+    key = os.environ.get(variable, "").strip()
+    plain = urlsplit(base_url).scheme != "https" and not is_loopback(base_url)
+    if key and plain and os.environ.get(PLAIN_HTTP) != "1":
+        raise ConfigError(
+            f"{variable} is set and {base_url} is plain http to another machine, where the key could "
+            f"be read on the way. Use an https URL or a tunnel, unset {variable}, or set "
+            f"{PLAIN_HTTP}=1 on a private network."
         )
+    return key or None
 
 
-def _is_address(url: str) -> bool:
+def key_header(service: Service, key: str | None) -> dict[str, str]:
+    """Return the header that carries a key; Serper has its own, all others take a bearer token."""
+    if key is None:
+        return {}
+    return {"X-API-KEY": key} if service == "serper" else {"Authorization": f"Bearer {key}"}
+
+
+def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not close, a port that is none
+    except ValueError:  # unbalanced brackets, or an invalid port
         return False
 
 
-async def _send(
-    client: httpx.AsyncClient, method: str, url: str, content: bytes | None, most: int
-) -> httpx.Response:
-    """Send a request; once more, at once, where the connection broke.
-
-    A server closes a connection that has been idle for some seconds, maybe just as it is used again: that says nothing
-    about the server. If it is gone, no new connection can be made.
-    """
-    import httpx
-
-    from atommem.servers.transport import whole
-
-    headers = {} if content is None else {"Content-Type": "application/json"}
-
-    async def once() -> httpx.Response:
-        async with client.stream(method, url, content=content, headers=headers) as response:
-            return await whole(response, most)
-
-    try:
-        return await once()
-    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-        return await once()
-
-
-def _encoded(body: dict[str, Any]) -> bytes:
-    """`body` as JSON. What a model wrote may hold half a surrogate pair, which no UTF-8 can."""
-    return clean(
-        json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    ).encode()
-
-
-def _behind_proxy(url: str) -> bool:
-    """Whether the environment names a proxy for this URL (httpx uses it, unless it is given a transport)."""
-    parts = urlsplit(url)
-    if is_loopback(url):
-        return False  # whatever the environment says: a key for this machine must not go to a proxy
-    return parts.scheme in getproxies() and not proxy_bypass(parts.netloc)
-
-
-def _json(response: httpx.Response) -> Any:
-    return response.json()
-
-
-def _text(response: httpx.Response) -> str:
-    return response.text
+def _encode(body: dict[str, Any]) -> bytes:
+    # Model output may hold lone surrogates, which UTF-8 cannot encode.
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return clean(text).encode()
 
 
 def _refusal(response: httpx.Response) -> RefusedError:
-    message = _message(response)
-    if response.is_redirect:
-        message = f"it redirects to {response.headers.get('location', '')}: give that URL if you trust it. {message}"
-    try:
-        error = response.json()["error"]
-        return RefusedError(
-            response.status_code,
-            message,
-            str(error.get("code") or ""),
-            str(error.get("param") or ""),
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return RefusedError(response.status_code, message)
-
-
-def _message(response: httpx.Response) -> str:
-    """The server's own words: OpenAI's ``error.message``, or the beginning of the body."""
+    code = param = ""
     try:
         body = response.json()
     except (ValueError, RecursionError):
-        return response.text[:500]
-    error = body.get("error", body) if isinstance(body, dict) else body
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:2000]
+        message = response.text[:500]
+    else:
+        error = body.get("error", body) if isinstance(body, dict) else body
+        if isinstance(error, dict):
+            code, param = str(error.get("code") or ""), str(error.get("param") or "")
+            error = error.get("message", error)
+        message = str(error)[:2000]
+    if response.is_redirect:
+        target = response.headers.get("location", "")
+        message = f"it redirects to {target}: give that URL if you trust it. {message}"
+    return RefusedError(response.status_code, message, code, param)
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Seconds that the server asks to wait; 0 when it does not say (or gives a date)."""
+    """Seconds in Retry-After; 0 if absent or a date."""
     value = response.headers.get("retry-after", "")
     return min(MAX_WAIT_SECONDS, float(value)) if value.isdigit() else 0.0

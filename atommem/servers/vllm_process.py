@@ -23,7 +23,7 @@ from typing import Self
 import httpx
 
 from atommem.errors import ConfigError, PolicyError
-from atommem.servers.vllm_control import parse_metrics
+from atommem.servers.vllm_admin import parse_metrics
 
 CONTEXT = 4096
 """Tokens of a server's context on a CPU, unless its flags say so or the model has fewer."""

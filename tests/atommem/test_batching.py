@@ -43,7 +43,7 @@ class Doubler(RequestBatcher[int, int]):
         return tasks
 
 
-async def test_requests_after_unequal_amounts_of_work_are_still_one_batch() -> None:
+async def test_batcher_staggered_requests_share_a_batch() -> None:
     batcher = Doubler()
 
     async def work_then_submit(i: int) -> int:
@@ -55,7 +55,7 @@ async def test_requests_after_unequal_amounts_of_work_are_still_one_batch() -> N
     assert len(batcher.batches) == 1
 
 
-async def test_a_waiter_cancelled_while_its_batch_runs_harms_no_other() -> None:
+async def test_batcher_cancelled_waiter_does_not_affect_others() -> None:
     batcher = Doubler(0.01)
     tasks = await batcher.start(0, 1, 2)
     tasks[1].cancel()
@@ -68,7 +68,7 @@ async def test_a_waiter_cancelled_while_its_batch_runs_harms_no_other() -> None:
     assert (await asyncio.gather(*failing, return_exceptions=True))[1] is batcher.error
 
 
-def test_a_loop_that_ends_in_the_middle_leaves_nothing_behind() -> None:
+def test_batcher_ended_loop_leaves_nothing() -> None:
     batcher = Doubler(60)
     background: list[asyncio.Task[int]] = []
 
@@ -99,7 +99,7 @@ async def expected(texts: Sequence[str]) -> Vectors:
     return await HashingEmbedder(32).embed(texts, "entry")
 
 
-async def test_equal_texts_are_embedded_once_within_and_across_batches() -> None:
+async def test_micro_batcher_embeds_equal_texts_once() -> None:
     recorder = Recorder()
     batcher = MicroBatcher(recorder, max_batch=4)
     vectors = await asyncio.gather(
@@ -124,7 +124,7 @@ async def test_equal_texts_are_embedded_once_within_and_across_batches() -> None
     assert [len(texts) for _, *texts in recorder.calls[3:]] == [4, 4, 2]
 
 
-async def test_the_cache_forgets_what_was_used_longest_ago() -> None:
+async def test_micro_batcher_cache_is_lru() -> None:
     recorder = Recorder()
     batcher = MicroBatcher(recorder, cache_size=2)
     for text in ("a", "b", "a", "c"):  # b is the one that goes
@@ -141,7 +141,7 @@ async def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     assert len(recorder.calls) == 2
 
 
-async def test_an_error_reaches_every_request_of_its_call_and_no_other() -> None:
+async def test_micro_batcher_error_reaches_only_its_call() -> None:
     recorder = Recorder()
     batcher = MicroBatcher(recorder)
     results: list[Any] = await asyncio.wait_for(

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from atommem.embedding.http import HttpEmbedder
 from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
+from atommem.servers.client import ServerClient
 from tests.fakes import word_level
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
@@ -37,9 +39,7 @@ def embed(embedder: Embedder, texts: Sequence[str], kind: TextKind = "entry") ->
         ("random", RandomEmbedder, 64),
     ],
 )
-def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(
-    name: str, kind: type, dim: int
-) -> None:
+def test_embedder_returns_float32_unit_rows_in_order(name: str, kind: type, dim: int) -> None:
     embedder = make_embedder(EmbedderConfig(embedder=name, embedder_dim=dim))
     assert isinstance(embedder, kind)
     vectors = embed(embedder, TEXTS)
@@ -53,7 +53,7 @@ def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(
         make_embedder(EmbedderConfig(embedder=name, embedder_dim=0))
 
 
-def test_hashing_is_the_published_construction() -> None:
+def test_hashing_embedder_matches_reference() -> None:
     """One word, by hand: eight places and signs out of BLAKE2b."""
     digest = hashlib.blake2b(b"fox", digest_size=32).digest()
     expected = np.zeros(100)
@@ -95,7 +95,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def test_sentence_transformer_uses_the_models_query_prompt(model_folder: Path) -> None:
+def test_sentence_transformer_uses_query_prompt(model_folder: Path) -> None:
     embedder = make_embedder(
         EmbedderConfig(embedder="sentence_transformer", embedder_model=str(model_folder))
     )
@@ -121,7 +121,7 @@ def test_sentence_transformer_uses_the_models_query_prompt(model_folder: Path) -
         SentenceTransformerEmbedder(model_folder / "nothing")
 
 
-def test_no_text_ends_a_run_and_what_is_cut_is_counted(model_folder: Path) -> None:
+def test_sentence_transformer_odd_texts_are_cut_and_counted(model_folder: Path) -> None:
     embedder = SentenceTransformerEmbedder(model_folder)
     long = "red fox " * 1000
     with pytest.warns(UserWarning, match=r"8,000 characters is beyond|has no vector"):
@@ -183,7 +183,7 @@ def server() -> EmbeddingServer:
     return EmbeddingServer()
 
 
-async def test_vectors_are_normalised_and_in_the_order_of_the_texts(
+async def test_http_embedder_normalises_and_keeps_order(
     server: EmbeddingServer,
 ) -> None:
     embedder = server.embedder()  # inside an event loop, too
@@ -200,13 +200,12 @@ async def test_vectors_are_normalised_and_in_the_order_of_the_texts(
     await embedder.close()
 
 
-def test_texts_that_are_too_long_are_cut_where_the_server_can(
+def test_http_embedder_long_text_is_truncated_by_server(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, transport = httpx.AsyncClient, httpx.MockTransport(server)
-    monkeypatch.setattr(
-        httpx, "AsyncClient", lambda **kwargs: client(**(kwargs | {"transport": transport}))
-    )
+    own = ServerClient.__init__
+    transport = httpx.MockTransport(server)
+    monkeypatch.setattr(ServerClient, "__init__", partialmethod(own, transport=transport))
     embedder = make_embedder(
         EmbedderConfig(embedder="http", embedder_model="m", embedder_url="http://s")
     )
@@ -220,9 +219,7 @@ def test_texts_that_are_too_long_are_cut_where_the_server_can(
 
 @pytest.mark.filterwarnings("ignore:a text")
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_texts_that_are_too_long_are_halved_where_it_cannot(
-    server: EmbeddingServer, status: int
-) -> None:
+def test_http_embedder_long_text_is_halved(server: EmbeddingServer, status: int) -> None:
     """Only what is refused is cut, however many texts stand beside it."""
     embedder = server.embedder()
     server.longest, server.cuts, server.status = 100, False, status
@@ -233,7 +230,7 @@ def test_texts_that_are_too_long_are_halved_where_it_cannot(
 
 
 @pytest.mark.filterwarnings("ignore:a text")
-def test_a_text_without_a_vector_gets_a_makeshift(server: EmbeddingServer) -> None:
+def test_http_embedder_refused_text_gets_unit_vector(server: EmbeddingServer) -> None:
     embedder = server.embedder()
     server.refused = "x"
     vectors = asyncio.run(embedder.embed(["aa", "x" * 500, "aaa", "x"], "entry"))
@@ -270,7 +267,7 @@ def test_a_text_without_a_vector_gets_a_makeshift(server: EmbeddingServer) -> No
         (data([[1, 2], [1, 2]]), "length 2, before of 3"),
     ],
 )
-def test_what_are_no_embeddings_is_a_config_error(
+def test_http_embedder_invalid_answer_is_config_error(
     server: EmbeddingServer, answer: httpx.Response, message: str
 ) -> None:
     embedder = server.embedder()

@@ -96,7 +96,7 @@ def batches_of(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
     return batches
 
 
-def test_logprobs_are_those_of_the_distribution_that_is_sampled(
+def test_decode_logprobs_match_sampled_distribution(
     model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of equal prompts, which share the prompt pass; and the same prompts make the same batch in any order."""
@@ -123,7 +123,7 @@ def test_logprobs_are_those_of_the_distribution_that_is_sampled(
     )  # of threads it would get prompts one by one, and begin with the first
 
 
-def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
+def test_local_policy_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
     completions = complete_all(policy, [Sampling(temperature=0, max_tokens=12)] * 8)
     for prompt, done in zip(PROMPTS, completions, strict=True):
         with evaluating(model):
@@ -137,7 +137,7 @@ def test_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
         assert done.token_ids == ids[0, len(prompt) :].tolist()
 
 
-def test_a_seed_samples_the_same_whichever_the_batch(policy: LocalPolicy) -> None:
+def test_local_policy_seed_samples_same_in_any_batch(policy: LocalPolicy) -> None:
     samplings = [Sampling(temperature=1.0, max_tokens=10, seed=100 + i) for i in range(8)]
     together = complete_all(policy, samplings)
     assert complete_all(policy, samplings) == together
@@ -152,9 +152,7 @@ def test_a_seed_samples_the_same_whichever_the_batch(policy: LocalPolicy) -> Non
         assert (other == again) is (None not in seeds)
 
 
-def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_policy_eos_in_ids_not_in_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(*most: int, eos: int = 1) -> list[Completion]:
         tokenizer = NumberTokenizer()
         tokenizer.eos_token_id = eos
@@ -175,7 +173,7 @@ def test_the_end_of_sequence_token_is_kept_in_ids_and_left_out_of_the_text(
     assert (len(done.token_ids), done.finish_reason) == (1, "stop")
 
 
-def test_the_training_mode_of_every_module_comes_back(model: Any, policy: LocalPolicy) -> None:
+def test_local_policy_restores_training_mode(model: Any, policy: LocalPolicy) -> None:
     model.train()
     model.model.layers[1].eval()
     seen = []
@@ -188,15 +186,15 @@ def test_the_training_mode_of_every_module_comes_back(model: Any, policy: LocalP
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_requests_that_cannot_be_sampled_are_refused_at_once(policy: LocalPolicy) -> None:
+def test_local_policy_invalid_request_is_refused(policy: LocalPolicy) -> None:
     wrong = [
         ([2] * 60, Sampling(max_tokens=5), PromptTooLongError, r"60 tokens.*max_tokens=5.*64"),
-        ([2], Sampling(max_tokens=64), PolicyError, "no prompt would fit"),
-        ([], Sampling(max_tokens=5), PolicyError, "no tokens"),
-        ([2], Sampling(temperature=-1, max_tokens=5), PolicyError, "temperature is -1"),
-        ([2], Sampling(top_p=0, max_tokens=5), PolicyError, "top_p is 0"),
-        ([2], Sampling(top_k=-1, max_tokens=5), PolicyError, "top_k is -1"),
-        ([2], Sampling(max_tokens=0), PolicyError, "max_tokens is 0"),
+        ([2], Sampling(max_tokens=64), PolicyError, "no room for a prompt"),
+        ([], Sampling(max_tokens=5), PolicyError, "is empty"),
+        ([2], Sampling(temperature=-1, max_tokens=5), PolicyError, "temperature=-1"),
+        ([2], Sampling(top_p=0, max_tokens=5), PolicyError, "top_p=0"),
+        ([2], Sampling(top_k=-1, max_tokens=5), PolicyError, "top_k=-1"),
+        ([2], Sampling(max_tokens=0), PolicyError, "max_tokens=0"),
     ]
     for prompt, sampling, error, message in wrong:
         with pytest.raises(error, match=message):
@@ -204,7 +202,7 @@ def test_requests_that_cannot_be_sampled_are_refused_at_once(policy: LocalPolicy
     assert len(complete_all(policy, [Sampling(max_tokens=4)], [[2] * 60])[0].token_ids) <= 4
 
 
-def test_from_pretrained_and_close(model: Any, tmp_path: Path) -> None:
+def test_local_policy_from_pretrained_loads_and_closes(model: Any, tmp_path: Path) -> None:
     tokenizer = word_level(["<pad>", "<eos>", *(f"w{i}" for i in range(2, VOCABULARY))])
     tokenizer.save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
@@ -233,7 +231,7 @@ def test_from_pretrained_and_close(model: Any, tmp_path: Path) -> None:
         LocalPolicy.from_pretrained(tmp_path)
 
 
-def test_batches_are_of_similar_length_and_within_the_limits() -> None:
+def test_plan_batches_similar_length_within_limits() -> None:
     lengths = [(1 + (37 * i) % 3000, 10 + i % 50) for i in range(500)]
     batches = plan_batches(lengths, max_batch_size=64, max_batch_tokens=65_536)
     assert sorted(index for batch in batches for index in batch) == list(range(500))
@@ -244,7 +242,7 @@ def test_batches_are_of_similar_length_and_within_the_limits() -> None:
         assert len(batch) * max(prompts) - sum(prompts) <= max(sum(prompts), FREE_PADDING)
 
 
-def test_a_batch_that_nobody_waits_for_ends(
+def test_local_policy_abandoned_batch_ends(
     model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelled requests stop at their next token: an abandoned rollout frees the model."""
@@ -295,7 +293,7 @@ SHARES = [
 
 
 @pytest.mark.parametrize("kept", [range(len(SHARES))[::-1], [0], [1, 0], [4, 1, 2]])
-def test_shares_are_those_of_the_definition_for_every_row_of_a_batch(kept: Sequence[int]) -> None:
+def test_draw_shares_match_definition_for_every_row(kept: Sequence[int]) -> None:
     """How often each token comes up when the uniform numbers are spread evenly over [0, 1).
 
     What `draw` says of its probability has to be that share; at temperature 0, the model's own. Tokens come in the
@@ -324,7 +322,7 @@ def test_shares_are_those_of_the_definition_for_every_row_of_a_batch(kept: Seque
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
+def test_draw_never_returns_zero_probability_token(uniform: float) -> None:
     logprobs = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.99)):
         settings = _Settings.of([Row([1], sampling)], torch.device("cpu"))

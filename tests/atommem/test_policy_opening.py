@@ -25,7 +25,7 @@ def given(*policy: str, model: str | None = None) -> PolicyChoice:
     return PolicyChoice(policy, model=model, tokenizer="t" if policies.is_server(policy) else None)
 
 
-def test_connections_raise_the_limit_of_open_files_where_they_may(
+def test_allow_connections_raises_open_file_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[int, int]] = []
@@ -50,7 +50,7 @@ def test_connections_raise_the_limit_of_open_files_where_they_may(
         policies.allow_connections(5000)
 
 
-async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(
         transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer()
@@ -71,7 +71,7 @@ async def test_one_server_or_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
             policies.open_policy(given(*names))
 
 
-async def test_a_hub_name_has_a_revision_and_the_commit_that_came_of_it(
+async def test_policy_identity_hub_name_records_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transformers = pytest.importorskip("transformers")
@@ -107,9 +107,7 @@ class _Hub(Quiet):
         self.end_headers()
 
 
-def test_a_hub_that_answers_is_asked_once_and_one_that_is_gone_not_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_hub_reachability_is_checked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_reached", cache(hub._reached.__wrapped__))
     with listening(_Hub) as address:

@@ -10,7 +10,7 @@ import pytest
 from atommem.errors import OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.servers.vllm_control import parse_metrics
+from atommem.servers.vllm_admin import parse_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 
@@ -50,7 +50,7 @@ async def until(condition: Callable[[], object], seconds: float = 2.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_group_stays_on_one_server_and_groups_are_spread(pools: Pools) -> None:
+async def test_pool_group_stays_on_one_server(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     for _ in range(3):  # a step after the other
@@ -58,7 +58,7 @@ async def test_a_group_stays_on_one_server_and_groups_are_spread(pools: Pools) -
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (36, 36)
 
 
-async def test_requests_of_a_server_that_dies_are_answered_by_the_others(pools: Pools) -> None:
+async def test_pool_server_dies_others_answer(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     cluster["a"].seconds = cluster["b"].seconds = 0.02
@@ -67,13 +67,13 @@ async def test_requests_of_a_server_that_dies_are_answered_by_the_others(pools: 
     cluster["a"].up = False
     assert len(await running) == 8
     assert [server.url for server in pool.serving] == ["http://b"]
-    assert pool.lost == 1
+    assert pool.drops == 1
     before = len(cluster["a"].asked)
     await complete(pool, 4, affinity="t")
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (before, 12)
 
 
-async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request(
+async def test_pool_returned_server_loads_adapter_before_requests(
     pools: Pools,
 ) -> None:
     cluster = Cluster("a", "b")
@@ -90,29 +90,29 @@ async def test_a_server_that_is_back_gets_the_current_adapter_before_any_request
     assert cluster["a"].asked == ["v1"] * 2 + ["v2"] * 2
 
 
-async def test_requests_ask_for_an_adapter_only_once_it_is_there(
+async def test_pool_requests_adapter_only_after_load(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asynchronous training publishes while episodes run."""
     cluster = Cluster("a")
     pool = pools(cluster)
     await pool.use_adapter(V1)
-    load, may_load = pool.servers[0].control.load_adapter, asyncio.Event()
+    load, may_load = pool.servers[0].admin.load_adapter, asyncio.Event()
 
     async def slow(name: str, path: str) -> None:
         await may_load.wait()
         await load(name, path)
 
-    monkeypatch.setattr(pool.servers[0].control, "load_adapter", slow)
+    monkeypatch.setattr(pool.servers[0].admin, "load_adapter", slow)
     publishing = asyncio.create_task(pool.use_adapter(V2))
     await complete(pool, 2)
     may_load.set()
     await publishing
     await complete(pool, 1)
-    assert (cluster["a"].asked, pool.lost) == (["v1", "v1", "v2"], 0)
+    assert (cluster["a"].asked, pool.drops) == (["v1", "v1", "v2"], 0)
 
 
-async def test_a_server_restarted_between_two_requests_gets_its_adapter_again(pools: Pools) -> None:
+async def test_pool_restarted_server_reloads_adapter(pools: Pools) -> None:
     """Nobody saw it die: it answers 404 for a model that it has forgotten."""
     cluster = Cluster("a")
     ranks = [pools(cluster, send_seeds=send_seeds) for send_seeds in (True, False)]
@@ -130,20 +130,20 @@ async def test_a_server_restarted_between_two_requests_gets_its_adapter_again(po
         await pools(cluster).use_adapter(V1)
 
 
-def test_metrics_are_summed_over_labels() -> None:
+def test_parse_metrics_sums_over_labels() -> None:
     text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
     assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}
 
 
-async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage(pools: Pools) -> None:
+async def test_pool_without_servers_request_is_an_outage(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     cluster["a"].up = cluster["b"].up = False
-    with pytest.raises(OutageError, match=r"no server has answered for 0 s \(http://a, http://b\)"):
+    with pytest.raises(OutageError, match=r"No server answered for 0 s \(http://a, http://b\)"):
         await complete(pools(cluster, patience=0.1), 1)
-    with pytest.raises(OutageError, match="no server has answered"):
+    with pytest.raises(OutageError, match="No server answered"):
         await pools(cluster, patience=0.05).model_name()
     pool = pools(cluster)
-    with pytest.raises(OutageError, match="given up while servers were missing"):
+    with pytest.raises(OutageError, match="cancelled while servers were missing"):
         async with asyncio.timeout(0.05):
             await complete(pool, 1)
     waiting = asyncio.create_task(complete(pool, 3))
@@ -156,7 +156,7 @@ async def test_without_any_server_a_request_waits_and_then_fails_as_an_outage(po
             await complete(pool, 1)
 
 
-async def test_a_request_that_brings_servers_down_is_given_up(pools: Pools) -> None:
+async def test_pool_request_that_crashes_servers_fails(pools: Pools) -> None:
     cluster = Cluster("a")
     pool = pools(cluster, max_attempts=2)
     cluster["a"].up = False
@@ -166,22 +166,22 @@ async def test_a_request_that_brings_servers_down_is_given_up(pools: Pools) -> N
         cluster["a"].seconds, cluster["a"].up = 0.02, True
         await until(lambda: cluster["a"].in_flight == 1 or waiting.done())
         cluster["a"].up = False
-    with pytest.raises(OutageError, match="failed 2 times"):
+    with pytest.raises(OutageError, match="failed on 2 servers"):
         await waiting
 
 
-async def test_servers_without_the_weights_stay_out(pools: Pools) -> None:
+async def test_pool_restricted_servers_stay_out(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     pool.restrict(["http://b"])
     await complete(pool, 2)
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (0, 2)
     cluster["b"].up = False
-    with pytest.raises(OutageError, match="none of the servers"):
+    with pytest.raises(OutageError, match="has the current weights"):
         await complete(pool, 1)
 
 
-async def test_one_model_name_for_all_servers(pools: Pools) -> None:
+async def test_pool_model_name_must_agree(pools: Pools) -> None:
     cluster = Cluster("a", "b", "c")
     cluster["c"].up = False
     pool = pools(cluster)
@@ -197,7 +197,7 @@ async def test_one_model_name_for_all_servers(pools: Pools) -> None:
         await pools(cluster).model_name()
 
 
-async def test_training_refuses_a_server_that_leaves_the_temperature_out(pools: Pools) -> None:
+async def test_pool_unscaled_logprobs_are_refused(pools: Pools) -> None:
     cluster = Cluster("a")
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
     await pool.complete([5, 6], SAMPLING)

@@ -16,9 +16,8 @@ from atommem.errors import (
     PromptTooLongError,
     UnknownModelError,
 )
-from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Completion, Sampling
-from atommem.policy.server import ServerPolicy
+from atommem.policy.server import ChatPolicy, ServerPolicy
 from tests.fake_chat import FakeChat, Reply, choice, refusal
 from tests.fake_vllm import FakeServer
 from tests.fakes import WordTokenizer
@@ -36,7 +35,7 @@ def make(model: str | None = "policy") -> tuple[ServerPolicy, FakeServer]:
     return ServerPolicy("http://server", model, **own), vllm  # type: ignore[arg-type]
 
 
-async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_they_are() -> None:
+async def test_server_policy_sends_all_sampling_values_and_returns_ids() -> None:
     policy, vllm = make()
     done = await policy.complete([5, 6], SAMPLING)
     assert done == Completion(IDS, [-0.5, -0.25, -1.0], "forty two", "stop")
@@ -87,7 +86,7 @@ async def test_every_sampling_value_is_sent_and_ids_and_logprobs_come_back_as_th
         (httpx.Response(503, text="overloaded"), OutageError, "overloaded"),
     ],
 )
-async def test_what_is_no_completion_is_an_error(
+async def test_server_policy_invalid_answer_is_an_error(
     change: Any, error: type[Exception], message: str
 ) -> None:
     policy, vllm = make()
@@ -100,7 +99,7 @@ async def test_what_is_no_completion_is_an_error(
     assert raised.type is error
 
 
-async def test_the_one_model_of_the_server_and_its_context_are_found() -> None:
+async def test_server_policy_finds_model_and_context() -> None:
     policy, vllm = make(model=None)
     await policy.complete([5], SAMPLING)
     await policy.complete([5], SAMPLING)
@@ -121,7 +120,7 @@ async def test_the_one_model_of_the_server_and_its_context_are_found() -> None:
         ),
     ],
 )
-async def test_a_server_that_lists_none_or_several_models_asks_for_a_name(
+async def test_server_policy_ambiguous_model_asks_for_name(
     response: httpx.Response, message: str
 ) -> None:
     policy = ServerPolicy(
@@ -149,7 +148,7 @@ async def ask(*replies: Reply, sampling: Sampling = CHAT_SAMPLING) -> Completion
     return await chat_policy(FakeChat(*replies)).complete_chat(MESSAGES, sampling)
 
 
-async def test_messages_in_text_and_counts_out() -> None:
+async def test_chat_policy_sends_messages_and_returns_counts() -> None:
     server = FakeChat("<read_memory>\u0436</read_memory>")
     chat = chat_policy(server)
     completion = await chat.complete_chat(
@@ -189,7 +188,7 @@ async def test_messages_in_text_and_counts_out() -> None:
         (refusal(422, "Your prompt was flagged by moderation"), "", "content_filter"),
     ],
 )
-async def test_refusals_are_empty_completions(reply: Reply, text: str, finish_reason: str) -> None:
+async def test_chat_policy_reply_forms(reply: Reply, text: str, finish_reason: str) -> None:
     completion = await ask(reply)
     assert (completion.text, completion.finish_reason, completion.token_ids) == (
         text,
@@ -217,13 +216,13 @@ async def test_refusals_are_empty_completions(reply: Reply, text: str, finish_re
         (refusal(400, "bad model", code="unsupported_value", param="model"), PolicyError, "model"),
     ],
 )
-async def test_errors(reply: Reply, error: type[Exception], words: str) -> None:
+async def test_chat_policy_errors(reply: Reply, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words) as raised:
         await ask(reply)
     assert raised.type is error
 
 
-async def test_settings_that_a_server_does_not_take_are_left_out_and_said() -> None:
+async def test_chat_policy_unsupported_parameters_are_dropped_with_warning() -> None:
     """OpenAI's reasoning models: another name for max_tokens, no temperature."""
 
     def answer(body: dict[str, Any]) -> Reply:
@@ -239,7 +238,7 @@ async def test_settings_that_a_server_does_not_take_are_left_out_and_said() -> N
 
     server = FakeChat(answer=answer)
     chat = chat_policy(server)
-    with pytest.warns(UserWarning, match="takes no temperature"):
+    with pytest.warns(UserWarning, match="does not support temperature"):
         assert (await chat.complete_chat(MESSAGES, CHAT_SAMPLING)).text == "x"
     assert server.bodies[-1] == {
         "model": "m",
@@ -250,10 +249,10 @@ async def test_settings_that_a_server_does_not_take_are_left_out_and_said() -> N
     assert len(server.bodies) == 4, "it remembers"
 
 
-async def test_it_takes_no_token_ids_and_no_key_over_plain_http(
+async def test_chat_policy_refuses_token_ids_and_plain_http_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(PolicyError, match="takes messages, no token ids"):
+    with pytest.raises(PolicyError, match="takes messages, not token ids"):
         await chat_policy(FakeChat("x")).complete([1, 2], CHAT_SAMPLING)
     monkeypatch.setenv("ATOMMEM_POLICY_API_KEY", "k")
     with pytest.raises(ConfigError, match="plain http"):

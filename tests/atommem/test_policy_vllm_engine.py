@@ -77,7 +77,7 @@ def make() -> tuple[VllmEnginePolicy, FakeEngine]:
     return VllmEnginePolicy(engine, tokenizer), engine
 
 
-async def test_requests_join_while_others_are_sampled() -> None:
+async def test_engine_requests_join_running_batch() -> None:
     policy, engine = make()
     engine.seconds = 0.02
 
@@ -96,7 +96,7 @@ async def test_requests_join_while_others_are_sampled() -> None:
     assert policy.take_counts()["vllm/prompt_tokens"] == 0.0
 
 
-async def test_steps_do_not_hold_up_the_event_loop() -> None:
+async def test_engine_steps_do_not_block_event_loop() -> None:
     """Three steps of 100 ms, and while they last the loop goes round; the engine itself is had only when it rests."""
     policy, engine = make()
     engine.seconds = 0.1
@@ -112,7 +112,7 @@ async def test_steps_do_not_hold_up_the_event_loop() -> None:
     assert len((await unfinished).token_ids) == 3
 
 
-async def test_a_request_that_is_cancelled_is_aborted() -> None:
+async def test_engine_cancelled_request_is_aborted() -> None:
     policy, engine = make()
     engine.seconds = 0.01
     running = asyncio.create_task(policy.complete([5], SAMPLING))
@@ -124,7 +124,7 @@ async def test_a_request_that_is_cancelled_is_aborted() -> None:
     assert engine.aborted == ["0"]
 
 
-async def test_what_goes_wrong_is_said() -> None:
+async def test_engine_errors_reach_waiting_requests() -> None:
     policy, engine = make()
     engine.logprob = float("nan")
     with pytest.raises(
@@ -138,11 +138,11 @@ async def test_what_goes_wrong_is_said() -> None:
     assert [str(result) for result in results] == ["out of memory"] * 3, "all who wait"
     with pytest.raises(PromptTooLongError, match="exceeds the context of 16"):
         await policy.complete([5] * 14, SAMPLING)
-    with pytest.raises(PolicyError, match="temperature is -1"):
+    with pytest.raises(PolicyError, match="temperature=-1"):
         await policy.complete([5], Sampling(temperature=-1))
 
 
-async def test_requests_name_the_adapter_that_is_current() -> None:
+async def test_engine_requests_use_current_adapter() -> None:
     policy, engine = make()
     await policy.complete([5], SAMPLING)
     policy.use_adapter(Adapter("v1", "/a/v1"))

@@ -1,4 +1,4 @@
-"""Retries, back-off, refusals and keys of the HTTP client that policies, embedders and judges share."""
+"""The HTTP client: retries, back-off, refusals and keys."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ Answer = httpx.Response | Exception
 
 
 class Server:
-    """Gives the scripted answers, then ``{"ok": true}``."""
+    """Give the scripted answers, then ``{"ok": true}``."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -46,7 +46,7 @@ class Server:
         httpx.DecodingError("no gzip"),
     ],
 )
-async def test_passing_trouble_is_retried_and_lasting_trouble_is_an_outage(trouble: Answer) -> None:
+async def test_client_transient_failure_is_retried_then_an_outage(trouble: Answer) -> None:
     server = Server(trouble, trouble)
     assert await server.client().post("/v1/x", {"a": 1}) == {"ok": True}
     assert {request.content for request in server.requests} == {b'{"a":1}'}
@@ -58,7 +58,7 @@ async def test_passing_trouble_is_retried_and_lasting_trouble_is_an_outage(troub
     assert len(server.requests) == 4
 
 
-async def test_an_answer_without_end_is_bounded_in_time_and_bytes() -> None:
+async def test_client_endless_answer_is_bounded_in_time_and_bytes() -> None:
     async def dripping(bytes_at_a_time: int) -> AsyncIterator[bytes]:
         for _ in range(100):
             await asyncio.sleep(0.01)
@@ -74,8 +74,7 @@ async def test_an_answer_without_end_is_bounded_in_time_and_bytes() -> None:
         await Server(httpx.Response(200, content=dripping(999))).client(max_bytes=1000).get("/v1/x")
 
 
-async def test_a_connection_that_breaks_is_replaced_once() -> None:
-    """A server may close an idle connection just as it is used again; one that is gone accepts no new one."""
+async def test_client_broken_connection_is_replaced_once() -> None:
     broken = httpx.RemoteProtocolError("cut off")
     server = Server(broken)
     assert await server.client(retries=0).post("/v1/x", {}) == {"ok": True}
@@ -85,14 +84,18 @@ async def test_a_connection_that_breaks_is_replaced_once() -> None:
     assert len(server.requests) == 2
 
 
-async def test_waits_double_and_follow_the_servers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits: list[float] = []
+    sleep = asyncio.sleep
 
     async def recorded(seconds: float) -> None:
         waits.append(seconds)
+        await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", recorded)
-    monkeypatch.setattr("random.uniform", lambda low, high: (low + high) / 2)
+    monkeypatch.setattr("random.uniform", lambda low, high: low)
     dates = ("7", "Wed, 21 Oct 2065 07:28:00 GMT", "9999")
     busy = [httpx.Response(429, headers={"retry-after": date}) for date in dates]
     await Server(*[httpx.ConnectError("x")] * 3, *busy).client(retries=6, backoff=0.5).get("/v1/x")
@@ -131,7 +134,7 @@ async def test_waits_double_and_follow_the_servers_word(monkeypatch: pytest.Monk
         (401, {"message": "Incorrect API key"}, set()),
     ],
 )
-async def test_what_a_refusal_is_about(
+async def test_refusal_is_classified(
     status: int, error: dict[str, object], kinds: set[str]
 ) -> None:
     server = Server(httpx.Response(status, json={"error": error}))
@@ -164,7 +167,7 @@ ALLOWED = {"ATOMMEM_ALLOW_KEYS_OVER_HTTP": "1"}
         ("http://127.0.0.1.evil.org/", "judge", KEYS, ConfigError),
     ],
 )
-async def test_each_service_has_its_own_key_and_none_goes_over_plain_http_to_another_machine(
+async def test_api_key_is_per_service_and_never_sent_over_plain_http(
     monkeypatch: pytest.MonkeyPatch, url: str, service: str, given: dict[str, str], header: Any
 ) -> None:
     for name in {*KEYS, *ALLOWED, "OPENAI_API_KEY"}:
@@ -174,7 +177,7 @@ async def test_each_service_has_its_own_key_and_none_goes_over_plain_http_to_ano
     server = Server()
     if header is ConfigError:
         with pytest.raises(
-            ConfigError, match=r"ATOMMEM_JUDGE_API_KEY is set, and http://.* plain http.*https"
+            ConfigError, match=r"ATOMMEM_JUDGE_API_KEY is set and http://.* plain http.*https"
         ):
             server.client(url, service=service)
     else:
@@ -182,7 +185,7 @@ async def test_each_service_has_its_own_key_and_none_goes_over_plain_http_to_ano
         assert server.requests[0].headers.get("authorization") == header
 
 
-async def test_redirects_carry_no_key_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_redirect_is_refused_and_sends_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOMMEM_POLICY_API_KEY", "p")
     server = Server(httpx.Response(307, headers={"location": "https://evil.org/v1/x"}))
     with pytest.raises(RefusedError, match=r"307.*redirects to https://evil\.org/v1/x"):
@@ -190,7 +193,7 @@ async def test_redirects_carry_no_key_anywhere(monkeypatch: pytest.MonkeyPatch) 
     assert [request.url.host for request in server.requests] == ["far"]
 
 
-async def test_what_is_sent_and_where_to() -> None:
+async def test_client_request_body_and_url() -> None:
     server = Server()
     for url in ("http://server", "http://server/", "http://server/v1", "http://server/v1/"):
         await server.client(url).post(
@@ -206,16 +209,18 @@ async def test_what_is_sent_and_where_to() -> None:
 @pytest.mark.parametrize(
     ("url", "proxied"), [("http://127.0.0.1:1", False), ("http://far:1", True)]
 )
-def test_a_proxy_of_the_environment_is_kept_and_not_used_on_this_machine(
+async def test_client_with_proxy_variable_skips_proxy_for_loopback(
     monkeypatch: pytest.MonkeyPatch, url: str, proxied: bool
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    client = ServerClient(url, service="judge", timeout=1, retries=0, max_in_flight=1)
-    assert (client._own_transport() is None) is proxied  # httpx takes the proxy then
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    client = ServerClient(url, service="judge", timeout=5, retries=0, max_in_flight=1)
+    http, _ = client._connection()
+    transport = http._transport_for_url(httpx.URL(url))
+    assert (getattr(transport, "proxy", None) is not None) is proxied
+    await client.close()
 
 
-async def test_many_requests_over_real_connections() -> None:
-    """The transport that is used when none is given, against a server of this process."""
+async def test_client_many_real_requests_respect_max_in_flight() -> None:
     open_now = most = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -95,9 +95,7 @@ async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(
     assert len(file.path.read_bytes().splitlines()) == 1
     again = await Session.take_up(agent(), SessionState.load(file.path))
     for refused in (again.memory.at, again.memory.undo):
-        with pytest.raises(
-            ConfigError, match="the log of this memory begins at step 7"
-        ):
+        with pytest.raises(ConfigError, match="the log of this memory begins at step 7"):
             await refused(3)  # type: ignore[misc]
 
 

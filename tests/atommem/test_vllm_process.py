@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_starts_waits_and_ends_with_the_block(model: Path, tmp_path: Path) -> None:
+def test_vllm_server_context_manager_starts_and_stops(model: Path, tmp_path: Path) -> None:
     log, before = tmp_path / "logs" / "vllm.log", signal.getsignal(signal.SIGTERM)
     with VllmServer(fake_vllm_python(tmp_path), model, log) as server:
         assert server.healthy()
@@ -37,7 +37,7 @@ def test_it_starts_waits_and_ends_with_the_block(model: Path, tmp_path: Path) ->
     assert told[told.index("--served-model-name") + 1] == "policy"
 
 
-def test_one_that_fails_names_its_log_and_why(model: Path, tmp_path: Path) -> None:
+def test_vllm_server_failure_shows_log_tail(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     python = fake_vllm_python(
         tmp_path, "print('no room on the device', flush=True); raise SystemExit(1)"
@@ -53,7 +53,7 @@ def test_one_that_fails_names_its_log_and_why(model: Path, tmp_path: Path) -> No
         engine_of(str(tmp_path / "none"))
 
 
-def test_what_ends_the_wait_ends_the_server(
+def test_vllm_server_interrupted_wait_kills_process(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = VllmServer(
@@ -71,7 +71,7 @@ def test_what_ends_the_wait_ends_the_server(
     assert started[0].poll() is not None
 
 
-def test_a_cpu_gets_whole_prompts_within_the_models_context(model: Path, tmp_path: Path) -> None:
+def test_cpu_flags_disable_chunked_prefill_within_context(model: Path, tmp_path: Path) -> None:
     flags = cpu_flags([], model)
     assert flags[flags.index("--max-model-len") + 1] == "256"
     assert "--no-enable-chunked-prefill" in flags
@@ -85,7 +85,7 @@ def test_a_cpu_gets_whole_prompts_within_the_models_context(model: Path, tmp_pat
     assert "--enforce-eager" not in on_gpu._command
 
 
-def test_an_adapter_goes_on_its_base(tmp_path: Path) -> None:
+def test_folder_flags_adapter_is_served_on_base(tmp_path: Path) -> None:
     adapter = {"base_model_name_or_path": "some/base", "r": 24}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     model, flags = folder_flags(tmp_path, "mine")

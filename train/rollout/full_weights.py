@@ -132,7 +132,7 @@ class _Shared:
 
 
 async def _healthy(pool: ServerPool) -> list[str]:
-    up = await asyncio.gather(*(server.control.healthy() for server in pool.servers))
+    up = await asyncio.gather(*(server.admin.healthy() for server in pool.servers))
     return [server.url for server, healthy in zip(pool.servers, up, strict=True) if healthy]
 
 

@@ -64,7 +64,7 @@ class AdapterSync:
         if self._main:
             for old in outdated:
                 trainer.run_async(
-                    _gather(server.control.unload_adapter(old.name) for server in pool.serving)
+                    _gather(server.admin.unload_adapter(old.name) for server in pool.serving)
                 )
             self._publisher.remove(outdated)
 
@@ -72,7 +72,7 @@ class AdapterSync:
         """Unload and delete what is left."""
         if self._main:
             for old in self._publisher.close():
-                await _gather(server.control.unload_adapter(old.name) for server in pool.serving)
+                await _gather(server.admin.unload_adapter(old.name) for server in pool.serving)
 
 
 class ServerBackend(Backend):
@@ -116,10 +116,10 @@ class ServerBackend(Backend):
         measured, self._grown = rollout_metrics(self._grown), {}
         if measured:
             measured |= {
-                "servers/lost": self.pool.lost - self._lost,
+                "servers/lost": self.pool.drops - self._lost,
                 "servers/serving": len(self.pool.serving),
             }
-        self._lost = self.pool.lost
+        self._lost = self.pool.drops
         return measured
 
     async def close(self) -> None:
@@ -137,7 +137,7 @@ class ServerBackend(Backend):
                 return url, {}
 
         return dict(
-            await _gather(ask(server.url, server.control.metrics) for server in self.pool.serving)
+            await _gather(ask(server.url, server.admin.metrics) for server in self.pool.serving)
         )
 
 

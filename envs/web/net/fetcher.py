@@ -17,7 +17,6 @@ from atommem.envs.web.net.guard import GuardedBackend
 from atommem.envs.web.net.head_limit import HeadLimit
 from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import PageError
-from atommem.servers.transport import tls_context
 
 _MAX_URL = 4096
 _MOST_OF_A_TYPE = 200
@@ -80,7 +79,7 @@ class Fetcher:
             ),
             ("Accept-Encoding", "identity"),
         ]
-        self._tls = tls_context()
+        self._tls = ssl.create_default_context()
 
     async def fetch(
         self, url: str, check: Callable[[str], Awaitable[None]] | None = None

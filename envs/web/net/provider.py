@@ -11,9 +11,14 @@ from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import PageError, ToolSource
 from atommem.envs.web.web_config import WebConfig
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import OversizeError, RefusedError, ServerClient
-from atommem.servers.keys import Service, is_loopback, key_variable
-from atommem.servers.transport import tls_context
+from atommem.servers.client import (
+    OversizeError,
+    RefusedError,
+    ServerClient,
+    Service,
+    is_loopback,
+    key_variable,
+)
 
 _HEALTH_SECONDS = 10.0
 _OF_THE_CALL = (400, 409, 413, 414, 415, 422, 431, 451)
@@ -38,7 +43,6 @@ class Provider:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.service = service
-        tls_context()  # now, and not on an event loop
         self._client = ServerClient(
             base_url,
             service=service,

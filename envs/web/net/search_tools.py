@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from atommem.envs.web.net.provider import ProviderSource, served
 from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, text_tool
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.keys import Service
+from atommem.servers.client import Service
 
 SERPER = "https://google.serper.dev"
 _LONGEST_QUERY = 2048

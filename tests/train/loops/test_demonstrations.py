@@ -16,9 +16,9 @@ from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
 from atommem.eval.runner import evaluate
-from atommem.policy.chat import ChatPolicy
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.server import ChatPolicy
 from atommem.trace import write_trace
 from atommem.train.loops.demonstrations import trace_demonstrations
 from tests.atommem.test_untrusted import shapes

@@ -86,7 +86,7 @@ def test_all_ranks_ask_for_the_same_adapters(found: Found) -> None:
 
 def test_a_rank_that_has_no_server_ends_the_run_for_all(found: Found) -> None:
     first, second = found("all lost")
-    assert "no server has answered" in second["error"]
+    assert "No server answered" in second["error"]
     assert "see the other processes" in first["error"]
 
 

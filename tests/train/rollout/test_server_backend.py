@@ -109,7 +109,7 @@ def test_every_update_has_its_own_adapter_on_all_servers_and_old_ones_go(tmp_pat
 def test_without_any_server_the_run_ends(tmp_path: Path) -> None:
     cluster = Cluster("a")
     cluster["a"].up = False
-    with pytest.raises(RolloutFailedError, match="no server has answered"):
+    with pytest.raises(RolloutFailedError, match="No server answered"):
         train(tmp_path, cluster, adapters(tmp_path), peft_config=LORA)
     with pytest.raises(
         RolloutFailedError, match=r"could be given weights \(http://a\): none of them answers"

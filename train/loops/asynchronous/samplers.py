@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from atommem.episode_runner import EpisodeRunner
-from atommem.policy.completions import Completion
+from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row
 from atommem.policy.local import LocalPolicy
 from atommem.train.async_config import AsyncTrainConfig

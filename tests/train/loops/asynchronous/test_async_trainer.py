@@ -305,5 +305,5 @@ def test_lora_the_loss_of_all_servers_ends_the_run(tmp_path: Path, model_folder:
     trainer = make_trainer(
         model_folder, tmp_path / "out", on_servers(cluster, patience=0.2), **settings
     )
-    with pytest.raises(RolloutFailedError, match="no server has answered"):
+    with pytest.raises(RolloutFailedError, match="No server answered"):
         trainer.train()

@@ -1,31 +1,27 @@
-"""What a vLLM server offers beside completions: health, metrics, and adapters that come and go while it runs."""
+"""Administer a running vLLM server: health, metrics, LoRA adapters."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atommem.errors import OutageError, PolicyError
-from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.client import ClientOptions, RefusedError, ServerClient
 
 if TYPE_CHECKING:
     import httpx
 
 HEALTH_SECONDS = 5.0
-"""In which a server that is alive says so."""
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+)", re.MULTILINE)
 
 
-class VllmControl:
-    """One vLLM server's endpoints for who runs it.
+class VllmAdmin:
+    """Call a server's administrative endpoints, without retries: callers decide whether to wait.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
         timeout: Seconds that loading an adapter may take.
         transport: An httpx transport, for tests.
-
-    Raises:
-        ConfigError: `base_url` is no http(s) URL.
     """
 
     def __init__(
@@ -35,19 +31,15 @@ class VllmControl:
         timeout: float = 300.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        # Nothing is repeated here: who calls decides whether a server that fails is waited for.
-        common: dict[str, Any] = {
-            "service": "policy",
-            "retries": 0,
-            "max_in_flight": 8,
-            "transport": transport,
-        }
-        self._client = ServerClient(base_url, timeout=timeout, **common)
-        self._health = ServerClient(base_url, timeout=HEALTH_SECONDS, **common)
+        def client(seconds: float) -> ServerClient:
+            options = ClientOptions(timeout=seconds, retries=0, transport=transport)
+            return ServerClient(base_url, service="policy", **options)
+
+        self._client, self._health = client(timeout), client(HEALTH_SECONDS)
         self.base_url = self._client.base_url
 
     async def healthy(self) -> bool:
-        """Whether the server and its engine answer now."""
+        """Return whether the server and its engine answer."""
         try:
             await self._health.get_text("/health")
         except (OutageError, RefusedError):
@@ -55,7 +47,7 @@ class VllmControl:
         return True
 
     async def metrics(self) -> dict[str, float]:
-        """The figures of ``/metrics`` by name, summed over engines and models.
+        """Return the values of ``/metrics`` by name, summed over engines and models.
 
         Raises:
             OutageError: The server is out of reach.
@@ -64,35 +56,34 @@ class VllmControl:
             return parse_metrics(await self._health.get_text("/metrics"))
         except RefusedError as error:
             raise OutageError(
-                f"{self.base_url}/metrics: {error}: start vLLM without --disable-log-stats."
+                f"{self.base_url}/metrics: {error}. Start vLLM without --disable-log-stats."
             ) from error
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Make the LoRA adapter in the folder `path` available as model `name`. Twice is no error.
+        """Load the LoRA adapter in folder `path` as model `name`; loading it twice is allowed.
 
         Raises:
             OutageError: The server is out of reach.
-            PolicyError: It takes no adapters, or cannot load this one.
+            PolicyError: The server does not take adapters, or cannot load this one.
         """
         try:
-            await self._client.post_text(
-                "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}
-            )
+            body = {"lora_name": name, "lora_path": path}
+            await self._client.post_text("/v1/load_lora_adapter", body)
         except RefusedError as error:
             if error.status == 400 and "already been" in error.message:
                 return
             if error.status == 404 and "Not Found" in error.message:
                 raise PolicyError(
-                    f"{self.base_url} has no /v1/load_lora_adapter: start vLLM with --enable-lora and "
+                    f"{self.base_url} has no /v1/load_lora_adapter. Start vLLM with --enable-lora and "
                     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment."
                 ) from error
             raise PolicyError(
-                f"{self.base_url} could not load the adapter in {path} ({error}): the server must see this folder, "
-                "and its --max-lora-rank must be at least the adapter's rank."
+                f"{self.base_url} could not load the adapter in {path} ({error}). The server must see "
+                "this folder, and its --max-lora-rank must be at least the adapter's rank."
             ) from error
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget the adapter `name`; a server that does not know it, or is gone, is none the worse."""
+        """Unload the adapter `name`. Errors are ignored: the adapter may already be gone."""
         try:
             await self._client.post_text("/v1/unload_lora_adapter", {"lora_name": name})
         except (OutageError, RefusedError):
@@ -105,7 +96,7 @@ class VllmControl:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Sum over all label sets of each metric in the Prometheus text format; comments are skipped."""
+    """Sum each metric of the Prometheus text format over its label sets."""
     totals: dict[str, float] = {}
     for match in _SAMPLE.finditer(text):
         totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
