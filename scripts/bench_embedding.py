@@ -2,7 +2,7 @@
 
     python scripts/bench_embedding.py [--model DIR] [--episodes 256] [--rounds 5]
 
-256 episodes create one entry and read one query at the same step, through `atommem.memory.working.WorkingMemory`, on
+256 episodes create one entry and read one query at the same step, through `atommem.memory.memory.WorkingMemory`, on
 all-MiniLM-L6-v2. Counted: calls of the embedder (at most 4). Timed, side by side, on the same texts, new ones in every
 round:
 

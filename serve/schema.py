@@ -71,7 +71,7 @@ operations = sa.Table(
     sa.Column("checkpoint", sa.String(64), nullable=False),
     sa.Column("embedder", sa.String(256), nullable=False),
 )
-"""The operation log (`atommem.memory.operations.Operation`), what is as its default left NULL. Fields that have
+"""The operation log (`atommem.memory.log.Operation`), what is as its default left NULL. Fields that have
 no column stand in ``rest``."""
 
 vectors = sa.Table(
@@ -82,7 +82,7 @@ vectors = sa.Table(
     sa.Column("digest", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("row", sa.LargeBinary, nullable=False),
 )
-"""Vectors of texts, float16, by what the texts say (`atommem.memory.vectors`): a cache."""
+"""Vectors of texts, float16, by what the texts say (`atommem.memory.store.TextVectors`): a cache."""
 
 snapshots = sa.Table(
     "snapshots",

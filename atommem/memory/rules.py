@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from math import isfinite, nan
 from types import MappingProxyType
 from typing import Any
@@ -287,7 +287,7 @@ def make_named(setting: str, name: str) -> Any:
     """
     match = re.fullmatch(r"([^()]+)\(([^()]*)\)", name.strip())
     plain, written = match.groups() if match else (name, "")
-    found = find(f"atommem.{setting}", plain)
+    found = _find(setting, plain)
     if not callable(found):
         raise ConfigError(f"{setting}={name!r} is {found!r}: give a class.")
     parameters = inspect.signature(found).parameters
@@ -309,6 +309,11 @@ def make_named(setting: str, name: str) -> Any:
         return found(**options)
     except TypeError as error:
         raise ConfigError(f"{setting}={name!r}: {error}.") from error
+
+
+@cache  # every memory makes its rules, and a search reads the files of all packages
+def _find(setting: str, name: str) -> Any:
+    return find(f"atommem.{setting}", name)
 
 
 def _option_value(written: str, annotation: str) -> Any:

@@ -117,7 +117,8 @@ def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
         end = np.searchsorted(falling, falling[start] + TIE_TOLERANCE, side="right")
         group = order[start:end]
         chosen += group[np.argsort(ids[group])].tolist()
-    return [(int(ids[place]), round(float(scores[place]), 6)) for place in chosen[:k]]
+    # Adding zero turns -0.0 into 0.0.
+    return [(int(ids[place]), round(float(scores[place]), 6) + 0.0) for place in chosen[:k]]
 
 
 def check_vectors(vectors: Vectors, dim: int) -> Vectors:
