@@ -112,7 +112,8 @@ def main() -> int:
             old = before.get(shape, {}).get(name)
             print(
                 f"{shape:>14}  {name:<7} {value:>9} ms" + (f"  before {old:>9} ms" if old else "")
-            )    holds = all(max(now[f"{size} entries"].values()) <= bar for size, bar in BARS.items())
+            )
+    holds = all(max(now[f"{size} entries"].values()) <= bar for size, bar in BARS.items())
     print(json.dumps({"now": now, "before": before, "holds": holds}))
     return 0 if holds else 1
 

@@ -135,7 +135,7 @@ async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_
         (['{"type": "session", "format": 9}'], "this session has format 9, this version reads 1"),
         (
             ['{"type": "session", "format": 1, "key": "k", "memory": 3}'],
-            "no memory snapshot of format 1",
+            "memory snapshot is damaged",
         ),
         (["STATE", '{"turns": 2}'], "damaged: KeyError 'operations'"),
         (
