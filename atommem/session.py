@@ -24,8 +24,8 @@ from atommem.parsing import THINK
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
 Result = TypeVar("Result")
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from atommem.actions import Action, ActionSpec, Problem, ProblemReason
-from atommem.untrusted import read_json
+from atommem.text_safety import read_json
 
 _MOST_CHECKS = 10_000
 """Keywords of a schema that the arguments of one call are held to: a third of a second."""

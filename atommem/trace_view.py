@@ -18,8 +18,8 @@ from atommem.command_line import CommandParser
 from atommem.episode import Step
 from atommem.errors import ConfigError, TraceError
 from atommem.memory.log import POLICY, Contents, Entry, Operation, Outcome
+from atommem.text_safety import printable
 from atommem.trace import Trace, read_trace
-from atommem.untrusted import printable
 
 _CHUNK_CHARACTERS = 600
 _TEXT_CHARACTERS = 2000

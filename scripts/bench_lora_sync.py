@@ -34,10 +34,10 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.train.loops.grpo import run_grpo
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.stages import run_grpo
 
 RANK = 32
 DIFFERENCE = "sampling/sampling_logp_difference/mean"

@@ -39,9 +39,8 @@ from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.servers.vllm_process import free_port
-from atommem.train.resume.checkpoint_files import PARTIAL, complete_checkpoints
-from atommem.train.resume.sharded import MODEL_FOLDER, OPTIMIZER_FOLDER
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.checkpoints import PARTIAL, SHARDED_MODEL, list_checkpoints
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.fakes import word_level
@@ -89,7 +88,7 @@ def make_inputs(folder: Path) -> None:
 
 
 MODULES = [
-    "atommem.train.loops.grpo",
+    "atommem.train.stages",
     "atommem.cli",
     "torch.distributed.fsdp",
     "tests.train.shipped.cpu_ranks",
@@ -236,7 +235,7 @@ def compare(whole: Path, parts: Path, updates: int) -> dict[str, Any]:
         and sorted(tasks) == list(range(1, updates + 1)),
         "same_rewards": rewards[0] == rewards[1] and len(rewards[0]) == updates,
         "distinct_rewards": len({reward for _, reward in rewards[0]}),
-        "partial_checkpoints": len(folders - {path.name for path in complete_checkpoints(parts)})
+        "partial_checkpoints": len(folders - {path.name for path in list_checkpoints(parts)})
         + (parts / PARTIAL).exists(),
     }
 
@@ -295,9 +294,9 @@ def flip(file: Path) -> None:
 
 
 DAMAGES: list[tuple[str, Callable[[Path], Any]]] = [
-    (f"{OPTIMIZER_FOLDER}/__1_0.distcp", truncate),
-    (f"{MODEL_FOLDER}/__0_0.distcp", flip),
-    (f"{OPTIMIZER_FOLDER}/.metadata", Path.unlink),
+    (f"{'optimizer_0'}/__1_0.distcp", truncate),
+    (f"{SHARDED_MODEL}/__0_0.distcp", flip),
+    (f"{'optimizer_0'}/.metadata", Path.unlink),
     ("rng_state_1.pth", flip),
 ]
 
@@ -318,7 +317,7 @@ def damaged(folder: Path, seed: int, updates: int, count: int) -> list[dict[str,
     for number, (name, harm) in enumerate(DAMAGES[:count]):
         out = folder / f"damaged-{number}"
         shutil.copytree(source, out)
-        older, last = complete_checkpoints(out)[-2:]
+        older, last = list_checkpoints(out)[-2:]
         if alone := number % 2 == 0:
             shutil.rmtree(older)
         harm(last / name)

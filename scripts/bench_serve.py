@@ -33,7 +33,6 @@ import psutil
 from quick import add_quick, command_line, last_line
 from serve_gateways import Gateway
 
-from atommem.memory.log import Operation
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database
 
@@ -84,12 +83,8 @@ async def given(url: str, count: int, rng: random.Random) -> dict[str, str]:
 def fill(url: str, count: int, like: str) -> None:
     """Conversations on disk, each with the log of one that the gateway wrote."""
     log = ConversationLog(open_database(url))
-    events = log.events(like)
-    operations: list[Operation] = log.load(like, "local", "none", True).operations
-    rows = log.operations(like, 0)
-    made = [(row["version"], row["checkpoint"], row["embedder"]) for row in rows]
     for _ in range(count):
-        log.restore("local", {}, events, operations, made)
+        log.fork(like, "local", None)
     log.engine.dispose()
 
 

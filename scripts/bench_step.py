@@ -60,11 +60,10 @@ from atommem.train.dry_run.architecture import measure
 from atommem.train.dry_run.timeline import forward_flops
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep
-from atommem.train.objective.loss import Objective
-from atommem.train.objective.sequences import Row, episode_rows
-from atommem.train.packing.padding import pad_rows
+from atommem.train.objective.loss import PolicyLoss
+from atommem.train.objective.rows import Row, episode_rows
+from atommem.train.packing.micro_batch import pad_rows, shared_prefixes
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.trie import shared_prefixes
 
 GROUP, CHUNK, STEPS, RETRIEVE_K = 16, 900, 8, 6
 LEAST_RATIO = 5.0
@@ -192,7 +191,7 @@ class Bench:
         step = UpdateStep(
             Accelerator(cpu=True),
             self.model,
-            Objective(0.2, 0.28, beta=0.001),
+            PolicyLoss(0.2, 0.28, beta=0.001),
             TRIE_TOKENS if ours else 1,
             self.tokenizer.pad_token_id,
             prefix_sharing=ours,

@@ -29,12 +29,14 @@ from typing import Any
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
-from atommem.rough_tokens import RoughTokenizer
 
 try:
     from atommem.memory.memory import WorkingMemory
+    from atommem.tokens import ApproximateTokenizer
 except ImportError:  # the tree before this store
-    from atommem.memory.working import WorkingMemory  # type: ignore[no-redef,import-not-found]
+    from atommem.rough_tokens import RoughTokenizer as ApproximateTokenizer  # type: ignore
+
+    from atommem.memory.memory import WorkingMemory
 
 BEFORE = Path("/work/before")
 BARS = {100: 5.0, 1_000: 5.0, 10_000: 25.0}
@@ -43,7 +45,7 @@ RUNS = 15
 
 async def filled(size: int, text: str) -> Any:
     """Return a memory of `size` entries with a current query."""
-    memory = WorkingMemory(HashingEmbedder(384), RoughTokenizer(), MemoryConfig())
+    memory = WorkingMemory(HashingEmbedder(384), ApproximateTokenizer(), MemoryConfig())
     creates = [Action("create", text.format(number=number)) for number in range(size)]
     await memory.apply([*creates, Action("read", "entry 7 of ann")], 0)
     return memory

@@ -2,7 +2,7 @@
 
     python scripts/bench_tree_exact.py [--model DIR] [--tries 40] [--episodes 6]
 
-Log-probabilities and gradients from one packed row (`atommem.train.packing.trie`,
+Log-probabilities and gradients from one packed row (`atommem.train.packing.micro_batch`,
 `atommem.train.packing.tree_attention`) against the same
 rows in a plain padded batch, in fp32, each with and without LoRA:
 
@@ -36,10 +36,9 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.local import LocalPolicy
 from atommem.train.loops.models import tune_lm_head_for_cpu
-from atommem.train.objective.sequences import Row
-from atommem.train.packing.padding import pad_rows
+from atommem.train.objective.rows import Row
+from atommem.train.packing.micro_batch import pack_rows, pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows
 
 LIMIT = 1e-4
 

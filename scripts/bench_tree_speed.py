@@ -6,7 +6,7 @@ Forward and backward pass of one group on a Qwen3 of width 512 with 6 layers (20
 tokens. Side by side, alternating:
 
     padded   what TRL's trainer runs for these rows: `GRPOTrainer._get_per_token_logps_and_entropies`
-    packed   the same rows as token tries (`atommem.train.packing.trie`, `atommem.train.packing.tree_attention`)
+    packed   the same rows as token tries (`atommem.train.packing.micro_batch`, `atommem.train.packing.tree_attention`)
 
 1. Curves: 16 rows whose prompts share 1,200 tokens and have 150 of their own, completions of 60; speed and peak memory
    over the rows of a micro-batch (of a trie: rows that share their prefix). A trie of all rows is the fastest and
@@ -37,9 +37,9 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.loops.models import tune_lm_head_for_cpu
-from atommem.train.objective.sequences import Row
+from atommem.train.objective.rows import Row
+from atommem.train.packing.micro_batch import pack_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows
 
 VOCABULARY = 2048
 MIN_SPEED, MIN_SHARE, MIN_UNSHARED = 4.0, 0.85, 0.9

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from pathlib import Path
 
-import tokenizer_shapes
 from agents import make_agent
 from quick import command_line
 
@@ -25,6 +25,9 @@ from atommem.episode import Step
 from atommem.episode_runner import EpisodeRunner
 from atommem.memory.log import MemoryView, to_json
 from atommem.policy.scripted import ScriptedPolicy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests import tokenizer_shapes
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 _BLOCK = re.compile(

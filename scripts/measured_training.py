@@ -184,7 +184,7 @@ def run(flags: Sequence[str], is_sharded: bool = False) -> dict[str, Any]:
     from atommem.policy import local
     from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
     from atommem.train.loops.update_step import UpdateStep
-    from atommem.train.rollout.local_backend import LocalBackend
+    from atommem.train.rollout.backends import LocalBackend
     from atommem.train.train_cli import main as train_main
 
     rng = random.Random(int(os.environ.get("RANK", "0")))

@@ -26,8 +26,8 @@ from quick import ATOMMEM
 
 from atommem.face.engine import Engine
 from atommem.policy.contract import Completion, Sampling
-from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.vllm_process import free_port
+from atommem.tokens import ApproximateTokenizer
 
 _CHUNK = re.compile(r"of the text:\n(.*?)\n\nYour scratchpad", re.DOTALL)
 _QUESTION = re.compile(r"Question:\n(.*)")
@@ -39,7 +39,7 @@ class Secretary:
     """A chat policy: `latency` seconds a completion, and what the script says."""
 
     def __init__(self, latency: float) -> None:
-        self.tokenizer = RoughTokenizer()
+        self.tokenizer = ApproximateTokenizer()
         self.latency = latency
 
     async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
@@ -69,15 +69,16 @@ def run_gateway(url: str, port: int, latency: float, bounds: dict[str, Any]) -> 
     from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
-    from atommem.serve.guard import Limits
+    from atommem.serve.resources import Resources
     from atommem.serve.schema import open_database
-    from atommem.serve.serve_metrics import Metrics
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.served_model import ServedModel
 
     engine = Engine.open(Secretary(latency), embedder="hashing", max_reads=2)  # type: ignore[arg-type]
-    policy = ServedPolicy.of(engine, "secretary", "script")
-    conversations = Conversations(policy, ConversationLog(open_database(url)), Metrics(), **bounds)
-    app = make_app(conversations, Limits(requests_per_minute=None))
+    turns = {name: bounds[name] for name in ("active", "waiting") if name in bounds}
+    idle = {name: value for name, value in bounds.items() if name not in turns}
+    model = ServedModel.from_engine(engine, "secretary", "script")
+    resources = Resources(model, ConversationLog(open_database(url)), **turns)
+    app = make_app(Conversations(resources, **idle))
     gc.unfreeze()  # what a bench froze before the fork; `run` freezes all that is loaded, as in `atommem serve`
     run(app, host="127.0.0.1", port=port, log_level="error")
 
@@ -88,7 +89,7 @@ class Gateway:
     Args:
         database: URL of the database.
         latency: Of the policy, seconds.
-        bounds: Of `Conversations`.
+        bounds: Of `Resources` and `Conversations`.
     """
 
     def __init__(self, database: str, latency: float = 0.0, **bounds: Any) -> None:
@@ -153,16 +154,7 @@ def serving(flags: Sequence[str], out: Path) -> Iterator[str]:
     port, db = free_port(), out / "conversations.db"
     for file in out.glob(f"{db.name}*"):
         file.unlink()
-    command = [
-        *ATOMMEM,
-        "serve",
-        "--db",
-        f"sqlite:///{db}",
-        "--port",
-        str(port),
-        "--requests_per_minute",
-        "0",
-    ]
+    command = [*ATOMMEM, "serve", "--db", f"sqlite:///{db}", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     with started([*command, *flags], f"{url}/ready", out / "serve.log"):
         yield url

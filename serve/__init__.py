@@ -1,1 +1,1 @@
-"""Serving: a trained policy as a memory behind the API that clients already speak."""
+"""Serving: a trained policy as a memory behind OpenAI's API and MCP."""

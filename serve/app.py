@@ -1,57 +1,51 @@
-"""The application: routes, what guards them, and what errors become."""
+"""The application: routes, middleware, errors, and the page."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from atommem.errors import (
-    AtomMemError,
-    ConfigError,
-    DataError,
-    OutageError,
-    PolicyError,
-    PromptTooLongError,
-)
 from atommem.garbage import frozen_heap
-from atommem.serve import memory_routes, openai_routes, ui_routes
+from atommem.serve import memory_routes, openai_routes
 from atommem.serve.conversations import Conversations
-from atommem.serve.guard import Guard, Limits
-from atommem.serve.log_rows import ConflictError, KeyReusedError, NotFoundError
-from atommem.serve.logged_session import MovedError
+from atommem.serve.events import NotFoundError
 from atommem.serve.mcp_server import make_mcp, mcp_routes
-from atommem.serve.shared import BusyError
-from atommem.serve.streaming import GoneError
-from atommem.serve.wire import error_response
-from atommem.session import TurnTimeoutError
+from atommem.serve.middleware import RequestMiddleware
+from atommem.serve.streaming import ClientDisconnectedError
+from atommem.serve.wire import SERVE_ERRORS, error_response, public_error
 
-_STATUS: list[tuple[type[Exception], int, str]] = [
-    (NotFoundError, 404, "not_found"),
-    (MovedError, 409, "checkpoint_differs"),
-    (BusyError, 429, "too_busy"),
-    (ConflictError, 409, "conflict"),
-    (KeyReusedError, 422, "idempotency_key_reused"),
-    (PromptTooLongError, 400, "context_length_exceeded"),
-    (DataError, 400, "invalid_request"),
-    (ConfigError, 400, "invalid_request"),
-    (OutageError, 503, "policy_out_of_reach"),
-    (TurnTimeoutError, 503, "policy_too_slow"),
-    (PolicyError, 502, "policy_refuses"),
-]
-"""The first that fits."""
+_PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_PAGE_HEADERS = {
+    # No other origins, no inline scripts, and no script can turn text into markup.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
-def make_app(conversations: Conversations, limits: Limits | None = None) -> FastAPI:
-    """The server of `conversations`, which are closed when it ends."""
+def make_app(
+    conversations: Conversations, keys: Mapping[str, str] | None = None, hosts: Sequence[str] = ()
+) -> FastAPI:
+    """Make the application; it closes `conversations` when it ends.
+
+    Args:
+        conversations: What to serve.
+        keys, hosts: As in `atommem.serve.middleware.RequestMiddleware`.
+    """
     mcp = make_mcp(conversations)
 
     @asynccontextmanager
@@ -71,14 +65,10 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
     )
     app.state.conversations = conversations
     app.state.ready = False
-    for router in (
-        openai_routes.router,
-        memory_routes.router,
-        memory_routes.others,
-        ui_routes.router,
-    ):
+    for router in (openai_routes.router, memory_routes.list_router, memory_routes.router):
         app.include_router(router)
     app.router.routes.extend(mcp_routes(mcp))
+    _add_page(app)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -87,61 +77,75 @@ def make_app(conversations: Conversations, limits: Limits | None = None) -> Fast
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Whether it should get requests: not before it has started, and not while it drains."""
+        """Whether this process accepts requests: it has started and is not draining."""
         return JSONResponse({"ready": app.state.ready}, 200 if app.state.ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Prometheus's text."""
-        return Response(conversations.metrics.text(), media_type="text/plain; version=0.0.4")
+        """Return the metrics in Prometheus's format."""
+        text = generate_latest(conversations.metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
-    for kind, status, code in _STATUS:
-        app.add_exception_handler(kind, _handler(status, code))
-    app.add_exception_handler(AtomMemError, _handler(500, "server_error"))
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(GoneError, _gone)
-    app.add_middleware(Guard, conversations=conversations, limits=limits or Limits())
+    for kind in SERVE_ERRORS:
+        app.add_exception_handler(kind, _serve_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
+    app.add_middleware(
+        RequestMiddleware, metrics=conversations.metrics, keys=keys or {}, hosts=hosts
+    )
     return app
 
 
 def run(app: FastAPI, **options: Any) -> None:
-    """Serve `app` in this process until it is told to end; `options` are uvicorn's."""
+    """Serve `app` until SIGTERM or Ctrl-C; `options` are uvicorn's."""
     import uvicorn
 
-    sys.setswitchinterval(
-        0.001
-    )  # the thread that commits waits so long for the event loop's after each of its calls
-    logging.getLogger("uvicorn.error").addFilter(_no_cancellation)
+    sys.setswitchinterval(0.001)  # commits run in a thread that waits for the event loop's GIL
+    logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     with frozen_heap():
         uvicorn.run(app, access_log=False, **options)
 
 
-def _no_cancellation(record: logging.LogRecord) -> bool:
-    """Whoever presses Ctrl-C twice ends uvicorn before the app's own end, whose cancellation it would show in full."""
+def _is_not_cancellation(record: logging.LogRecord) -> bool:
+    # After a second Ctrl-C uvicorn would print the traceback of the cancelled lifespan.
     return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
 
-def _handler(status: int, code: str) -> Any:
-    async def handle(request: Request, error: Exception) -> Response:
-        # What a failing server of ours says may name machines of ours.
-        message = str(error) if status < 500 else f"{code.replace('_', ' ')}: try again later."
-        return error_response(status, code, message)
+def _add_page(app: FastAPI) -> None:
+    """Add ``/ui`` and its files, which hold no data and need no key."""
+    folder = files("atommem.serve") / "ui"
+    pages = {
+        name: Response((folder / name).read_text(encoding="utf-8"), 200, _PAGE_HEADERS, kind)
+        for name, kind in _PAGE.items()
+    }
 
-    return handle
+    @app.get("/ui", include_in_schema=False)
+    def page() -> Response:
+        return pages["index.html"]
+
+    @app.get("/ui/{name}", include_in_schema=False)
+    def page_file(name: str) -> Response:
+        if name not in pages:
+            raise NotFoundError(f"the page has no file {name!r}.")
+        return pages[name]
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _serve_error(request: Request, error: Exception) -> Response:
+    return error_response(*public_error(error))
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return error_response(400, "invalid_request", f"{where}: {first['msg']}", where)
+    place = ".".join(str(part) for part in first["loc"])
+    return error_response(400, "invalid_request", f"{place}: {first['msg']}", place)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return error_response(error.status_code, "http_error", str(error.detail))
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _client_disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=499)

@@ -1,45 +1,56 @@
-"""One conversation in use: what is added, read, asked and changed, each committed before it counts."""
+"""One conversation in use: a session whose every turn is committed to the log before it counts."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from atommem.episode import Step
-from atommem.errors import PromptTooLongError
+from atommem.errors import AtomMemError, PromptTooLongError
 from atommem.face.asking import asked
 from atommem.memory.log import Entry, Operation
 from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import TextVectors
 from atommem.observation import Observation
-from atommem.serve.log_rows import (
-    About,
+from atommem.serve.conversation_log import SNAPSHOT_INTERVAL
+from atommem.serve.events import (
     ConflictError,
+    ConversationInfo,
     Event,
-    Loaded,
+    LogState,
     RequestKey,
-    called,
-    is_called,
+    has_source,
+    source_name,
+    update_unread,
 )
-from atommem.serve.logged_session import LoggedSession
-from atommem.serve.shared import Shared
+from atommem.serve.resources import BusyError, Resources
 from atommem.session import Session
+from atommem.session_state import SessionState
 from atommem.trace import step_record
 
 OnStep = Callable[[Step], Awaitable[None]]
-OnTaken = Callable[[], Awaitable[None]]
+OnAccepted = Callable[[], Awaitable[None]]
+MAX_CONFLICTS = 50
+"""Commits that may lose to other gateways before a request is refused."""
+_Result = TypeVar("_Result")
+
+
+class CheckpointError(AtomMemError):
+    """The conversation was written with another checkpoint or embedder."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """An answer, as it was committed.
+class Answer:
+    """A committed answer.
 
     Attributes:
-        text: None where the policy gave none.
-        entries: What was shown of the memory at the step that answered.
-        steps: All steps of answering.
+        text: None if the policy gave none.
+        entries: Those shown at the step that answered.
+        steps: Those of answering.
     """
 
     text: str | None
@@ -47,51 +58,125 @@ class Answered:
     steps: tuple[Step, ...]
 
 
-class Conversation(LoggedSession):
-    """One conversation while it is in use. Its methods are for one task at a time (`Conversations.use`).
+class Conversation:
+    """A conversation in use, by one task at a time (`Conversations.use`).
 
-    Every method commits what it did before it returns. What is raised, or cancelled, in the middle of a step leaves the
-    log without that step; the session is then taken up from the log again.
+    Every method commits its work before it returns. A step that raises or is cancelled leaves
+    nothing in the log; the session is then loaded again. Work that loses to another gateway's
+    commit is repeated on top of it.
     """
+
+    def __init__(self, resources: Resources, conversation: str, owner: str) -> None:
+        self.id = conversation
+        self.owner = owner
+        self.lock = asyncio.Lock()
+        self.waiting = 0
+        self._resources = resources
+        self._session: Session | None = None
+        self._state: LogState | None = None
+        self._item_observations: tuple[int, Sequence[Observation]] | None = None
+
+    @property
+    def session(self) -> Session:
+        """The session as it stands in the log."""
+        assert self._session is not None, "open the conversation first"
+        return self._session
+
+    @property
+    def state(self) -> LogState:
+        """Where the log stands."""
+        assert self._state is not None, "open the conversation first"
+        return self._state
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes in memory."""
+        if self._session is None:
+            return 0
+        memory, dim = self._session.memory, self._resources.model.agent.embedder.dim
+        operations = memory.contents.position - memory.start.contents.position
+        return 20_000 + len(memory.contents.entries) * (4 * dim + 1_000) + operations * 500
+
+    async def open(self, *, full: bool = False, any_checkpoint: bool = False) -> None:
+        """Load the session from the log unless it is loaded.
+
+        Args:
+            full: Load all operations, also those before the newest snapshot.
+            any_checkpoint: Open it also with another checkpoint or embedder.
+
+        Raises:
+            NotFoundError: The owner has no such conversation.
+            CheckpointError: See `any_checkpoint`.
+        """
+        if self._session is not None and not full:
+            return
+        resources, model = self._resources, self._resources.model
+        embedder = model.agent.embedder.id
+        with resources.metrics.stages.labels("open").time():
+            state = await resources.in_thread(
+                lambda: resources.log.load(self.id, self.owner, embedder, full=full)
+            )
+            same_embedder = state.embedder in (None, embedder)
+            if not any_checkpoint and not (
+                same_embedder and state.checkpoint in (None, model.checkpoint)
+            ):
+                raise CheckpointError(
+                    f"conversation {self.id} was written by checkpoint {state.checkpoint} with embedder "
+                    f"{state.embedder!r}; this server has {model.checkpoint} with {embedder!r}. Switch it with "
+                    f"POST /v1/conversations/{self.id}/checkpoint, or serve the former checkpoint."
+                )
+            start = state.snapshot or Session(model.agent, self.id).memory.start
+            start = replace(start, embedder=state.embedder or embedder)
+            session_state = SessionState(
+                self.id, state.turns, state.sampled, start, tuple(state.operations), state.vectors
+            )
+            self._session = await Session.take_up(
+                model.agent, session_state, reembed=any_checkpoint
+            )
+            self._state = state
+
+    def drop(self) -> None:
+        """Forget the session; `open` loads it again."""
+        self._session = self._state = None
 
     async def add(
         self, items: Sequence[dict[str, Any]], request: RequestKey | None = None
     ) -> list[Event]:
-        """Take items to be read; `read` reads them. They stay, whatever becomes of this process."""
-        policy = self._shared.policy
-        goal = (await self._about()).metadata.get("goal", "")
+        """Commit items; `read` reads them."""
+        goal = (await self._info()).metadata.get("goal", "")
         questions = [line for line in goal.splitlines() if line.strip()]
         new = []
         for item in items:
-            observations = await asyncio.to_thread(policy.reading, item["parts"], questions)
-            new.append(Event("item", {**item, "questions": questions}, chunks=len(observations)))
-        return await self._once(new, request)
+            chunks = await asyncio.to_thread(
+                self._resources.model.reading, item["parts"], questions
+            )
+            new.append(Event("item", {**item, "questions": questions}, chunks=len(chunks)))
+        return await self._append(new, request)
 
     async def read(self, on_step: OnStep | None = None) -> None:
-        """Read what has been taken and not been read, one turn a chunk.
+        """Read the unread items, one turn a chunk.
 
         Raises:
-            PromptTooLongError: A chunk does not fit the policy's context; the rest of its item is not read.
-            OutageError: What was read before stays read, and reading goes on there.
+            PromptTooLongError: A chunk exceeds the context; the rest of its item is skipped.
+            OutageError: Committed steps stay; the next call continues.
         """
-        while self.log.unread:
-            of, (done, _) = next(iter(self.log.unread.items()))
-            observations = await self._observations(of)
-            self.log.unread[of] = done, len(observations)  # cut otherwise, under another checkpoint
-            if done >= len(observations):
-                await self.note(
-                    Event("stopped", {"reason": "read under another checkpoint"}, of=of)
-                )
+        while self.state.unread:
+            item, (read, _) = next(iter(self.state.unread.items()))
+            observations = await self._observations(item)
+            # The number of chunks may differ from the log's under another checkpoint.
+            self.state.unread[item] = read, len(observations)
+            if read >= len(observations):
+                await self._stop(item, "read under another checkpoint")
                 continue
             try:
-                step = await self._turn(observations[done])
-                await self._commit([_step_event(step, of)], step.operations)
+                step = await self._turn(observations[read])
+                await self._commit([_step_event(step, item)], step.operations)
             except ConflictError:
                 await self._reload()
                 continue
             except PromptTooLongError as error:
                 await self._reload()
-                await self.note(Event("stopped", {"reason": str(error)}, of=of))
+                await self._stop(item, str(error))
                 raise
             if on_step is not None:
                 await on_step(step)
@@ -101,236 +186,307 @@ class Conversation(LoggedSession):
         question: str,
         response: str,
         on_step: OnStep | None = None,
-        on_taken: OnTaken | None = None,
+        on_accepted: OnAccepted | None = None,
         request: RequestKey | None = None,
-    ) -> Answered:
-        """Ask, after what is unread has been read.
+    ) -> Answer:
+        """Ask a question after reading what is unread.
 
         Args:
-            question: As asked.
-            response: The answer's id.
-            on_step: Called after every step, reading and answering, once it is committed.
-            on_taken: Called once the question is.
-            request: Where it asked before, that question is answered, or its answer told again, without the steps.
+            question: The question.
+            response: Id of the answer.
+            on_step: Called after each committed step of reading and answering.
+            on_accepted: Called when the question is committed.
+            request: If it asked before, continue or return its committed answer.
 
         Raises:
-            ...: As of `read`. The question is in the log then, without an answer.
+            ...: Like `read`. The question then stays in the log without an answer.
         """
-        event = Event("ask", {"question": question}, response=response)
-        ask: Event | None = None
-        if on_taken is not None or self.log.unread:
-            ask = await self.note(event, request)
-        if on_taken is not None:
-            await on_taken()
+        ask = await self.note(Event("ask", {"question": question}, response=response), request)
+        if on_accepted is not None:
+            await on_accepted()
         await self.read(on_step)
+
+        async def answer() -> Answer:
+            if request is not None and (committed := await self._committed_answer(ask)):
+                return committed
+            return await self._answer(ask, on_step)
+
+        return await self._retry(answer)
+
+    async def _answer(self, ask: Event, on_step: OnStep | None) -> Answer:
         steps: list[Step] = []
         entries: tuple[Entry, ...] = ()
 
         async def turn(observation: Observation) -> Step:
             nonlocal entries
-            held = self.session.memory.contents.entries
-            entries = tuple(held[item.entry_id] for item in self.session.memory.view().retrieved)
+            memory = self.session.memory
+            shown = (item.entry_id for item in memory.view().retrieved)
+            entries = tuple(memory.contents.entries[entry_id] for entry_id in shown)
             return await self._turn(observation)
 
-        async def keep(step: Step, ended: bool, answer: str | None) -> None:
-            # One commit: the question where nobody was told of it, its step, and the answer where it gave one.
-            nonlocal ask
-            first, of = ([event], self.log.version + 1) if ask is None else ([], ask.version)
-            body = {"text": answer, "entries": [entry.id for entry in entries]}
-            last = [Event("answer", body, of=of, response=response)] if ended else []
-            done = await self._commit(
-                [*first, _step_event(step, of), *last],
-                step.operations,
-                request=request if first else None,
-            )
-            ask = done[0] if ask is None else ask
+        async def keep(step: Step, ended: bool, text: str | None) -> None:
+            new = [_step_event(step, ask.version)]
+            if ended:
+                body = {"text": text, "entries": [entry.id for entry in entries]}
+                new.append(Event("answer", body, parent=ask.version, response=ask.response))
+            await self._commit(new, step.operations)
             steps.append(step)
             if on_step is not None:
                 await on_step(step)
 
-        async def once() -> Answered:
-            nonlocal ask
-            if ask is None:
-                ask = next(iter(await self._before(request)), None)
-            if (
-                request is not None
-                and ask is not None
-                and (told := await self._answer_to(ask)) is not None
-            ):
-                return told
-            try:
-                text, _ = await asked(self._shared.policy.environments, question, turn, keep)
-            except ConflictError:
-                raise
-            except BaseException:
-                if ask is None:  # it stays, without an answer
-                    await self.note(event, request)
-                raise
-            return Answered(text, entries, tuple(steps))
+        environments = self._resources.model.agent.environments
+        text, _ = await asked(environments, ask.body["question"], turn, keep)
+        return Answer(text, entries, tuple(steps))
 
-        # Where another gateway was faster it is asked again on top of that; the steps that were kept stay.
-        return await self._again(once)
+    async def _committed_answer(self, ask: Event) -> Answer | None:
+        """Return the answer in the log, with its entries as they are now."""
+        log = self._resources.log
+        found = await self._resources.in_thread(
+            lambda: log.events(self.id, ("answer",), after=ask.version)
+        )
+        body = next((event.body for event in found if event.parent == ask.version), None)
+        if body is None:
+            return None
+        held = self.session.memory.contents.entries
+        entries = tuple(held[entry_id] for entry_id in body["entries"] if entry_id in held)
+        return Answer(body["text"], entries, ())
 
-    async def change(
+    async def edit(
+        self, entry: int, text: str | None, request: RequestKey | None = None
+    ) -> list[dict[str, Any]]:
+        """Replace the text of an entry, or delete it (None); return the operations."""
+        return await self._edit(
+            Event("edit"), lambda memory, step: memory.edit(entry, text, step), request
+        )
+
+    async def forget(self, source: str) -> list[dict[str, Any]]:
+        """Remove what was written while reading texts with this source name; return the operations.
+
+        Unread texts with this name are not read.
+        """
+        return await self._edit(
+            Event("edit", {"forget": source}),
+            lambda memory, step: memory.forget(source, step),
+            stop=source,
+        )
+
+    async def delete_item(self, item: Event) -> None:
+        """Delete an item, with what was written while it was read."""
+        log = self._resources.log
+        steps = await self._resources.in_thread(
+            lambda: log.events(self.id, ("step",), after=item.version)
+        )
+        # Another item may have the same name: only steps that read this one count.
+        read = [
+            step.step for step in steps if step.parent == item.version and step.step is not None
+        ]
+        await self._edit(
+            Event("deleted", {"item": item.body["id"]}, parent=item.version),
+            lambda memory, step: memory.forget(source_name(item), step, read=read),
+        )
+
+    async def _edit(
         self,
         event: Event,
         work: Callable[[WorkingMemory, int], Awaitable[Sequence[Operation]]],
         request: RequestKey | None = None,
-        *,
         stop: str | None = None,
-    ) -> list[Mapping[str, Any]]:
-        """What the owner does to the memory: an event with its operations, which are returned as the log has them.
+    ) -> list[dict[str, Any]]:
+        """Commit an event with the operations of `work(memory, step)`; return them.
 
-        Args:
-            event: What was done.
-            work: Does it, given the memory and the step that it counts to.
-            request: See `ask`.
-            stop: Texts of this name are not read any further.
+        Unread items with the source name `stop` are not read.
         """
 
-        async def once() -> list[Event]:
-            if before := await self._before(request):
-                return before
+        async def edit() -> Event:
+            if before := await self._written_before(request):
+                return before[0]
             stopped = [
-                Event("stopped", {"reason": "taken out by its owner"}, of=of)
-                for of in self.log.unread
-                if stop is not None and is_called(await self._item(of), stop)
+                Event("stopped", {"reason": "deleted by the owner"}, parent=item)
+                for item in self.state.unread
+                if stop is not None and has_source(await self._item(item), stop)
             ]
             written = await work(self.session.memory, max(0, self.session.turns - 1))
-            return await self._commit([event, *stopped], written, request=request)
+            return (await self._commit([event, *stopped], written, request=request))[0]
 
-        done = (await self._again(once))[0]
-        log = self._shared.log
-        return await self._shared.in_thread(
-            lambda: log.operations(self.id, 0, version=done.version)
-        )
-
-    async def forget(self, name: str) -> list[Mapping[str, Any]]:
-        """Take out what was written while texts of this name were read, and read no more of them; see `change`."""
-        return await self.change(
-            Event("edit", {"forget": name}),
-            lambda memory, step: memory.forget(name, step),
-            stop=name,
-        )
-
-    async def edit(
-        self, entry: int, text: str | None, request: RequestKey | None = None
-    ) -> list[Mapping[str, Any]]:
-        """Replace the text of an entry, or delete it (None); see `change`."""
-        return await self.change(
-            Event("edit"), lambda memory, step: memory.edit(entry, text, step), request
-        )
+        version = (await self._retry(edit)).version
+        log = self._resources.log
+        return await self._resources.in_thread(lambda: log.operations(self.id, 0, version=version))
 
     async def recall(self, query: str) -> list[tuple[Entry, float]]:
-        """The entries that the policy would be shown for a query, best first, with their scores.
-
-        No model is asked, and it leaves no trace in the log.
-        """
+        """Return the entries that the policy would be shown for a query, with scores, best first."""
         return await self.session.memory.search(query)
 
-    async def move(self) -> bool:
-        """Go on under this server's checkpoint and embedder; whether they are others. The session was opened so."""
-        shared, log = self._shared, self.log
-        if log.checkpoint == shared.policy.checkpoint and log.embedder in (
-            None,
-            shared.policy.agent.embedder.id,
-        ):
-            return False
-        if log.checkpoint is None:
+    async def switch_checkpoint(self) -> bool:
+        """Continue with the server's checkpoint and embedder; return whether they differed."""
+        state, model = self.state, self._resources.model
+        now = {"checkpoint": model.checkpoint, "embedder": model.agent.embedder.id}
+        before = {"checkpoint": state.checkpoint, "embedder": state.embedder}
+        if state.checkpoint is None or before == now:
             return False
         cached = self.session.memory.vectors()
-        before = {"checkpoint": log.checkpoint, "embedder": log.embedder}
-        await self._commit([Event("moved", before)], cached=cached, snapshot=True)
-        self._shown = None
-        log.checkpoint, log.embedder = shared.policy.checkpoint, shared.policy.agent.embedder.id
+        await self._commit([Event("checkpoint", before)], cached=cached, snapshot=True)
+        self._item_observations = None
         return True
 
     async def note(self, event: Event, request: RequestKey | None = None) -> Event:
-        """An event that changes nothing."""
-        return (await self._once([event], request))[0]
+        """Commit an event without operations."""
+        return (await self._append([event], request))[0]
 
-    async def _answer_to(self, ask: Event) -> Answered | None:
-        """The answer that the log has; its entries as they are now."""
-        log = self._shared.log
-        found = await self._shared.in_thread(
-            lambda: log.events(self.id, ("answer",), after=ask.version)
-        )
-        answer = next((event for event in found if event.of == ask.version), None)
-        if answer is None:
-            return None
-        held = self.session.memory.contents.entries
-        entries = tuple(held[entry_id] for entry_id in answer.body["entries"] if entry_id in held)
-        return Answered(answer.body["text"], entries, ())
+    async def _stop(self, item: int, reason: str) -> None:
+        await self.note(Event("stopped", {"reason": reason}, parent=item))
 
-    async def _observations(self, of: int) -> Sequence[Observation]:
-        """An item as it is shown."""
-        if self._shown is None or self._shown[0] != of:
-            shared = self._shared
-            item = await self._item(of)
-            observations = await asyncio.to_thread(
-                shared.policy.reading, item.body["parts"], item.body["questions"]
+    async def _observations(self, item: int) -> Sequence[Observation]:
+        """Return the observations in which an item is read."""
+        if self._item_observations is None or self._item_observations[0] != item:
+            event = await self._item(item)
+            body, name = event.body, source_name(event)
+            reading = self._resources.model.reading
+            observations = await asyncio.to_thread(reading, body["parts"], body["questions"])
+            self._item_observations = (
+                item,
+                [replace(shown, origin=f"{name}, {shown.origin}") for shown in observations],
             )
-            self._shown = (
-                of,
-                [
-                    replace(shown, origin=f"{called(item)}, {shown.origin}")
-                    for shown in observations
-                ],
-            )
-        return self._shown[1]
+        return self._item_observations[1]
 
-    async def _about(self) -> About:
-        """What it is now: another gateway may have changed it."""
-        return await self._shared.in_thread(self._shared.log.about, self.id, self.owner)
+    async def _info(self) -> ConversationInfo:
+        # Another gateway may have changed the metadata since this one loaded it.
+        return await self._resources.in_thread(self._resources.log.info, self.id, self.owner)
 
-    async def _item(self, of: int) -> Event:
-        (item,) = await self._shared.in_thread(
-            lambda: self._shared.log.events(self.id, ("item",), after=of - 1, limit=1)
+    async def _item(self, version: int) -> Event:
+        log = self._resources.log
+        (item,) = await self._resources.in_thread(
+            lambda: log.events(self.id, ("item",), after=version - 1, limit=1)
         )
         return item
 
     async def _turn(self, observation: Observation) -> Step:
-        """A turn, not committed yet."""
-        shared = self._shared
-        async with shared.turn():
-            with shared.metrics.stage("turn"):
-                deadline = asyncio.get_running_loop().time() + shared.turn_seconds
+        """Run a turn; it is not committed yet."""
+        resources = self._resources
+        async with resources.turn():
+            with resources.metrics.stages.labels("turn").time():
+                deadline = asyncio.get_running_loop().time() + resources.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
-        shared.metrics.sampled(step.prompt_tokens, step.completion_tokens)
+        resources.metrics.tokens.labels("prompt").inc(step.prompt_tokens)
+        resources.metrics.tokens.labels("completion").inc(step.completion_tokens)
         return step
 
+    async def _commit(
+        self,
+        new: Sequence[Event],
+        written: Sequence[Operation] = (),
+        *,
+        cached: TextVectors | None = None,
+        snapshot: bool = False,
+        request: RequestKey | None = None,
+    ) -> list[Event]:
+        resources, state, memory = self._resources, self.state, self.session.memory
+        made: dict[str, Any] = {
+            "created_at": int(time.time()),
+            "checkpoint": resources.model.checkpoint,
+            "embedder": resources.model.agent.embedder.id,
+        }
+        done = [
+            replace(event, version=version, **made)
+            for version, event in enumerate(new, state.version + 1)
+        ]
+        if cached is None and any(operation.after for operation in written):
+            held = memory.contents.entries
+            changed = {item.entry_id for item in written if item.after and item.entry_id in held}
+            cached = memory.vectors([entry_id for entry_id in changed if entry_id is not None])
+        seq = state.seq + len(written)
+        snapshot = snapshot or seq // SNAPSHOT_INTERVAL > state.seq // SNAPSHOT_INTERVAL
+        with resources.metrics.stages.labels("commit").time():
+            await asyncio.wrap_future(
+                resources.log.commit(
+                    self.id,
+                    state.seq,
+                    done,
+                    written,
+                    cached=cached,
+                    snapshot=memory.snapshot() if snapshot else None,
+                    request=request,
+                )
+            )
+        self._advance(done, seq)
+        return done
 
-def _step_event(step: Step, of: int) -> Event:
-    body = step_record(replace(step, operations=()), tokens=True)
-    return Event("step", body, step=step.index, of=of, tokens=step.completion_tokens)
+    def _advance(self, done: Sequence[Event], seq: int) -> None:
+        state, last = self.state, done[-1]
+        state.version, state.seq = last.version, seq
+        state.checkpoint, state.embedder = last.checkpoint, last.embedder
+        for event in done:
+            update_unread(state.unread, event.version, event.kind, event.parent, event.chunks)
 
+    async def _reload(self) -> None:
+        self.drop()
+        await self.open()
 
-class PassingConversation(Conversation):
-    """One that lives for a single call: in this process's memory, in no log."""
+    async def _retry(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run work that commits, again after each conflict with another gateway.
 
-    def __init__(self, shared: Shared, metadata: dict[str, str]) -> None:
-        super().__init__(shared, f"call_{secrets.token_hex(16)}", "")
-        self._session = Session(shared.policy.agent, self.id)
-        self._loaded = Loaded(
-            About(self.id, "", 0, metadata), 0, 0, 0, 0, None, None, None, [], None, {}
+        Raises:
+            BusyError: Too many conflicts.
+        """
+        for _ in range(MAX_CONFLICTS):
+            try:
+                return await work()
+            except ConflictError:
+                self._resources.metrics.conflicts.inc()
+                await self._reload()
+        raise BusyError(f"conversation {self.id} is written by too many others. Try again.")
+
+    async def _append(self, new: Sequence[Event], request: RequestKey | None) -> list[Event]:
+        """Commit events, or return those that this request committed before."""
+
+        async def append() -> list[Event]:
+            before = await self._written_before(request, len(new))
+            return before or await self._commit(new, request=request)
+
+        return await self._retry(append)
+
+    async def _written_before(self, request: RequestKey | None, count: int = 1) -> list[Event]:
+        """Return the events that this request committed before."""
+        if request is None:
+            return []
+        resources = self._resources
+        found = await resources.in_thread(resources.log.find_request, request)
+        if found is None:
+            return []
+        return await resources.in_thread(
+            lambda: resources.log.events(self.id, after=found.version - 1, limit=count)
         )
+
+
+def _step_event(step: Step, parent: int) -> Event:
+    body = step_record(replace(step, operations=()), tokens=True)
+    return Event("step", body, step=step.index, parent=parent, tokens=step.completion_tokens)
+
+
+class EphemeralConversation(Conversation):
+    """A conversation for one call, without a log."""
+
+    def __init__(self, resources: Resources, metadata: dict[str, str]) -> None:
+        super().__init__(resources, f"call_{secrets.token_hex(16)}", "")
+        self._session = Session(resources.model.agent, self.id)
+        self._state = LogState(ConversationInfo(self.id, "", 0, metadata))
         self._items: dict[int, Event] = {}
 
     def drop(self) -> None:
-        """There is no log to take it up from."""
+        """Keep the session: there is no log to load it from."""
 
-    async def _about(self) -> About:
-        return self.log.about
+    async def _info(self) -> ConversationInfo:
+        return self.state.info
 
-    async def _item(self, of: int) -> Event:
-        return self._items[of]
+    async def _item(self, version: int) -> Event:
+        return self._items[version]
 
     async def _commit(
         self, new: Sequence[Event], written: Sequence[Operation] = (), **_: Any
     ) -> list[Event]:
         done = [
-            replace(event, version=number) for number, event in enumerate(new, self.log.version + 1)
+            replace(event, version=version)
+            for version, event in enumerate(new, self.state.version + 1)
         ]
         self._items |= {event.version: event for event in done if event.kind == "item"}
-        self._take(done, self.log.seq + len(written))
+        self._advance(done, self.state.seq + len(written))
         return done

@@ -1,267 +1,280 @@
-"""The log of all conversations: what is committed, and what follows from it."""
+"""Durable log of all conversations: events, operations, and caches of vectors and snapshots."""
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.memory.log import Contents, Operation, Snapshot, replay
+from atommem.memory.log import Contents, Operation, Snapshot, operation_from_json, replay, to_json
 from atommem.memory.store import TextVectors
-from atommem.serve.group_commit import GroupCommit
-from atommem.serve.log_rows import (
-    ENDS,
-    About,
+from atommem.serve.events import (
     ConflictError,
+    ConversationInfo,
     Event,
-    Loaded,
+    KeyReusedError,
+    LogState,
     NotFoundError,
     RequestKey,
     Unread,
-    append_events,
-    event_of,
-    find_about,
-    find_request,
-    log_length,
-    new_conversation,
-    newest_snapshot,
-    note_request,
-    operation_rows,
-    operations_between,
-    text_vectors,
-    unread_items,
-    vector_rows,
+    update_unread,
 )
 from atommem.serve.schema import conversations, events, operations, requests, snapshots, vectors
 
-SNAPSHOT_EVERY = 256
+SNAPSHOT_INTERVAL = 256
 """Operations between two snapshots."""
-_OF_A_CONVERSATION = (events, operations, snapshots, vectors, requests)
+_WRITERS = 16
 _Result = TypeVar("_Result")
 
 
+def _last(column: sa.Column[Any], order: sa.Column[Any]) -> Any:
+    of_conversation = column.table.c.conversation == conversations.c.id
+    query = sa.select(column).where(of_conversation).order_by(order.desc()).limit(1)
+    return query.scalar_subquery()
+
+
+def _aggregate(value: sa.Function[Any]) -> Any:
+    return sa.select(value).where(events.c.conversation == conversations.c.id).scalar_subquery()
+
+
+_STATE = sa.select(
+    *conversations.c,
+    _last(events.c.version, events.c.version).label("version"),
+    _last(events.c.checkpoint, events.c.version).label("checkpoint"),
+    _last(events.c.embedder, events.c.version).label("embedder"),
+    _aggregate(sa.func.max(events.c.step)).label("step"),
+    _aggregate(sa.func.sum(events.c.tokens)).label("sampled"),
+    _last(operations.c.seq, operations.c.seq).label("seq"),
+    _last(snapshots.c.body, snapshots.c.seq).label("snapshot"),
+).where(
+    conversations.c.id == sa.bindparam("conversation"),
+    conversations.c.owner == sa.bindparam("owner"),
+)
+_READ = (
+    sa.select(events.c.version, events.c.kind, events.c.parent, events.c.chunks)
+    .where(events.c.conversation == sa.bindparam("conversation"))
+    .where(events.c.kind.in_(("item", "step", "stopped", "deleted", "fork")))
+    .order_by(events.c.version)
+)
+
+
 class ConversationLog:
-    """All reads and writes. Calls block; several threads may make them, and several processes use one database.
+    """Reads and writes of the database.
+
+    Calls block and are thread-safe; several processes may share one database.
 
     Args:
-        engine: `atommem.serve.schema.open_database`.
+        engine: From `atommem.serve.schema.open_database`.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
-        self._insert: Any = (sqlite if engine.dialect.name == "sqlite" else postgresql).insert
-        self._commits = GroupCommit(engine)
+        is_sqlite = engine.dialect.name == "sqlite"
+        self._insert: Any = (sqlite if is_sqlite else postgresql).insert
+        self._write_engine = engine.execution_options(writes=True)
+        # SQLite has one writer: more threads would only wait for its lock.
+        self._writers = ThreadPoolExecutor(
+            1 if is_sqlite else _WRITERS, thread_name_prefix="atommem-commit"
+        )
 
-    def write(self, work: Callable[[sa.Connection], _Result]) -> _Result:
-        """A transaction: what `work` wrote is there when this returns, and nothing of it when it raises.
+    def submit(self, work: Callable[[sa.Connection], _Result]) -> Future[_Result]:
+        """Run `work` in a transaction; the future is done when it is committed or rolled back."""
 
-        It may be done again from the start: what it is told of the database holds for one time.
-        """
-        return self._commits.submit(work).result()
+        def transaction() -> _Result:
+            with self._write_engine.begin() as connection:
+                return work(connection)
+
+        return self._writers.submit(transaction)
 
     def create(
         self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None
-    ) -> About:
-        """A new conversation; or the one that this request made when it came before."""
-        return self._made(
-            owner, request, lambda connection: new_conversation(connection, owner, metadata)
+    ) -> ConversationInfo:
+        """Create a conversation, or return the one that `request` created before."""
+        return self._create(
+            owner, request, lambda connection: _new_conversation(connection, owner, metadata)
         )
 
-    def _made(
-        self, owner: str, request: RequestKey | None, work: Callable[[sa.Connection], About]
-    ) -> About:
-        def once(connection: sa.Connection) -> About:
-            found = find_request(connection, request)
+    def _create(
+        self,
+        owner: str,
+        request: RequestKey | None,
+        work: Callable[[sa.Connection], ConversationInfo],
+    ) -> ConversationInfo:
+        def create(connection: sa.Connection) -> ConversationInfo:
+            found = _find_request(connection, request)
             if found is not None:
-                return find_about(connection, found.conversation, owner)
-            about = work(connection)
-            note_request(connection, request, about.id)
-            return about
+                return _info(connection, found.conversation, owner)
+            info = work(connection)
+            _record_request(connection, request, info.id)
+            return info
 
         try:
-            return self.write(once)
-        except sa.exc.IntegrityError:  # another gateway was faster
-            if (wrote := self.wrote(request)) is None:
+            return self.submit(create).result()
+        except sa.exc.IntegrityError:  # another gateway handled the same request
+            found = self.find_request(request)
+            if found is None:
                 raise
-            return self.about(wrote.conversation, owner)
+            return self.info(found.conversation, owner)
 
-    def wrote(self, request: RequestKey | None) -> sa.Row[Any] | None:
-        """The ``conversation`` and ``version`` that a request wrote when it came before; None: it did not.
+    def find_request(self, request: RequestKey | None) -> sa.Row[Any] | None:
+        """Return ``conversation`` and ``version`` that `request` wrote, or None.
 
         Raises:
-            KeyReusedError: It was another one.
+            KeyReusedError: The key came with a different request.
         """
         with self.engine.begin() as connection:
-            return find_request(connection, request)
+            return _find_request(connection, request)
 
-    def about(self, conversation: str, owner: str) -> About:
-        """What it is.
+    def info(self, conversation: str, owner: str) -> ConversationInfo:
+        """Return a conversation.
 
         Raises:
-            NotFoundError: `owner` has none of this id.
+            NotFoundError: `owner` has no conversation with this id.
         """
         with self.engine.begin() as connection:
-            return find_about(connection, conversation, owner)
+            return _info(connection, conversation, owner)
 
-    def all(
-        self, owner: str | None = None, *, behind: str = "", limit: int | None = None
-    ) -> list[About]:
-        """Every conversation, of every owner or of one, newest first; those behind one of them, as many as asked for.
+    def conversations(
+        self, owner: str | None = None, *, after: str = "", limit: int | None = None
+    ) -> list[ConversationInfo]:
+        """Return the conversations of an owner (unset: all), newest first.
 
         Raises:
-            NotFoundError: `owner` has none of the id `behind`.
+            NotFoundError: `owner` has no conversation `after`.
         """
-        of = conversations.c
-        query = sa.select(conversations).order_by(of.created_at.desc(), of.id.desc()).limit(limit)
+        columns = conversations.c
+        order = columns.created_at.desc(), columns.id.desc()
+        query = sa.select(conversations).order_by(*order).limit(limit)
         if owner is not None:
-            query = query.where(of.owner == owner)
-        if behind:
-            last = self.about(behind, owner or "")
-            query = query.where(
-                sa.tuple_(of.created_at, of.id) < sa.tuple_(last.created_at, last.id)
-            )
-        return [About(**row) for row in self._rows(query)]
+            query = query.where(columns.owner == owner)
+        if after:
+            last = self.info(after, owner or "")
+            place = sa.tuple_(columns.created_at, columns.id)
+            query = query.where(place < sa.tuple_(last.created_at, last.id))
+        return [ConversationInfo(**row) for row in self._rows(query)]
 
-    def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> About:
-        """Replace its metadata. Raises as `about`."""
+    def update(
+        self, conversation: str, owner: str, metadata: Mapping[str, str]
+    ) -> ConversationInfo:
+        """Replace the metadata. Raises like `info`."""
 
-        def work(connection: sa.Connection) -> About:
-            find_about(connection, conversation, owner)
-            of_it = conversations.update().where(conversations.c.id == conversation)
-            connection.execute(of_it.values(metadata=dict(metadata)))
-            return find_about(connection, conversation, owner)
+        def update(connection: sa.Connection) -> ConversationInfo:
+            _info(connection, conversation, owner)
+            row = conversations.update().where(conversations.c.id == conversation)
+            connection.execute(row.values(metadata=dict(metadata)))
+            return _info(connection, conversation, owner)
 
-        return self.write(work)
+        return self.submit(update).result()
 
     def erase(self, conversation: str, owner: str) -> None:
-        """Everything of it, for good. Raises as `about`."""
+        """Delete a conversation with all its rows. Raises like `info`."""
 
-        def work(connection: sa.Connection) -> None:
-            find_about(
-                connection, conversation, owner, lock=True
-            )  # whoever commits to it waits, and finds it gone
-            for table in _OF_A_CONVERSATION:
+        def erase(connection: sa.Connection) -> None:
+            _info(connection, conversation, owner, lock=True)
+            for table in (events, operations, snapshots, vectors, requests):
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
 
-        self.write(work)
-        if (
-            self.engine.dialect.name == "sqlite"
-        ):  # the deleted pages are still in the write-ahead log
-            raw = self.engine.raw_connection()
-            try:
-                raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                raw.close()
+        self.submit(erase).result()
+        if self.engine.dialect.name == "sqlite":  # the write-ahead log still holds the old pages
+            with self.engine.connect() as connection:
+                driver = connection.connection.cursor()
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def commit(
         self,
         conversation: str,
-        version: int,
         seq: int,
         new: Sequence[Event],
         written: Sequence[Operation] = (),
         *,
-        checkpoint: str,
-        embedder: str,
         cached: TextVectors | None = None,
         snapshot: Snapshot | None = None,
         request: RequestKey | None = None,
     ) -> Future[None]:
-        """Append to a conversation, all or nothing.
+        """Append events and operations to a conversation, all or nothing.
 
         Args:
             conversation: Its id.
-            version, seq: Of what these events and operations follow on.
-            new: At least one event.
-            written: The operations that the step among them brought, or else the first of them.
-            checkpoint, embedder: What made them.
+            seq: Number of operations that it has.
+            new: At least one event, with consecutive versions.
+            written: Operations of the step among `new`, or else of the first event.
             cached: Vectors of new texts.
-            snapshot: Of the memory after `written`, where one is due.
-            request: What is written at its behest: only if it has written nothing yet.
+            snapshot: The memory after `written`.
+            request: The request that writes this.
 
         Raises:
-            ConflictError: In the future: it has gone on since, or is gone.
+            ConflictError: By the future: another writer was first, or the conversation is gone.
         """
-        lines = [replace(event, version=number) for number, event in enumerate(new, version + 1)]
-        of = next((line.version for line in lines if line.kind == "step"), version + 1)
-        rows = operation_rows(
-            conversation, seq, written, [(of, checkpoint, embedder)] * len(written)
-        )
+        version = next((event.version for event in new if event.kind == "step"), new[0].version)
+        key = {"conversation": conversation}
+        rows = [
+            {**key, "seq": number, "version": version, "body": to_json(operation)}
+            for number, operation in enumerate(written, seq)
+        ]
 
         def insert(connection: sa.Connection) -> None:
-            append_events(connection, conversation, lines, checkpoint)
-            note_request(connection, request, conversation, version + 1)
+            connection.execute(events.insert(), [{**key, **vars(event)} for event in new])
+            _record_request(connection, request, conversation, new[0].version)
             if rows:
                 connection.execute(operations.insert(), rows)
             if cached is not None and len(cached.digests):
-                new_vectors = self._insert(vectors).on_conflict_do_nothing()
-                connection.execute(new_vectors, vector_rows(conversation, cached))
+                values = self._insert(vectors).on_conflict_do_nothing()
+                connection.execute(values, _vector_rows(conversation, cached))
             if snapshot is not None:
-                of_it = (
-                    snapshots.c.conversation == conversation,
-                    snapshots.c.seq == seq + len(rows),
+                place = {**key, "seq": seq + len(rows)}
+                same = snapshots.delete().where(  # of another embedder
+                    *(snapshots.c[name] == value for name, value in place.items())
                 )
-                connection.execute(snapshots.delete().where(*of_it))  # of another embedder
-                values = {
-                    "conversation": conversation,
-                    "seq": seq + len(rows),
-                    "body": snapshot.to_json(),
-                }
-                connection.execute(snapshots.insert().values(values))
+                connection.execute(same)
+                connection.execute(snapshots.insert().values(**place, body=snapshot.to_json()))
 
         def append(connection: sa.Connection) -> None:
             try:
                 insert(connection)
             except sa.exc.IntegrityError as error:
                 raise ConflictError(
-                    f"conversation {conversation} has gone on after version {version}."
+                    f"conversation {conversation} has changed or was deleted."
                 ) from error
 
-        return self._commits.submit(append)
+        return self.submit(append)
 
-    def load(self, conversation: str, owner: str, embedder: str, whole: bool = False) -> Loaded:
-        """All that is needed to go on with it.
+    def load(self, conversation: str, owner: str, embedder: str, full: bool = False) -> LogState:
+        """Load the state of a conversation with the vectors of `embedder`. Raises like `info`.
 
-        Args:
-            conversation, owner: As of `about`, which this raises as.
-            embedder: Whose vectors.
-            whole: With its whole log, from no snapshot on.
+        With `full`, load all operations instead of those since the newest snapshot.
         """
         with self.engine.begin() as connection:
-            ends = connection.execute(ENDS, {"of": conversation, "whose": owner}).one_or_none()
-            if ends is None:
+            found = {"conversation": conversation, "owner": owner}
+            row = connection.execute(_STATE, found).one_or_none()
+            if row is None:
                 raise NotFoundError(f"there is no conversation {conversation!r}.")
-            about = About(*ends[:4])
-            seq = 0 if ends.seq is None else ends.seq + 1
-            newest = None if ends.snapshot is None else Snapshot.from_json(ends.snapshot)
-            start = None if whole else newest
-            made_with = ends.embedder
-            if newest is not None and newest.contents.position == seq:
-                made_with = newest.embedder  # it may have moved since its last operation
-            since = operations_between(
-                connection, conversation, 0 if start is None else start.contents.position, seq
-            )
-            found = sa.select(vectors.c.digest, vectors.c.row)
+            seq = 0 if row.seq is None else row.seq + 1
+            start = None if row.snapshot is None or full else Snapshot.from_json(row.snapshot)
+            first = 0 if start is None else start.contents.position
             cached = connection.execute(
-                found.where(vectors.c.conversation == conversation, vectors.c.embedder == embedder)
+                sa.select(vectors.c.digest, vectors.c.row).where(
+                    vectors.c.conversation == conversation, vectors.c.embedder == embedder
+                )
             ).all()
-            return Loaded(
-                about,
-                ends.version or 0,
-                seq,
-                0 if ends.step is None else ends.step + 1,
-                int(ends.sampled or 0),
-                ends.checkpoint,
-                made_with,
-                start,
-                since,
-                text_vectors(embedder, cached) if cached else None,
-                unread_items(connection, conversation),
+            return LogState(
+                info=ConversationInfo(*row[:4]),
+                version=row.version or 0,
+                seq=seq,
+                turns=0 if row.step is None else row.step + 1,
+                sampled=int(row.sampled or 0),
+                checkpoint=row.checkpoint,
+                embedder=row.embedder,
+                snapshot=start,
+                operations=_operations(connection, conversation, first, seq),
+                vectors=_text_vectors(embedder, cached) if cached else None,
+                unread=_unread(connection, conversation),
             )
 
     def events(
@@ -273,7 +286,7 @@ class ConversationLog:
         limit: int | None = None,
         newest: bool = False,
     ) -> list[Event]:
-        """Its events of these kinds (all) beyond a version, oldest first; or before it, newest first."""
+        """Return events after a version, oldest first; or with `newest` before it, newest first."""
         query = sa.select(events).where(events.c.conversation == conversation).limit(limit)
         if kinds:
             query = query.where(events.c.kind.in_(kinds))
@@ -282,148 +295,220 @@ class ConversationLog:
             query = query.where(events.c.version < after) if after else query
         else:
             query = query.order_by(events.c.version).where(events.c.version > after)
-        return [event_of(row) for row in self._rows(query)]
+        return [_event(row) for row in self._rows(query)]
 
     def items(self, conversation: str, kinds: Sequence[str]) -> tuple[Unread, list[Event]]:
-        """Events of these kinds, oldest first, without deleted items; and which are unread."""
+        """Return unread items, and the events of these kinds that were not deleted, oldest first."""
         found = self.events(conversation, (*kinds, "deleted"))
-        gone = {event.of for event in found if event.kind == "deleted"}
+        deleted = {event.parent for event in found if event.kind == "deleted"}
         with self.engine.begin() as connection:
-            unread = unread_items(connection, conversation)
+            unread = _unread(connection, conversation)
         return unread, [
-            event for event in found if event.kind != "deleted" and event.version not in gone
+            event for event in found if event.kind != "deleted" and event.version not in deleted
         ]
 
     def item(self, conversation: str, item: str) -> Event:
-        """A text by its id.
+        """Return the item event with this id.
 
         Raises:
-            NotFoundError: There is none, or it was deleted.
+            NotFoundError: It does not exist or was deleted.
         """
-        found = [
-            event for event in self.items(conversation, ("item",))[1] if event.body["id"] == item
-        ]
-        if not found:
-            raise NotFoundError(f"there is no item {item!r} in this conversation.")
-        return found[0]
+        for event in self.items(conversation, ("item",))[1]:
+            if event.body["id"] == item:
+                return event
+        raise NotFoundError(f"there is no item {item!r} in this conversation.")
+
+    def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
+        """Return conversation, question and answer (None: unanswered) of a response.
+
+        Raises:
+            NotFoundError: `owner` has no response with this id.
+        """
+        query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
+        query = query.where(conversations.c.owner == owner, events.c.response == response)
+        rows = self._rows(query.order_by(events.c.version))
+        if not rows:
+            raise NotFoundError(f"there is no response {response!r}.")
+        answer = _event(rows[1]) if len(rows) > 1 else None
+        return rows[0]["conversation"], _event(rows[0]), answer
 
     def fork(
         self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None
-    ) -> About:
-        """A conversation that is another one as `at` operations had left it (unset: all); it has nothing unread."""
+    ) -> ConversationInfo:
+        """Copy a conversation as it was after `at` operations (unset: all), with nothing unread."""
 
-        def work(connection: sa.Connection) -> About:
-            source = find_about(
-                connection, conversation, owner, lock=True
-            )  # whoever commits to it waits
-            length = log_length(connection, conversation)
+        def fork(connection: sa.Connection) -> ConversationInfo:
+            source = _info(connection, conversation, owner, lock=True)
+            length = _length(connection, conversation)
             end = length if at is None else at
-            about = new_conversation(connection, owner, source.metadata)
-            last = sa.select(operations.c.version).where(
-                operations.c.conversation == conversation, operations.c.seq == end - 1
-            )
-            newest = sa.select(sa.func.max(events.c.version)).where(
+            query = sa.select(sa.func.max(events.c.version)).where(
                 events.c.conversation == conversation
             )
-            version = int(connection.scalar(newest if end == length else last) or 0)
-            bounds = {events: events.c.version <= version, operations: operations.c.seq < end}
-            bounds |= {snapshots: snapshots.c.seq <= end, vectors: sa.true()}
+            if end < length:
+                query = sa.select(operations.c.version).where(
+                    operations.c.conversation == conversation, operations.c.seq == end - 1
+                )
+            version = int(connection.scalar(query) or 0)
+            info = _new_conversation(connection, owner, source.metadata)
+            bounds = {
+                events: events.c.version <= version,
+                operations: operations.c.seq < end,
+                snapshots: snapshots.c.seq <= end,
+                vectors: sa.true(),
+            }
             for table, bound in bounds.items():
-                # A response is its own conversation's.
-                other = {"conversation": sa.literal(about.id), "response": sa.null()}
-                columns = [other.get(column.name, column) for column in table.c]
+                # Responses stay with the conversation that gave them.
+                changed = {"conversation": sa.literal(info.id), "response": sa.null()}
+                columns = [changed.get(column.name, column) for column in table.c]
                 rows = sa.select(*columns).where(table.c.conversation == conversation, bound)
-                connection.execute(
-                    table.insert().from_select([column.name for column in table.c], rows)
-                )
-            made = sa.select(events.c.checkpoint).where(events.c.conversation == about.id)
-            checkpoint = connection.scalar(made.order_by(events.c.version.desc()).limit(1))
-            if checkpoint is not None:
-                # One of a part of what was imported holds imported lines, and not the one that says so.
-                later = sa.select(events.c.body).where(events.c.conversation == conversation)
-                later = later.where(events.c.kind == "fork", events.c.version > version)
-                imported = not all(connection.scalars(later))
-                body = {} if imported else {"conversation": conversation, "at": end}
-                append_events(
-                    connection, about.id, [Event("fork", body, version=version + 1)], checkpoint
-                )
-            return about
-
-        return self._made(owner, request, work)
-
-    def restore(
-        self,
-        owner: str,
-        metadata: Mapping[str, str],
-        past: Sequence[Event],
-        written: Sequence[Operation],
-        made: Sequence[tuple[int, str, str]],
-        request: RequestKey | None = None,
-    ) -> About:
-        """A new conversation with this past; `made` has the version, checkpoint and embedder of each operation."""
-
-        def work(connection: sa.Connection) -> About:
-            about = new_conversation(connection, owner, metadata)
-            last = Event(
-                "fork", {}, version=len(past) + 1, checkpoint=past[-1].checkpoint if past else ""
+                connection.execute(table.insert().from_select(table.c.keys(), rows))
+            last = sa.select(events.c.checkpoint, events.c.embedder).where(
+                events.c.conversation == info.id, events.c.version == version
             )
-            if past:
-                append_events(connection, about.id, [*past, last], "")
-            if written:
-                connection.execute(operations.insert(), operation_rows(about.id, 0, written, made))
-            return about
+            made = connection.execute(last).mappings().one_or_none()
+            if made is not None:
+                event = Event(
+                    "fork",
+                    {"conversation": conversation, "at": end},
+                    version=version + 1,
+                    created_at=info.created_at,
+                    **made,
+                )
+                connection.execute(events.insert().values(conversation=info.id, **vars(event)))
+            return info
 
-        return self._made(owner, request, work)
-
-    def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
-        """The conversation, question and answer of a response; None where it was not answered.
-
-        Raises:
-            NotFoundError: `owner` has none of this id.
-        """
-        query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
-        query = query.where(conversations.c.owner == owner, events.c.response == response).order_by(
-            events.c.version
-        )
-        rows = self._rows(query)
-        if not rows:
-            raise NotFoundError(f"there is no response {response!r}.")
-        return (
-            rows[0]["conversation"],
-            event_of(rows[0]),
-            event_of(rows[1]) if len(rows) > 1 else None,
-        )
+        return self._create(owner, request, fork)
 
     def operations(
         self, conversation: str, first: int, limit: int | None = None, *, version: int | None = None
-    ) -> list[Mapping[str, Any]]:
-        """Its operations from number `first` on, or those of one event, as JSON values with all that is kept."""
-        query = sa.select(operations).where(
-            operations.c.conversation == conversation, operations.c.seq >= first
+    ) -> list[dict[str, Any]]:
+        """Return operations from number `first` (or those of one event) as JSON values."""
+        query = sa.select(
+            operations.c.seq, operations.c.version, events.c.checkpoint, operations.c.body
+        ).join(
+            events,
+            sa.and_(
+                events.c.conversation == operations.c.conversation,
+                events.c.version == operations.c.version,
+            ),
         )
-        query = query if version is None else query.where(operations.c.version == version)
+        query = query.where(operations.c.conversation == conversation, operations.c.seq >= first)
+        if version is not None:
+            query = query.where(operations.c.version == version)
+        rows = self._rows(query.order_by(operations.c.seq).limit(limit))
         return [
-            {
-                str(name): value
-                for name, value in row.items()
-                if value is not None and name != "conversation"
-            }
-            for row in self._rows(query.order_by(operations.c.seq).limit(limit))
+            {"seq": row["seq"], "version": row["version"], "checkpoint": row["checkpoint"]}
+            | row["body"]
+            for row in rows
         ]
+
+    def length(self, conversation: str) -> int:
+        """Return the number of operations."""
+        with self.engine.begin() as connection:
+            return _length(connection, conversation)
+
+    def memory_at(self, conversation: str, seq: int | None = None) -> Contents:
+        """Replay the memory as it was after `seq` operations (unset: all)."""
+        with self.engine.begin() as connection:
+            seq = _length(connection, conversation) if seq is None else seq
+            query = sa.select(snapshots.c.body).where(
+                snapshots.c.conversation == conversation, snapshots.c.seq <= seq
+            )
+            body = connection.scalar(query.order_by(snapshots.c.seq.desc()).limit(1))
+            start = None if body is None else Snapshot.from_json(body)
+            first = 0 if start is None else start.contents.position
+            return replay(_operations(connection, conversation, first, seq), start)
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
         with self.engine.begin() as connection:
             return connection.execute(query).mappings().all()
 
-    def length(self, conversation: str) -> int:
-        """How many operations it has."""
-        with self.engine.begin() as connection:
-            return log_length(connection, conversation)
 
-    def memory_at(self, conversation: str, seq: int | None = None) -> Contents:
-        """Its memory as `seq` operations had left it (unset: all); replayed, without an embedding."""
-        with self.engine.begin() as connection:
-            seq = log_length(connection, conversation) if seq is None else seq
-            start = newest_snapshot(connection, conversation, seq)
-            first = 0 if start is None else start.contents.position
-            return replay(operations_between(connection, conversation, first, seq), start)
+def _new_conversation(
+    connection: sa.Connection, owner: str, metadata: Mapping[str, str]
+) -> ConversationInfo:
+    info = ConversationInfo(
+        f"conv_{secrets.token_hex(16)}", owner, int(time.time()), dict(metadata)
+    )
+    connection.execute(conversations.insert().values(vars(info)))
+    return info
+
+
+def _info(
+    connection: sa.Connection, conversation: str, owner: str, *, lock: bool = False
+) -> ConversationInfo:
+    query = sa.select(conversations).where(
+        conversations.c.id == conversation, conversations.c.owner == owner
+    )
+    row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no conversation {conversation!r}.")
+    return ConversationInfo(**row)
+
+
+def _record_request(
+    connection: sa.Connection,
+    request: RequestKey | None,
+    conversation: str,
+    version: int | None = None,
+) -> None:
+    if request is not None:
+        values = {**vars(request), "conversation": conversation, "version": version}
+        connection.execute(requests.insert(), values)
+
+
+def _find_request(connection: sa.Connection, request: RequestKey | None) -> sa.Row[Any] | None:
+    if request is None:
+        return None
+    row = connection.execute(sa.select(requests).where(requests.c.key == request.key)).one_or_none()
+    if row is not None and row.digest != request.digest:
+        raise KeyReusedError(
+            "this Idempotency-Key was used for another request. Use a new key for each request."
+        )
+    return row
+
+
+def _length(connection: sa.Connection, conversation: str) -> int:
+    query = sa.select(sa.func.max(operations.c.seq)).where(
+        operations.c.conversation == conversation
+    )
+    last = connection.scalar(query)
+    return 0 if last is None else int(last) + 1
+
+
+def _operations(
+    connection: sa.Connection, conversation: str, first: int, last: int
+) -> list[Operation]:
+    query = sa.select(operations.c.body).where(
+        operations.c.conversation == conversation,
+        operations.c.seq >= first,
+        operations.c.seq < last,
+    )
+    bodies = connection.scalars(query.order_by(operations.c.seq))
+    return [operation_from_json(body) for body in bodies]
+
+
+def _event(row: sa.RowMapping) -> Event:
+    return Event(**{str(name): value for name, value in row.items() if name != "conversation"})
+
+
+def _unread(connection: sa.Connection, conversation: str) -> Unread:
+    unread: Unread = {}
+    for row in connection.execute(_READ, {"conversation": conversation}):
+        update_unread(unread, *row)
+    return unread
+
+
+def _vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
+    digests, rows = cached.digests.view(np.int64).tolist(), cached.rows.astype(np.float16)
+    key = {"conversation": conversation, "embedder": cached.embedder}
+    return [
+        {**key, "digest": digest, "row": row.tobytes()}
+        for digest, row in dict(zip(digests, rows, strict=True)).items()
+    ]
+
+
+def _text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
+    digests = np.array([row.digest for row in rows], dtype=np.int64).view(np.uint64)
+    vectors_ = np.stack([np.frombuffer(row.row, dtype=np.float16) for row in rows])
+    return TextVectors(embedder, digests, vectors_.astype(np.float32))

@@ -1,7 +1,7 @@
-"""The memory over MCP: `remember`, `recall`, `forget` and `ask`, and what it holds as a resource.
+"""MCP server: tools `remember`, `recall`, `forget` and `ask`, and the memory as a resource.
 
-The protocol has no session that a memory could hang on (specification of 2026-07-28): the conversation's id is an
-argument of every tool, and `remember` makes one where none is given.
+The protocol has no session (specification of 2026-07-28): every tool takes the conversation's id, which `remember`
+returns.
 """
 
 from __future__ import annotations
@@ -22,26 +22,35 @@ from pydantic import BaseModel, Field
 from starlette.routing import BaseRoute
 
 from atommem.episode import Step
-from atommem.errors import AtomMemError
-from atommem.serve.api_keys import LOCAL
 from atommem.serve.conversations import Conversations
-from atommem.serve.guard import LOGGER, told
-from atommem.serve.log_rows import NotFoundError
-from atommem.serve.wire import ConversationId, Message, Name, Text, Words, entry_object, new_item
+from atommem.serve.events import NotFoundError
+from atommem.serve.middleware import LOCAL, LOGGER, error_location
+from atommem.serve.wire import (
+    SERVE_ERRORS,
+    ConversationId,
+    Message,
+    Name,
+    NonBlank,
+    Text,
+    entry_object,
+    item_body,
+    public_error,
+)
 
 PATH = "/mcp"
 _INSTRUCTIONS = (
-    "A memory that a trained policy writes. Give it texts with remember, however long, and keep the conversation's id "
-    "that it returns: every other tool needs it. ask answers from memory; recall shows entries without an answer; "
-    "forget deletes an entry, or all that came from one text."
+    "A memory that a trained policy writes. Give it texts of any length with remember, and keep the conversation id "
+    "that it returns: all other tools need it. ask answers from memory; recall returns entries without an answer; "
+    "forget deletes an entry, or everything that came from one text."
 )
 _Conversation = Annotated[
-    ConversationId, Field(description="The conversation's id, as remember returned it.")
+    ConversationId, Field(description="The conversation id that remember returned.")
 ]
+_Context = Context[Any, Any]
 
 
 class Remembered(BaseModel):
-    """What `remember` did."""
+    """Result of `remember`."""
 
     conversation: str
     steps: int
@@ -49,7 +58,7 @@ class Remembered(BaseModel):
 
 
 class Recalled(BaseModel):
-    """An entry that fits a query."""
+    """An entry of `recall`."""
 
     id: int
     text: str
@@ -58,70 +67,66 @@ class Recalled(BaseModel):
 
 
 class Forgotten(BaseModel):
-    """The entries that `forget` deleted."""
+    """Entries that `forget` deleted."""
 
     entries: list[int]
 
 
-class Answer(BaseModel):
-    """What `ask` found; null is no answer."""
+class Answered(BaseModel):
+    """Result of `ask`; the answer is null if there is none."""
 
     answer: str | None
     entries: list[str]
     response: str
 
 
-def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
-    """An MCP server of `served`.
+def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
+    """Make an MCP server.
 
     Args:
-        served: The conversations.
-        owner: Of all that is asked (stdio); unset, the owner of the request's key, as the guard found it.
+        server: The conversations.
+        owner: Owner of all requests; default: the owner of each request's key.
     """
-    with _without_its_log():
-        server: MCPServer[Any] = MCPServer(
+    with _without_log_setup():
+        mcp: MCPServer[Any] = MCPServer(
             "atommem", instructions=_INSTRUCTIONS, version=version("atommem")
         )
 
-    def owner_of(context: Context[Any, Any]) -> str:
-        if owner is not None:
-            return owner
+    def owner_of(context: _Context) -> str:
         request: Any = context.request_context.request
-        return str(request.state.owner)
+        return str(request.state.owner) if owner is None else owner
 
-    @server.tool()
+    @mcp.tool()
     async def remember(
         text: Annotated[
-            Text, Field(description="What to read: a message, a page, a whole document.")
+            Text, Field(description="The text to read: a message, a page, a whole document.")
         ],
-        context: Context[Any, Any],
+        context: _Context,
         conversation: Annotated[
-            ConversationId, Field(description="Where; empty begins a new conversation.")
+            ConversationId, Field(description="Where; empty starts a new conversation.")
         ] = "",
         goal: Annotated[
             Text,
             Field(
                 max_length=4096,
-                description="For a new one: what will be asked, as far as it is known.",
+                description="For a new conversation: what will be asked, as far as it is known.",
             ),
         ] = "",
         name: Annotated[
-            Name, Field(description="What sources call the text, and forget may be told.")
+            Name, Field(description="Name of the text in sources, and for forget.")
         ] = "",
     ) -> Remembered:
-        """Read a text into a memory: a policy decides what is kept. Returns when it has been read."""
-        item = new_item(Message(content=text, name=name))
+        """Read a text into a memory: a policy decides what to keep. Returns when the text is read."""
+        item = item_body(Message(content=text, name=name))
         if not item["parts"]:
             raise ToolError("the text is blank: there is nothing to read.")
-        async with _told():
-            whose = owner_of(context)
+        steps = 0
+        async with _tool_errors():
+            user = owner_of(context)
             if not conversation:
-                about = await served.in_thread(
-                    served.log.create, whose, {"goal": goal} if goal else {}
-                )
-                conversation = about.id
-            steps = 0
-            async with served.use(conversation, whose) as memory:
+                metadata = {"goal": goal} if goal else {}
+                conversation = (await server.in_thread(server.log.create, user, metadata)).id
+            async with server.use(conversation, user) as memory:
                 (event,) = await memory.add([item])
 
                 async def on_step(step: Step) -> None:
@@ -130,109 +135,101 @@ def make_mcp(served: Conversations, owner: str | None = None) -> MCPServer[Any]:
                     await context.report_progress(steps, event.chunks)
 
                 await memory.read(on_step)
-                held = len(memory.session.memory.contents.entries)
-            return Remembered(conversation=conversation, steps=steps, entries=held)
+                entries = len(memory.session.memory.contents.entries)
+        return Remembered(conversation=conversation, steps=steps, entries=entries)
 
-    @server.tool()
+    @mcp.tool()
     async def recall(
         conversation: _Conversation,
         query: Annotated[
             Text, Field(min_length=1, description="What the entries should be about.")
         ],
-        context: Context[Any, Any],
+        context: _Context,
     ) -> list[Recalled]:
-        """The entries that fit a query best, as the policy would be shown them. No model is asked, nothing changes."""
-        async with _told(), served.use(conversation, owner_of(context)) as memory:
-            return [
-                Recalled(
-                    id=entry.id,
-                    text=entry.text,
-                    score=score,
-                    source=entry.source.piece if entry.source else None,
-                )
-                for entry, score in await memory.recall(query)
-            ]
+        """Return the entries that the policy would be shown for a query, without calling a model."""
+        async with _tool_errors(), server.use(conversation, owner_of(context)) as memory:
+            found = await memory.recall(query)
+        return [
+            Recalled(
+                id=entry.id,
+                text=entry.text,
+                score=score,
+                source=entry.source.piece if entry.source else None,
+            )
+            for entry, score in found
+        ]
 
-    @server.tool()
+    @mcp.tool()
     async def forget(
         conversation: _Conversation,
-        context: Context[Any, Any],
+        context: _Context,
         entry: Annotated[int | None, Field(description="The id of an entry.")] = None,
         source: Annotated[
-            Name, Field(description="Or the name of a text: all that came from it goes.")
+            Name, Field(description="Or the name of a text, to delete all that came from it.")
         ] = "",
     ) -> Forgotten:
-        """Delete an entry, or all that was written while a text was read. The log keeps that it was there."""
+        """Delete an entry, or all that was written while a text was read. The log keeps both."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
         async with (
-            _told(),
-            served.use(conversation, owner_of(context), whole=bool(source)) as memory,
+            _tool_errors(),
+            server.use(conversation, owner_of(context), full=bool(source)) as memory,
         ):
-            done = await memory.forget(source) if entry is None else await memory.edit(entry, None)
-            return Forgotten(
-                entries=[item["entry_id"] for item in done if item["kind"] == "delete"]
-            )
+            done = await (memory.forget(source) if entry is None else memory.edit(entry, None))
+        return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
 
-    @server.tool()
-    async def ask(
-        conversation: _Conversation,
-        question: Words,
-        context: Context[Any, Any],
-    ) -> Answer:
-        """Ask the memory. The policy looks things up in it before it answers."""
-        async with _told(), served.use(conversation, owner_of(context)) as memory:
-            response = f"resp_{secrets.token_hex(16)}"
-            answered = await memory.ask(question, response)
-            return Answer(
-                answer=answered.text,
-                entries=[entry.text for entry in answered.entries],
-                response=response,
-            )
+    @mcp.tool()
+    async def ask(conversation: _Conversation, question: NonBlank, context: _Context) -> Answered:
+        """Ask the memory. The policy searches it before it answers."""
+        response = f"resp_{secrets.token_hex(16)}"
+        async with _tool_errors(), server.use(conversation, owner_of(context)) as memory:
+            answer = await memory.ask(question, response)
+        entries = [entry.text for entry in answer.entries]
+        return Answered(answer=answer.text, entries=entries, response=response)
 
-    @server.resource("memory://{conversation}", mime_type="application/json")
-    async def memory(conversation: str, context: Context[Any, Any]) -> str:
-        """What a memory holds: its scratchpad and entries, with their sources."""
+    @mcp.resource("memory://{conversation}", mime_type="application/json")
+    async def memory(conversation: str, context: _Context) -> str:
+        """Return the scratchpad and entries of a memory."""
         try:
-            about = await served.in_thread(served.log.about, conversation, owner_of(context))
+            await server.in_thread(server.log.info, conversation, owner_of(context))
         except NotFoundError as error:
             raise ResourceNotFoundError(str(error)) from error
-        contents = await served.in_thread(served.log.memory_at, about.id)
+        contents = await server.in_thread(server.log.memory_at, conversation)
         entries = [entry_object(entry) for entry in contents.entries.values()]
-        return json.dumps(
-            {"conversation": about.id, "scratchpad": contents.scratchpad, "entries": entries}
-        )
+        found = {"conversation": conversation, "scratchpad": contents.scratchpad}
+        return json.dumps({**found, "entries": entries})
 
-    return server
+    return mcp
 
 
-def mcp_routes(server: MCPServer[Any]) -> list[BaseRoute]:
-    """Its route in an application: `PATH`. Its ``session_manager`` has to run while requests come in.
+def mcp_routes(mcp: MCPServer[Any]) -> list[BaseRoute]:
+    """Return the route `PATH`, stateless so that any gateway can take each request.
 
-    No request hangs on another, so that any gateway may take each; hosts and origins are the guard's.
+    The server's ``session_manager`` must run.
     """
-    trusted = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    app = server.streamable_http_app(
-        streamable_http_path=PATH, stateless_http=True, transport_security=trusted
+    # Hosts and origins are checked by RequestMiddleware.
+    security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    app = mcp.streamable_http_app(
+        streamable_http_path=PATH, stateless_http=True, transport_security=security
     )
     return list(app.routes)
 
 
-def serve_stdio(served: Conversations) -> None:
-    """Answer one client on standard input and output, until it leaves; it is who started this process."""
+def serve_stdio(server: Conversations) -> None:
+    """Serve the client on standard input and output until it disconnects."""
 
     async def run() -> None:
         try:
-            await make_mcp(served, LOCAL).run_stdio_async()
+            await make_mcp(server, LOCAL).run_stdio_async()
         finally:
-            await served.close()
+            await server.close()
 
     anyio.run(run)
 
 
 @contextmanager
-def _without_its_log() -> Iterator[None]:
-    """The package gives the process's root logger a handler, and writes what users say: crashes are logged here."""
+def _without_log_setup() -> Iterator[None]:
+    """Undo the package's handler on the root logger, which would log text of clients."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
@@ -242,12 +239,12 @@ def _without_its_log() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _told() -> AsyncIterator[None]:
-    """Errors of ours in words for the model that called; others are crashes, of which the log has the place."""
+async def _tool_errors() -> AsyncIterator[None]:
+    """Turn errors of ours into messages for the caller, and log the place of others."""
     try:
         yield
-    except AtomMemError as error:
-        raise ToolError(str(error)) from error
+    except SERVE_ERRORS as error:
+        raise ToolError(public_error(error)[2]) from error
     except Exception as error:
-        LOGGER.error({"event": "mcp", **told(error)})
+        LOGGER.error({"event": "mcp", **error_location(error)})
         raise

@@ -1,4 +1,4 @@
-"""OpenAI's routes: conversations and their items, responses, chat completions, models."""
+"""Routes of OpenAI's API: conversations and their items, responses, chat completions, models."""
 
 from __future__ import annotations
 
@@ -11,78 +11,78 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import JSONResponse
+from openai.types.chat import ChatCompletion
 
 from atommem.episode import Step
 from atommem.errors import DataError
-from atommem.serve.conversation import Answered, OnStep, OnTaken
+from atommem.serve.conversation import Answer, OnAccepted, OnStep
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.log_rows import About, Event, NotFoundError, RequestKey
-from atommem.serve.streaming import ChatEvents, ResponseEvents, streamed, while_there
+from atommem.serve.events import ConversationInfo, Event, NotFoundError, RequestKey
+from atommem.serve.streaming import ChatEvents, ResponseEvents, stream, until_disconnect
 from atommem.serve.wire import (
-    Ask,
-    Chat,
+    ChatCreate,
+    ConversationCreate,
     ConversationId,
     ConversationUpdate,
+    IncompleteDetails,
+    ItemsCreate,
     Message,
     Name,
-    NewConversation,
-    NewItems,
+    ResponseCreate,
+    answer_message,
+    answered_response,
     conversation_object,
+    item_body,
     item_object,
-    new_item,
     page,
     response_object,
     step_summary,
-    usage,
+    to_json,
+    token_counts,
 )
 
 router = APIRouter(prefix="/v1")
 _LISTED = ("item", "ask", "answer")
+Ask = Callable[[OnStep | None, OnAccepted | None], Coroutine[Any, Any, Answer]]
 
 
-async def owner_of(request: Request) -> str:
-    """Whose request it is: the owner of its key, and nothing that the client says."""
+async def get_owner(request: Request) -> str:
+    """Return the owner of the request's key."""
     owner: str = request.state.owner
     return owner
 
 
-async def conversations_of(request: Request) -> Conversations:
-    """The server's conversations."""
+async def get_conversations(request: Request) -> Conversations:
+    """Return the server's conversations."""
     found: Conversations = request.app.state.conversations
     return found
 
 
-Owner = Annotated[str, Depends(owner_of)]
-Served = Annotated[Conversations, Depends(conversations_of)]
+Owner = Annotated[str, Depends(get_owner)]
+Server = Annotated[Conversations, Depends(get_conversations)]
+_KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 
 
-async def request_key(
-    request: Request,
-    owner: Owner,
-    key: Annotated[
-        str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)
-    ] = None,
+async def get_request_key(
+    request: Request, owner: Owner, key: _KeyHeader = None
 ) -> RequestKey | None:
-    """What tells a repeated request: its ``Idempotency-Key``, where it has one."""
+    """Return the identity of a request with an ``Idempotency-Key``."""
     if key is None:
         return None
-    sent = (
-        request.method.encode(),
-        request.scope["raw_path"],
-        request.scope["query_string"],
-        await request.body(),
-    )
-    return RequestKey(_sha256(owner.encode(), key.encode()), _sha256(*sent))
+    method, scope = request.method.encode(), request.scope
+    body = await request.body()
+    digest = _sha256(method, scope["raw_path"], scope["query_string"], body)
+    return RequestKey(_sha256(owner.encode(), key.encode()), digest)
 
 
-def about_of(conversation: ConversationId, owner: Owner, served: Served) -> About:
-    """A conversation of the request's owner."""
-    return served.log.about(conversation, owner)
+def get_info(conversation: ConversationId, owner: Owner, server: Server) -> ConversationInfo:
+    """Return the conversation of the path, if the owner has it."""
+    return server.log.info(conversation, owner)
 
 
-Mine = Annotated[About, Depends(about_of)]
-Once = Annotated[RequestKey | None, Depends(request_key)]
+Info = Annotated[ConversationInfo, Depends(get_info)]
+Idempotency = Annotated[RequestKey | None, Depends(get_request_key)]
 
 
 def _sha256(*parts: bytes) -> str:
@@ -90,53 +90,54 @@ def _sha256(*parts: bytes) -> str:
 
 
 @router.get("/models")
-def models(served: Served) -> dict[str, Any]:
-    """The one model."""
-    return {"object": "list", "data": [_model(served)]}
+def list_models(server: Server) -> dict[str, Any]:
+    """List the one model."""
+    return {"object": "list", "data": [_model(server)]}
 
 
 @router.get("/models/{model:path}")
-def model(model: str, served: Served) -> dict[str, Any]:
-    """It, by its name."""
-    _check_model(served, model)
-    return _model(served)
+def retrieve_model(model: str, server: Server) -> dict[str, Any]:
+    """Return the model."""
+    _check_model(server, model)
+    return _model(server)
 
 
 @router.post("/conversations")
 async def create_conversation(
-    request: Request, body: NewConversation, owner: Owner, served: Served, once: Once
+    request: Request, body: ConversationCreate, owner: Owner, server: Server, key: Idempotency
 ) -> dict[str, Any]:
-    """Create a conversation: an empty memory. Items, if any, are read before this returns."""
-    new = _new_items(body.items or ())
-    about = await served.in_thread(served.log.create, owner, body.metadata or {}, once)
+    """Create a conversation, and read its items before returning."""
+    new = _item_bodies(body.items or ())
+    info = await server.in_thread(server.log.create, owner, body.metadata or {}, key)
     if new:
-        await while_there(request, _read(served, about.id, owner, new, once and once.part("items")))
-    return conversation_object(about)
+        await until_disconnect(
+            request, _read(server, info.id, owner, new, key and key.derive("items"))
+        )
+    return conversation_object(info)
 
 
 @router.get("/conversations/{conversation}")
-def retrieve_conversation(about: Mine) -> dict[str, Any]:
-    """What it is."""
-    return conversation_object(about)
+def retrieve_conversation(info: Info) -> dict[str, Any]:
+    """Return a conversation."""
+    return conversation_object(info)
 
 
 @router.post("/conversations/{conversation}")
 async def update_conversation(
-    conversation: ConversationId, body: ConversationUpdate, owner: Owner, served: Served
+    conversation: ConversationId, body: ConversationUpdate, owner: Owner, server: Server
 ) -> dict[str, Any]:
-    """Replace its metadata; a new goal holds for items that come from now on."""
-    about = await served.in_thread(served.log.update, conversation, owner, body.metadata)
-    await served.forget(conversation, owner)
-    return conversation_object(about)
+    """Replace the metadata; a new goal applies to later items."""
+    info = await server.in_thread(server.log.update, conversation, owner, body.metadata)
+    return conversation_object(info)
 
 
 @router.delete("/conversations/{conversation}")
 async def delete_conversation(
-    conversation: ConversationId, owner: Owner, served: Served
+    conversation: ConversationId, owner: Owner, server: Server
 ) -> dict[str, Any]:
-    """Erase it for good: log, texts, vectors, traces."""
-    await served.in_thread(served.log.erase, conversation, owner)
-    await served.forget(conversation, owner)
+    """Erase a conversation with its log."""
+    await server.in_thread(server.log.erase, conversation, owner)
+    await server.reload(conversation, owner)
     return {"id": conversation, "object": "conversation.deleted", "deleted": True}
 
 
@@ -144,212 +145,213 @@ async def delete_conversation(
 async def create_items(
     request: Request,
     conversation: ConversationId,
-    body: NewItems,
+    body: ItemsCreate,
     owner: Owner,
-    served: Served,
-    once: Once,
+    server: Server,
+    key: Idempotency,
 ) -> dict[str, Any]:
-    """Give texts to be read. This returns when they have been read, one turn a chunk.
+    """Commit texts, and read them, one turn a chunk, before returning.
 
-    Should it not return, the items that had been taken are there (list them), and reading goes on with the next call:
-    the same one with the same ``Idempotency-Key`` does not give them again.
+    If this fails or is cut off, committed items stay listed and the next call continues to read them; the same call
+    with the same ``Idempotency-Key`` does not add them again.
     """
-    done = await while_there(
-        request, _read(served, conversation, owner, _new_items(body.items), once)
-    )
+    new = _item_bodies(body.items)
+    done = await until_disconnect(request, _read(server, conversation, owner, new, key))
     return page([item_object(event) for event in done])
 
 
 @router.get("/conversations/{conversation}/items")
 def list_items(
-    about: Mine,
-    served: Served,
+    info: Info,
+    server: Server,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
     after: Annotated[str, Query(max_length=64)] = "",
 ) -> dict[str, Any]:
-    """Texts, questions and answers, newest first unless ``order`` is asc."""
-    items = _items(served, about)
+    """List texts, questions and answers, newest first by default."""
+    items = _items(server, info)
     items = items if order == "asc" else items[::-1]
-    return page(items[_place(items, after) + 1 :] if after else items, limit)
+    return page(items[_index(items, after) + 1 :] if after else items, limit)
 
 
 @router.get("/conversations/{conversation}/items/{item}")
-def retrieve_item(about: Mine, item: str, served: Served) -> dict[str, Any]:
-    """One of them."""
-    items = _items(served, about)
-    return items[_place(items, item)]
+def retrieve_item(info: Info, item: str, server: Server) -> dict[str, Any]:
+    """Return an item."""
+    items = _items(server, info)
+    return items[_index(items, item)]
 
 
 @router.post("/responses", response_model=None)
 async def create_response(
-    request: Request, body: Ask, owner: Owner, served: Served, once: Once
+    request: Request, body: ResponseCreate, owner: Owner, server: Server, key: Idempotency
 ) -> Any:
-    """Ask a conversation; without one, the input before the question is read into a memory for this call."""
-    name, conversation = served.policy.name, body.conversation_id
-    response, asking = _asking(served, owner, body, conversation, once)
+    """Answer a question; without a conversation, from a memory that lives for this call."""
+    name, conversation = server.model.name, body.conversation_id
+    response, ask = _prepare_ask(server, owner, body, key)
     if body.stream:
-        return await streamed(request, asking, ResponseEvents(response, name, conversation))
+        return await stream(request, ask, ResponseEvents(response, name, conversation))
     summaries: list[str] = []
 
-    async def noted(step: Step) -> None:
+    async def on_step(step: Step) -> None:
         summaries.append(step_summary(step))
 
-    answered = await while_there(request, asking(noted, None))
-    whole = response_object(
-        response, name, conversation=conversation, answered=answered, summaries=summaries
-    )
-    return JSONResponse(whole)
+    answer = await until_disconnect(request, ask(on_step, None))
+    return JSONResponse(to_json(answered_response(response, name, conversation, answer, summaries)))
 
 
 @router.get("/responses/{response}")
-def retrieve_response(response: Name, owner: Owner, served: Served) -> dict[str, Any]:
-    """An answer of a conversation. A question that was taken and is not being answered here is ``incomplete``."""
-    conversation, ask, answer = served.log.response(response, owner)
-    if answer is None:
-        status = "in_progress" if response in served.answering else "incomplete"
-    else:
-        status = "incomplete" if answer.body["text"] is None else "completed"
-    shown = response_object(
+def retrieve_response(response: Name, owner: Owner, server: Server) -> dict[str, Any]:
+    """Return a response; ``incomplete`` if nobody answers it and it has no answer."""
+    conversation, ask, answer = server.log.response(response, owner)
+    found = response_object(
         response,
-        served.policy.name,
+        server.model.name,
+        "completed",
         created_at=ask.created_at,
         conversation=conversation,
-        status=status,
     )
     if answer is not None:
-        shown["output"] = [item_object(answer)]
-    elif status == "incomplete":
-        shown["incomplete_details"] = {"reason": "interrupted"}
-    return shown
+        found.output = [answer_message(response, answer.body["text"])]
+        reason = None if answer.body["text"] is not None else "no_answer"
+    elif response in server.answering:
+        found.status, reason = "in_progress", None
+    else:
+        reason = "interrupted"
+    if reason is not None:
+        found.status, found.incomplete_details = "incomplete", IncompleteDetails(reason=reason)
+    return to_json(found)
 
 
 @router.post("/chat/completions", response_model=None)
-async def chat(request: Request, body: Chat, owner: Owner, served: Served, once: Once) -> Any:
-    """The last user message asks, what stands before it is read; with ``conversation``, into that memory."""
-    response, asking = _asking(served, owner, body, body.conversation, once)
-    head = {
-        "id": response.replace("resp_", "chatcmpl-"),
-        "created": int(time.time()),
-        "model": served.policy.name,
-    }
+async def create_chat_completion(
+    request: Request, body: ChatCreate, owner: Owner, server: Server, key: Idempotency
+) -> Any:
+    """Answer the last message after reading those before it, those that are new to a conversation."""
+    response, ask = _prepare_ask(server, owner, body, key)
+    chat, created = response.replace("resp_", "chatcmpl-"), int(time.time())
     if body.stream:
-        return await streamed(request, asking, ChatEvents(head))
-    answered = await while_there(request, asking(None, None))
-    message = {"role": "assistant", "content": answered.text or "", "refusal": None}
+        return await stream(request, ask, ChatEvents(chat, created, server.model.name))
+    answer = await until_disconnect(request, ask(None, None))
+    prompt, completion = token_counts(answer)
+    message = {"role": "assistant", "content": answer.text or "", "refusal": None}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-    tokens = usage(answered, "prompt_tokens", "completion_tokens")
-    return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": tokens})
+    values = {
+        "id": chat,
+        "created": created,
+        "model": server.model.name,
+        "object": "chat.completion",
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        },
+    }
+    return JSONResponse(to_json(ChatCompletion.model_validate(values)))
 
 
-def _asking(
-    served: Conversations,
-    owner: str,
-    body: Ask | Chat,
-    conversation: str | None,
-    once: RequestKey | None,
-) -> tuple[str, Callable[[OnStep | None, OnTaken | None], Coroutine[Any, Any, Answered]]]:
-    """The id of a response, and what asks for it, the texts before the question read.
+def _prepare_ask(
+    server: Conversations, owner: str, body: ResponseCreate | ChatCreate, key: RequestKey | None
+) -> tuple[str, Ask]:
+    """Return the id of a response, and what reads the messages before the question and asks it.
 
     Raises:
-        NotFoundError: It is asked of another model.
-        DataError: There is no question.
+        NotFoundError: The model is another one.
+        DataError: The last message is not a question.
     """
-    _check_model(served, body.model)
+    _check_model(server, body.model)
     *before, last = body.messages
     question = "\n".join(last.parts)
     if last.role != "user" or not question:
-        raise DataError("the last message is no user's, or blank: it is what asks.")
-    response = f"resp_{secrets.token_hex(16) if once is None else once.key[:32]}"
+        raise DataError("the last message asks: it must be a user's and not blank.")
+    response = f"resp_{secrets.token_hex(16) if key is None else key.key[:32]}"
+    conversation = body.conversation_id
 
-    async def ask(on_step: OnStep | None, on_taken: OnTaken | None) -> Answered:
-        request = None if conversation is None else once  # nothing is kept of a call without one
-        held = served.passing(question) if conversation is None else served.use(conversation, owner)
-        served.answering.add(response)
+    async def ask(on_step: OnStep | None, on_accepted: OnAccepted | None) -> Answer:
+        request = None if conversation is None else key  # a call without one stores nothing
+        held = (
+            server.ephemeral(question) if conversation is None else server.use(conversation, owner)
+        )
+        server.answering.add(response)
         try:
             async with held as memory:
                 new: Sequence[Message] = before
-                if isinstance(body, Chat) and conversation is not None:
-                    new = await served.in_thread(_not_read, served.log, conversation, before)
-                items = [new_item(message) for message in new if message.parts]
+                if isinstance(body, ChatCreate) and conversation is not None:
+                    new = await server.in_thread(_new_messages, server.log, conversation, before)
+                items = [item_body(message) for message in new if message.parts]
                 if items:
-                    await memory.add(items, request and request.part("items"))
-                return await memory.ask(question, response, on_step, on_taken, request)
+                    await memory.add(items, request and request.derive("items"))
+                return await memory.ask(question, response, on_step, on_accepted, request)
         finally:
-            served.answering.discard(response)
+            server.answering.discard(response)
 
     return response, ask
 
 
-def _items(served: Conversations, about: About) -> list[dict[str, Any]]:
-    unread, items = served.log.items(about.id, _LISTED)
+def _items(server: Conversations, info: ConversationInfo) -> list[dict[str, Any]]:
+    unread, items = server.log.items(info.id, _LISTED)
     return [item_object(event, unread) for event in items]
 
 
-def _place(items: Sequence[Mapping[str, Any]], item: str) -> int:
-    for place, found in enumerate(items):
+def _index(items: Sequence[Mapping[str, Any]], item: str) -> int:
+    for index, found in enumerate(items):
         if found["id"] == item:
-            return place
+            return index
     raise NotFoundError(f"there is no item {item!r} in this conversation.")
 
 
-def _new_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    new = [new_item(message) for message in messages]
+def _item_bodies(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    new = [item_body(message) for message in messages]
     if not all(item["parts"] for item in new):
         raise DataError("an item is blank: there is nothing to read.")
     return new
 
 
 async def _read(
-    served: Conversations,
+    server: Conversations,
     conversation: str,
     owner: str,
     new: Sequence[dict[str, Any]],
-    once: RequestKey | None,
+    key: RequestKey | None,
 ) -> list[Event]:
-    async with served.use(conversation, owner) as memory:
-        done = await memory.add(new, once)
+    async with server.use(conversation, owner) as memory:
+        done = await memory.add(new, key)
         await memory.read()
         return done
 
 
-def _not_read(
+def _new_messages(
     log: ConversationLog, conversation: str, messages: Sequence[Message]
 ) -> Sequence[Message]:
-    """The messages that follow on what the conversation holds: a chat's client sends all of them again."""
+    """Return the messages after those in the conversation: chat clients send the whole history."""
     _, held = log.items(conversation, _LISTED)
     known = [
-        (shown["role"], [part["text"] for part in shown["content"]])
-        for shown in map(item_object, held)
+        (item["role"], [part["text"] for part in item["content"]])
+        for item in map(item_object, held)
     ]
-    place = 0
+    start = 0
     for number, message in enumerate(messages):
-        raw = (
-            [message.content]
-            if isinstance(message.content, str)
-            else [part.text for part in message.content]
-        )
-        forms = ((message.role, raw), (message.role, message.parts))
-        found = next((at for at in range(place, len(known)) if known[at] in forms), None)
+        forms = (message.role, message.texts), (message.role, message.parts)
+        found = next((at for at in range(start, len(known)) if known[at] in forms), None)
         if found is None:
             return messages[number:]
-        place = found + 1
+        start = found + 1
     return ()
 
 
-def _check_model(served: Conversations, name: str | None) -> None:
-    if name not in (None, served.policy.name):
-        raise NotFoundError(f"there is no model {name!r}: this server has {served.policy.name!r}.")
+def _check_model(server: Conversations, name: str | None) -> None:
+    if name not in (None, server.model.name):
+        raise NotFoundError(f"there is no model {name!r}. This server has {server.model.name!r}.")
 
 
-def _model(served: Conversations) -> dict[str, Any]:
-    policy = served.policy
+def _model(server: Conversations) -> dict[str, Any]:
+    model = server.model
     return {
-        "id": policy.name,
+        "id": model.name,
         "object": "model",
         "created": 0,
         "owned_by": "atommem",
-        "checkpoint": policy.checkpoint,
-        "embedder": policy.agent.embedder.id,
-        "trained_for": None if policy.trained_for is None else asdict(policy.trained_for),
+        "checkpoint": model.checkpoint,
+        "embedder": model.agent.embedder.id,
+        "trained_for": None if model.trained_for is None else asdict(model.trained_for),
     }

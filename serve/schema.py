@@ -1,4 +1,4 @@
-"""The tables of the conversations' log, and the engines that reach them."""
+"""The database: its tables, and engines for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import sqlalchemy as sa
 
 from atommem.errors import ConfigError
 
+VERSION = 1
+"""Version of the tables; a database of another version is refused."""
+
 metadata = sa.MetaData()
-_Text = sa.Text()
 _Json = sa.JSON(none_as_null=True)
 
 
-def _of_conversation(**options: Any) -> sa.Column[str]:
+def _conversation_id(**options: Any) -> sa.Column[str]:
     return sa.Column("conversation", sa.String(64), sa.ForeignKey("conversations.id"), **options)
 
+
+schema_version = sa.Table(
+    "schema_version",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+)
 
 conversations = sa.Table(
     "conversations",
@@ -26,140 +34,110 @@ conversations = sa.Table(
     sa.Column("created_at", sa.Integer, nullable=False),
     sa.Column("metadata", _Json, nullable=False),
 )
-"""``metadata`` is the owner's, as of OpenAI's conversations; ``goal`` in it is shown while reading."""
+"""``metadata`` is the client's, as in OpenAI's API; its ``goal`` is shown to the policy while reading."""
 
 events = sa.Table(
     "events",
     metadata,
-    _of_conversation(primary_key=True),
+    _conversation_id(primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("created_at", sa.Integer, nullable=False),
     sa.Column("step", sa.Integer),
-    sa.Column("of", sa.Integer),
+    sa.Column("parent", sa.Integer),
     sa.Column("chunks", sa.Integer),
     sa.Column("tokens", sa.Integer),
     sa.Column("response", sa.String(64), index=True),
     sa.Column("checkpoint", sa.String(64), nullable=False),
+    sa.Column("embedder", sa.String(256), nullable=False),
     sa.Column("body", _Json, nullable=False),
     sa.UniqueConstraint("conversation", "step"),
 )
-"""One line for each commit. Its key is what orders a conversation: of two writers of one version the later one loses,
-whatever it writes, and does it again on top of the other's. Kinds: ``item`` (to be read in ``chunks`` steps), ``ask``,
-``step`` (of the item or question ``of``; ``tokens`` were sampled), ``answer`` and ``stopped`` (of it, too), ``edit``
-(its owner's), ``deleted`` (an item), ``moved`` (to a checkpoint), ``fork``, ``feedback``."""
+"""The key (conversation, version) orders a conversation: of two gateways that write the same version, the second
+fails and retries on top of the first. Kinds: ``item`` (a text to read in ``chunks`` steps), ``ask``, ``step`` (of the
+item or question ``parent``; ``tokens`` were sampled), ``answer`` and ``stopped`` (of ``parent``), ``edit`` (by the
+owner), ``deleted`` (the item ``parent``), ``checkpoint`` (changed), ``fork``, ``feedback``."""
 
 operations = sa.Table(
     "operations",
     metadata,
-    _of_conversation(primary_key=True),
+    _conversation_id(primary_key=True),
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("step", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("outcome", sa.String(16)),
-    sa.Column("entry_id", sa.Integer),
-    sa.Column("handle", sa.Integer),
-    sa.Column("before", _Text),
-    sa.Column("after", _Text),
-    sa.Column("actor", sa.String(256)),
-    sa.Column("reason", _Text),
-    sa.Column("score", sa.Double),
-    sa.Column("scores", _Json),
-    sa.Column("source", _Json),
-    sa.Column("rest", _Json),
-    sa.Column("checkpoint", sa.String(64), nullable=False),
-    sa.Column("embedder", sa.String(256), nullable=False),
+    sa.Column("body", _Json, nullable=False),
 )
-"""The operation log (`atommem.memory.log.Operation`), what is as its default left NULL. Fields that have
-no column stand in ``rest``."""
+"""The memory's operation log. ``version`` is the event that wrote the operation."""
 
 vectors = sa.Table(
     "vectors",
     metadata,
-    _of_conversation(primary_key=True),
+    _conversation_id(primary_key=True),
     sa.Column("embedder", sa.String(256), primary_key=True),
     sa.Column("digest", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("row", sa.LargeBinary, nullable=False),
 )
-"""Vectors of texts, float16, by what the texts say (`atommem.memory.store.TextVectors`): a cache."""
+"""Cache of float16 embeddings, by digest of the text."""
 
 snapshots = sa.Table(
     "snapshots",
     metadata,
-    _of_conversation(primary_key=True),
+    _conversation_id(primary_key=True),
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("body", _Json, nullable=False),
 )
-"""A memory as ``seq`` operations had left it: also follows from the log, and spares replaying it from the start."""
+"""Cache of the memory after ``seq`` operations; replay starts from the newest."""
 
 requests = sa.Table(
     "requests",
     metadata,
     sa.Column("key", sa.String(64), primary_key=True),
     sa.Column("digest", sa.String(64), nullable=False),
-    _of_conversation(nullable=False, index=True),
+    _conversation_id(nullable=False, index=True),
     sa.Column("version", sa.Integer),
 )
-"""What a request with an ``Idempotency-Key`` wrote, in the transaction that wrote it: the conversation that it made, or
-the first event (``version``) that it appended to one."""
-
-api_keys = sa.Table(
-    "api_keys",
-    metadata,
-    sa.Column("id", sa.String(16), primary_key=True),
-    sa.Column("sha256", sa.String(64), nullable=False, unique=True),
-    sa.Column("owner", sa.String(64), nullable=False),
-    sa.Column("created_at", sa.Integer, nullable=False),
-    sa.Column("revoked_at", sa.Integer),
-    sa.Column("requests_per_minute", sa.Integer),
-    sa.Column("max_body_bytes", sa.Integer),
-)
-
-MIGRATIONS = Path(__file__).with_name("migrations")
+"""Results of requests with an ``Idempotency-Key``, committed with what the request wrote: the conversation it created,
+or the first event (``version``) it appended."""
 
 
-def open_database(url: str, *, pool_size: int = 8, make: bool = True) -> sa.Engine:
-    """The database at `url`, brought to the newest schema.
+def open_database(url: str, *, create: bool = True) -> sa.Engine:
+    """Open the database at `url` and create its tables if there are none.
 
     Args:
-        url: ``sqlite:///FILE``, or ``postgresql://...``, which is spoken to by psycopg 3.
-        pool_size: Connections that are kept (PostgreSQL).
-        make: Make the file where there is none.
+        url: ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3).
+        create: Create a missing SQLite file.
 
     Raises:
-        ConfigError: The URL is none, its driver is not installed, or the database is not there.
+        ConfigError: The URL is invalid, the database is unreachable, or has tables of another version.
     """
     if url.startswith(("postgresql://", "postgres://")):
         url = "postgresql+psycopg://" + url.partition("://")[2]
     try:
         address = sa.make_url(url)
         if address.get_backend_name() == "sqlite":
-            if not make and not Path(address.database or "").is_file():
+            if not create and not Path(address.database or "").is_file():
                 raise ConfigError(
-                    f"there is no database {address.database}: give that of `atommem serve --db`."
+                    f"db={url}: the file does not exist. Give the database of `atommem serve --db`."
                 )
             engine = _sqlite(address)
         else:
-            engine = sa.create_engine(
-                address, pool_size=pool_size, max_overflow=pool_size, pool_pre_ping=True
-            )
+            engine = sa.create_engine(address, pool_size=8, max_overflow=8, pool_pre_ping=True)
     except (sa.exc.ArgumentError, ModuleNotFoundError, OSError) as error:
         raise ConfigError(
-            f"the database cannot be opened ({type(error).__name__}: {error}): give sqlite:///FILE, or "
+            f"db={url}: the database cannot be opened ({error}). Give sqlite:///FILE, or "
             "postgresql://USER@HOST/NAME with psycopg installed (pip install 'atommem[serve]')."
         ) from error
     try:
-        _upgrade(engine)
+        _create_tables(engine)
     except sa.exc.DatabaseError as error:
         raise ConfigError(
-            f"the database {address.render_as_string()} is out of reach or no database: {error.orig}. Give another."
+            f"db={address.render_as_string()}: the database is unreachable or not a database "
+            f"({error.orig}). Give another one."
         ) from error
     return engine
 
 
 def _sqlite(address: sa.URL) -> sa.Engine:
-    """WAL, one writer at a time, every commit on disk when it returns: what was acknowledged survives power loss."""
+    """Engine with a write-ahead log that syncs every commit to disk."""
     if address.database and address.database != ":memory:":
         Path(address.database).parent.mkdir(parents=True, exist_ok=True)
     engine = sa.create_engine(
@@ -167,38 +145,37 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     )
 
     @sa.event.listens_for(engine, "connect")
-    def _settings(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # the driver would begin transactions by itself, too late
-        for setting in (
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-            "secure_delete=ON",
-        ):
-            connection.execute(f"PRAGMA {setting}")
+    def _configure(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # SQLAlchemy begins transactions, see below
+        pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # A writer takes its lock at once: one that had read before would be refused it instead of waiting.
+        # A transaction that reads first and then writes is refused the lock instead of waiting for it.
         writes = connection.get_execution_options().get("writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
 
 
-def _upgrade(engine: sa.Engine) -> None:
-    """Make a new database's tables as they stand here; what an older one lacks is added by `MIGRATIONS`."""
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+def _create_tables(engine: sa.Engine) -> None:
     with engine.execution_options(writes=True).begin() as connection:
-        config.attributes["connection"] = connection
-        if connection.dialect.name == "postgresql":  # two gateways that start together
+        if connection.dialect.name == "postgresql":  # gateways that start at the same time
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
-        if sa.inspect(connection).has_table(conversations.name):
-            command.upgrade(config, "head")
-        else:
+        tables = sa.inspect(connection).get_table_names()
+        if not {conversations.name, schema_version.name} & set(tables):
             metadata.create_all(connection)
-            command.stamp(config, "head")
+            connection.execute(schema_version.insert().values(version=VERSION))
+            return
+        found = (
+            connection.scalar(sa.select(schema_version.c.version))
+            if schema_version.name in tables
+            else None
+        )
+    if found != VERSION:
+        raise ConfigError(
+            f"db={engine.url.render_as_string()}: its tables have version {found}, this AtomMem "
+            f"needs {VERSION}. Give a new database."
+        )

@@ -1,4 +1,4 @@
-"""``atommem serve``: a policy as a memory behind OpenAI's API; ``atommem serve keys``: who may use it."""
+"""``atommem serve``: serve a policy as a memory behind OpenAI's API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from atommem.face.flags import add_settings, given_settings
 from atommem.policy.opening import API_HELP
 
 if TYPE_CHECKING:
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.served_model import ServedModel
 
 DATABASE = "sqlite:///runs/serve/conversations.db"
 _DATABASE_HELP = (
@@ -36,8 +35,6 @@ _OWN = (
     ("--open_conversations", int, 500, "Most conversations held open."),
     ("--open_mb", int, 1000, "Most megabytes that they take, roughly."),
     ("--turn_seconds", float, 300.0, "How long a turn may take (503)."),
-    ("--requests_per_minute", int, 600, "Of a key without a rate of its own; 0 is unlimited."),
-    ("--max_body_bytes", int, 8_000_000, "Of a request."),
     ("--drain_seconds", int, 30, "How long requests may go on after SIGTERM."),
 )
 
@@ -48,10 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting is wrong, or the policy or database cannot be opened.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["keys"]:
-        return _keys(argv[1:])
-    return _serve(_arguments(argv))
+    return _serve(_arguments(sys.argv[1:] if argv is None else argv))
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -59,9 +53,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     ahead.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
     parser = CommandParser(
         prog="atommem serve",
-        usage="atommem serve --policy POLICY [--db URL] [--port N] [settings]; atommem serve keys add|list|revoke",
+        usage="atommem serve --policy POLICY [--db URL] [--port N] [settings]",
         description="Serve a policy as a memory: conversations, responses and chat completions of OpenAI's API, and "
-        "the memory's own log (docs/serving.md).",
+        "the memory's own log (docs/serve.md).",
     )
     parser.add_argument(
         "--policy",
@@ -95,6 +89,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
     parser.add_argument(
+        "--keys",
+        help="File of bearer keys, one OWNER=KEY a line (default: ATOMMEM_SERVE_KEYS, the same with commas). Each "
+        "owner has conversations of its own. Without keys, the server listens on this machine only.",
+    )
+    parser.add_argument(
         "--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any."
     )
     parser.add_argument(
@@ -114,18 +113,16 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from atommem.serve.api_keys import Keys
-    from atommem.serve.conversation_log import ConversationLog
-    from atommem.serve.guard import LOOPBACK
-    from atommem.serve.schema import open_database
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
+    from atommem.serve.served_model import ServedModel
     from atommem.servers.vllm_process import free_port
 
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    if host not in LOOPBACK and not Keys(ConversationLog(open_database(arguments.db))).exist():
+    keys = load_keys(arguments.keys)
+    if host not in LOOPBACK and not keys:
         raise ConfigError(
-            f"host is {arguments.host} and there is no key: anybody on the network could read all memories. Make one "
-            f"with atommem serve keys add OWNER --db {arguments.db}, or listen on 127.0.0.1."
+            f"host={arguments.host}: a server without keys listens on this machine only. Give --keys FILE or set "
+            f"{KEYS_VARIABLE} (OWNER=KEY), or use --host 127.0.0.1."
         )
     if not arguments.stdio:
         free_port(arguments.host, arguments.port)
@@ -134,6 +131,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         "vllm",
         "name",
         "db",
+        "keys",
         "hosts",
         "move",
         "stdio",
@@ -141,9 +139,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings: dict[str, Any] = given_settings(arguments, tuple(own))
     with contextlib.ExitStack() as stack:
         if arguments.vllm is None:
-            policy = ServedPolicy.open(arguments.policy, name=arguments.name, **settings)
+            policy = ServedModel.open(arguments.policy, name=arguments.name, **settings)
         else:
-            policy, server = ServedPolicy.on_vllm(
+            policy, server = ServedModel.open_with_vllm(
                 arguments.policy,
                 Path(f"runs/serve/vllm_{arguments.port}.log"),
                 shlex.split(arguments.vllm),
@@ -156,59 +154,53 @@ def _serve(arguments: argparse.Namespace) -> int:
                 flush=True,
             )
             stack.enter_context(server)
-        return _listen(arguments, policy, host)
+        return _listen(arguments, policy, host, keys)
 
 
-def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> int:
+def _listen(
+    arguments: argparse.Namespace, model: ServedModel, host: str, keys: dict[str, str]
+) -> int:
     """Serve until told to end."""
     from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
-    from atommem.serve.guard import LOGGER, JsonLines, Limits
+    from atommem.serve.middleware import LOGGER, JsonFormatter
+    from atommem.serve.resources import Resources
     from atommem.serve.schema import open_database
-    from atommem.serve.serve_metrics import Metrics
 
-    log = ConversationLog(
-        open_database(arguments.db)
-    )  # not before: no file is left where the policy cannot be opened
+    # Opened after the model, so that no file is left behind if that fails.
+    log = ConversationLog(open_database(arguments.db))
+    resources = Resources(model, log, arguments.active, arguments.waiting, arguments.turn_seconds)
     conversations = Conversations(
-        policy,
-        log,
-        Metrics(),
-        active=arguments.active,
-        waiting=arguments.waiting,
+        resources,
         open_count=arguments.open_conversations,
         open_bytes=arguments.open_mb * 1_000_000,
-        turn_seconds=arguments.turn_seconds,
     )
     if arguments.move:
-        moved = asyncio.run(conversations.move_all())
+        count = asyncio.run(conversations.switch_checkpoints())
         print(
-            f"atommem serve: {moved} conversations moved to checkpoint {policy.checkpoint}",
+            f"atommem serve: {count} conversations moved to checkpoint {model.checkpoint}",
             file=sys.stderr,
         )
     if arguments.stdio:
         from atommem.serve.mcp_server import serve_stdio
 
-        print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
+        print(f"atommem serve: {model.notice()}", file=sys.stderr, flush=True)
         serve_stdio(conversations)
         return 0
-    limits = Limits(
-        (*arguments.hosts, host), arguments.requests_per_minute or None, arguments.max_body_bytes
-    )
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonFormatter())
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     print(
-        f"atommem serve: {policy.name} ({policy.checkpoint}) at http://{host}:{arguments.port}/v1",
+        f"atommem serve: {model.name} ({model.checkpoint}) at http://{host}:{arguments.port}/v1",
         file=sys.stderr,
     )
-    print(f"atommem serve: {policy.notice()}", file=sys.stderr, flush=True)
-    # When it has drained, uvicorn raises the signal again: it has had its effect.
+    print(f"atommem serve: {model.notice()}", file=sys.stderr, flush=True)
+    # uvicorn raises the signal again after it has drained.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     run(
-        make_app(conversations, limits),
+        make_app(conversations, keys, (*arguments.hosts, host)),
         host=arguments.host,
         port=arguments.port,
         log_level="warning",
@@ -220,40 +212,3 @@ def _listen(arguments: argparse.Namespace, policy: ServedPolicy, host: str) -> i
 
 def _database() -> str:
     return os.environ.get("ATOMMEM_DATABASE", DATABASE)
-
-
-def _keys(argv: list[str]) -> int:
-    """``atommem serve keys``."""
-    parser = CommandParser(prog="atommem serve keys")
-    commands = parser.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("add", help="Make a key for an owner, and print it this once.")
-    add.add_argument("owner")
-    add.add_argument("--requests_per_minute", type=int)
-    add.add_argument("--max_body_bytes", type=int)
-    listed = commands.add_parser("list", help="All keys, without what they are made of.")
-    revoke = commands.add_parser("revoke", help="End a key, within a second.")
-    revoke.add_argument("id")
-    for command in (add, listed, revoke):
-        command.add_argument("--db", default=_database(), help=_DATABASE_HELP)
-    arguments = parser.parse_args(argv)
-
-    from atommem.serve.api_keys import Keys
-    from atommem.serve.conversation_log import ConversationLog
-    from atommem.serve.schema import open_database
-
-    keys = Keys(ConversationLog(open_database(arguments.db, make=arguments.command == "add")))
-    if arguments.command == "add":
-        number, token = keys.add(
-            arguments.owner, arguments.requests_per_minute, arguments.max_body_bytes
-        )
-        print(token)
-        print(f"key {number} of {arguments.owner}: it is not shown again.", file=sys.stderr)
-    elif arguments.command == "revoke":
-        keys.revoke(arguments.id)
-    else:
-        for key in keys.listed():
-            made = time.strftime("%Y-%m-%d", time.gmtime(key["created_at"]))
-            print(
-                f"{key['id']}  {key['owner']:<20} {made}  {'revoked' if key['revoked_at'] else 'valid'}"
-            )
-    return 0

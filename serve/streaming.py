@@ -1,196 +1,222 @@
-"""Answers while they come about: OpenAI's events, and a request's work that ends when its client leaves."""
+"""Server-sent events of responses and chats, and work that ends when its client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 from fastapi import Request
+from openai.types import responses as events
+from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import ResponseError, ResponseOutputText
+from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 from atommem.episode import Step
-from atommem.errors import AtomMemError
-from atommem.serve.conversation import Answered, OnStep, OnTaken
-from atommem.serve.wire import answer_item, reasoning_item, response_object, step_summary
+from atommem.serve.conversation import Answer, OnAccepted, OnStep
+from atommem.serve.wire import (
+    SERVE_ERRORS,
+    answer_message,
+    answered_response,
+    public_error,
+    reasoning_item,
+    response_object,
+    step_summary,
+)
 
 _Result = TypeVar("_Result")
 
 
-class GoneError(Exception):
-    """The client has left: nobody is told the answer."""
+class ClientDisconnectedError(Exception):
+    """The client has disconnected; nobody receives the answer."""
 
 
-async def while_there(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Do `work`, and give it up when the client leaves.
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Await `work`; cancel it when the client disconnects.
 
     Raises:
-        GoneError: It has.
+        ClientDisconnectedError: The client has disconnected.
     """
     task = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    disconnect = asyncio.ensure_future(_disconnect(request))
     try:
-        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return await task
-        raise GoneError
+        raise ClientDisconnectedError
     finally:
-        leaving.cancel()
-        await _ended(task)
+        disconnect.cancel()
+        await _cancel(task)
 
 
-async def _left(request: Request) -> None:
+async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
-    """Cancel, and wait until what it holds is free."""
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it has released what it holds."""
     if not task.done():
         task.cancel()
-        await asyncio.wait((task,))  # whose cancellation is not taken for one of whoever waits here
+        await asyncio.wait((task,))  # unlike `await task`, does not raise its cancellation here
         if not task.cancelled():
-            task.exception()  # seen
+            task.exception()  # retrieved, so that asyncio does not report it
+
+
+class EventFormat(Protocol):
+    """Formats what happens to a question as server-sent events."""
+
+    def accepted(self) -> list[str]:
+        """The question is committed."""
+
+    def step(self, summary: str) -> list[str]:
+        """A step is committed."""
+
+    def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
+        """The answer is committed."""
+
+    def failed(self, error: Exception) -> list[str]:
+        """The question stays in the log without an answer."""
 
 
 class ResponseEvents:
-    """The events of ``/v1/responses``: every step is a part of one reasoning summary, then comes the answer."""
+    """Events of ``/v1/responses``: each step is a part of one reasoning summary, then the answer follows."""
 
     def __init__(self, response: str, model: str, conversation: str | None) -> None:
         self._response, self._model, self._conversation = response, model, conversation
-        self._number = -1
-        self._parts = 0
+        self._reasoning_id = reasoning_item(response, (), "in_progress").id
+        self._sequence_number = -1
+        self._steps = 0
 
-    def started(self) -> list[tuple[str, Any]]:
-        """The question has been taken."""
+    def accepted(self) -> list[str]:
+        """See `EventFormat`."""
         item = reasoning_item(self._response, (), "in_progress")
+        response = self._unanswered("in_progress")
         return [
-            self._event("response.created", response=self._object("in_progress")),
-            self._event("response.in_progress", response=self._object("in_progress")),
-            self._event("response.output_item.added", output_index=0, item=item),
+            self._event(events.ResponseCreatedEvent, response=response),
+            self._event(events.ResponseInProgressEvent, response=response),
+            self._event(events.ResponseOutputItemAddedEvent, output_index=0, item=item),
         ]
 
-    def step(self, text: str) -> list[tuple[str, Any]]:
-        """A step has been committed."""
-        place = {"item_id": self._reasoning, "output_index": 0, "summary_index": self._parts}
-        self._parts += 1
-        empty, part = {"type": "summary_text", "text": ""}, {"type": "summary_text", "text": text}
-        kind = "response.reasoning_summary"
+    def step(self, summary: str) -> list[str]:
+        """See `EventFormat`."""
+        place = {"item_id": self._reasoning_id, "output_index": 0, "summary_index": self._steps}
+        self._steps += 1
+        part = {"type": "summary_text", "text": summary}
         return [
-            self._event(f"{kind}_part.added", **place, part=empty),
-            self._event(f"{kind}_text.delta", **place, delta=text),
-            self._event(f"{kind}_text.done", **place, text=text),
-            self._event(f"{kind}_part.done", **place, part=part),
-        ]
-
-    def ended(self, answered: Answered, summaries: list[str]) -> list[tuple[str, Any]]:
-        """The answer has been committed."""
-        whole = response_object(
-            self._response,
-            self._model,
-            conversation=self._conversation,
-            answered=answered,
-            summaries=summaries,
-        )
-        item, text = answer_item(self._response, answered.text), answered.text or ""
-        place = {"item_id": item["id"], "output_index": 1, "content_index": 0}
-        empty = {"type": "output_text", "text": "", "annotations": []}
-        reasoning = reasoning_item(self._response, summaries, "completed")
-        return [
-            self._event("response.output_item.done", output_index=0, item=reasoning),
-            self._event("response.output_item.added", output_index=1, item={**item, "content": []}),
-            self._event("response.content_part.added", **place, part=empty),
-            self._event("response.output_text.delta", **place, delta=text, logprobs=[]),
-            self._event("response.output_text.done", **place, text=text, logprobs=[]),
-            self._event("response.content_part.done", **place, part={**empty, "text": text}),
-            self._event("response.output_item.done", output_index=1, item=item),
             self._event(
-                "response.completed" if answered.text is not None else "response.incomplete",
-                response=whole,
+                events.ResponseReasoningSummaryPartAddedEvent, **place, part={**part, "text": ""}
             ),
+            self._event(events.ResponseReasoningSummaryTextDeltaEvent, **place, delta=summary),
+            self._event(events.ResponseReasoningSummaryTextDoneEvent, **place, text=summary),
+            self._event(events.ResponseReasoningSummaryPartDoneEvent, **place, part=part),
         ]
 
-    def failed(self, error: Exception) -> list[tuple[str, Any]]:
-        """It was taken, and could not be answered: it stays in the log without an answer."""
-        failed = {
-            **self._object("failed"),
-            "error": {"code": "server_error", "message": str(error)},
-        }
-        return [self._event("response.failed", response=failed)]
+    def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
+        """See `EventFormat`."""
+        reasoning = reasoning_item(self._response, summaries, "completed")
+        message = answer_message(self._response, answer.text)
+        text = answer.text or ""
+        place = {"item_id": message.id, "output_index": 1, "content_index": 0}
+        empty = ResponseOutputText(type="output_text", text="", annotations=[])
+        (part,) = message.content
+        added = message.model_copy(update={"content": []})
+        last = (
+            events.ResponseIncompleteEvent if answer.text is None else events.ResponseCompletedEvent
+        )
+        response = answered_response(
+            self._response, self._model, self._conversation, answer, summaries
+        )
+        return [
+            self._event(events.ResponseOutputItemDoneEvent, output_index=0, item=reasoning),
+            self._event(events.ResponseOutputItemAddedEvent, output_index=1, item=added),
+            self._event(events.ResponseContentPartAddedEvent, **place, part=empty),
+            self._event(events.ResponseTextDeltaEvent, **place, delta=text, logprobs=[]),
+            self._event(events.ResponseTextDoneEvent, **place, text=text, logprobs=[]),
+            self._event(events.ResponseContentPartDoneEvent, **place, part=part),
+            self._event(events.ResponseOutputItemDoneEvent, output_index=1, item=message),
+            self._event(last, response=response),
+        ]
 
-    @property
-    def _reasoning(self) -> str:
-        return f"rs_{self._response.removeprefix('resp_')}"
+    def failed(self, error: Exception) -> list[str]:
+        """See `EventFormat`."""
+        failure = ResponseError(code="server_error", message=public_error(error)[2])
+        response = self._unanswered("failed", error=failure)
+        return [self._event(events.ResponseFailedEvent, response=response)]
 
-    def _object(self, status: str) -> dict[str, Any]:
+    def _unanswered(self, status: Any, **values: Any) -> Any:
         return response_object(
-            self._response, self._model, conversation=self._conversation, status=status
+            self._response, self._model, status, conversation=self._conversation, **values
         )
 
-    def _event(self, name: str, **fields: Any) -> tuple[str, Any]:
-        self._number += 1
-        return name, {"type": name, "sequence_number": self._number, **fields}
+    def _event(self, kind: type[BaseModel], **values: Any) -> str:
+        self._sequence_number += 1
+        (name,) = get_args(kind.model_fields["type"].annotation)
+        event = kind(type=name, sequence_number=self._sequence_number, **values)
+        return f"event: {name}\n{_data(event)}"
 
 
 class ChatEvents:
-    """The chunks of ``/v1/chat/completions``: steps as ``reasoning_content``, the answer as ``content``."""
+    """Chunks of ``/v1/chat/completions``: steps as ``reasoning_content``, the answer as ``content``."""
 
-    def __init__(self, head: dict[str, Any]) -> None:
-        self._head = {**head, "object": "chat.completion.chunk"}
+    def __init__(self, chat: str, created: int, model: str) -> None:
+        self._head = {"id": chat, "created": created, "model": model}
 
-    def started(self) -> list[tuple[str, Any]]:
-        """The question has been taken."""
+    def accepted(self) -> list[str]:
+        """See `EventFormat`."""
         return [self._chunk({"role": "assistant", "content": ""})]
 
-    def step(self, text: str) -> list[tuple[str, Any]]:
-        """A step has been committed."""
-        return [self._chunk({"reasoning_content": text + "\n"})]
+    def step(self, summary: str) -> list[str]:
+        """See `EventFormat`."""
+        return [self._chunk({"reasoning_content": summary + "\n"})]
 
-    def ended(self, answered: Answered, summaries: list[str]) -> list[tuple[str, Any]]:
-        """The answer has been committed."""
-        return [
-            self._chunk({"content": answered.text or ""}),
-            self._chunk({}, "stop"),
-            ("", "[DONE]"),
-        ]
+    def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
+        """See `EventFormat`."""
+        text = self._chunk({"content": answer.text or ""})
+        return [text, self._chunk({}, "stop"), "data: [DONE]\n\n"]
 
-    def failed(self, error: Exception) -> list[tuple[str, Any]]:
-        """It was taken, and could not be answered."""
-        return [("", {"error": {"message": str(error), "type": "server_error"}})]
+    def failed(self, error: Exception) -> list[str]:
+        """See `EventFormat`."""
+        body = {"error": {"message": public_error(error)[2], "type": "server_error"}}
+        return [f"data: {json.dumps(body)}\n\n"]
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> tuple[str, Any]:
-        return "", {
-            **self._head,
-            "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
-        }
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        values = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        return _data(ChatCompletionChunk.model_validate(values))
 
 
-async def streamed(
+def _data(event: BaseModel) -> str:
+    return f"data: {event.model_dump_json(exclude_unset=True, serialize_as_any=True)}\n\n"
+
+
+async def stream(
     request: Request,
-    ask: Callable[[OnStep, OnTaken], Awaitable[Answered]],
-    form: ResponseEvents | ChatEvents,
+    ask: Callable[[OnStep, OnAccepted], Awaitable[Answer]],
+    form: EventFormat,
 ) -> StreamingResponse:
-    """Steps and the answer of one question as they come, in the events that `form` makes of them.
+    """Stream steps and answer of one question.
 
-    It waits until the question is taken; what is refused before is raised, and is the request's status.
+    This waits until the question is committed, so that earlier errors get a status of their own.
 
     Args:
-        request: Whose client may leave.
-        ask: Asks; given what to call after every step, and once it has been taken.
-        form: Makes events, (name, data), of what happens.
+        request: Of the client that may disconnect.
+        ask: Asks, and calls its arguments after each step and when the question is committed.
+        form: Formats the events.
 
     Raises:
-        GoneError: The client has left before.
+        ClientDisconnectedError: The client has disconnected.
     """
-    queue: asyncio.Queue[list[tuple[str, Any]] | None] = asyncio.Queue()
+    queue: asyncio.Queue[list[str] | None] = asyncio.Queue()
     summaries: list[str] = []
-    taken = False
+    accepted = False
 
-    async def on_taken() -> None:
-        nonlocal taken
-        taken = True
-        queue.put_nowait(form.started())
+    async def on_accepted() -> None:
+        nonlocal accepted
+        accepted = True
+        queue.put_nowait(form.accepted())
 
     async def on_step(step: Step) -> None:
         summaries.append(step_summary(step))
@@ -198,9 +224,9 @@ async def streamed(
 
     async def work() -> None:
         try:
-            queue.put_nowait(form.ended(await ask(on_step, on_taken), summaries))
-        except AtomMemError as error:
-            if not taken:
+            queue.put_nowait(form.answered(await ask(on_step, on_accepted), summaries))
+        except SERVE_ERRORS as error:
+            if not accepted:
                 raise
             queue.put_nowait(form.failed(error))
         finally:
@@ -208,24 +234,21 @@ async def streamed(
 
     task = asyncio.ensure_future(work())
 
-    async def events(batch: list[tuple[str, Any]] | None) -> AsyncIterator[str]:
-        # The framing is ours: sse-starlette ends its streams on SIGTERM, where this server lets them come to their end.
+    async def body(batch: list[str] | None) -> AsyncIterator[str]:
+        # Not sse-starlette: it cuts streams on SIGTERM, where this server completes them.
         try:
             while batch is not None:
-                for name, data in batch:
-                    head = f"event: {name}\n" if name else ""
-                    yield f"{head}data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
+                yield "".join(batch)
                 batch = await queue.get()
         finally:
-            await _ended(task)
+            await _cancel(task)
 
     try:
-        first = await while_there(request, queue.get())
+        first = await until_disconnect(request, queue.get())
         if first is None:
-            await task  # raises what it was refused for
+            await task  # raises
     except BaseException:
-        await _ended(task)
+        await _cancel(task)
         raise
-    return StreamingResponse(
-        events(first), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-    )
+    headers = {"Cache-Control": "no-store"}
+    return StreamingResponse(body(first), media_type="text/event-stream", headers=headers)

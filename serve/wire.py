@@ -1,4 +1,4 @@
-"""What goes over the wire: the requests that are taken, and OpenAI's objects that answer them."""
+"""The API's format: requests as pydantic models, answers as objects of `openai.types`."""
 
 from __future__ import annotations
 
@@ -8,91 +8,137 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
+from openai.types.conversations import Message as ItemMessage
+from openai.types.responses import (
+    Response,
+    ResponseInputText,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+    ResponseUsage,
+)
+from openai.types.responses.response import Conversation as ResponseConversation
+from openai.types.responses.response_reasoning_item import Summary
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.responses import JSONResponse
 
 from atommem.episode import Step
-from atommem.memory.log import Entry, Outcome
-from atommem.serve.conversation import Answered
-from atommem.serve.log_rows import About, Event
-from atommem.untrusted import clean
+from atommem.errors import (
+    AtomMemError,
+    ConfigError,
+    DataError,
+    OutageError,
+    PolicyError,
+    PromptTooLongError,
+)
+from atommem.memory.log import Entry, Operation, Outcome
+from atommem.serve.conversation import Answer, CheckpointError
+from atommem.serve.events import (
+    ConflictError,
+    ConversationInfo,
+    Event,
+    KeyReusedError,
+    NotFoundError,
+)
+from atommem.serve.resources import BusyError
+from atommem.session import TurnTimeoutError
+from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
-"""Seconds after which to try again, by status."""
-_ENTRY = tuple(item.name for item in fields(Entry))
+"""Seconds, by status."""
+_ENTRY_FIELDS = tuple(item.name for item in fields(Entry))
+_STATUS: list[tuple[type[Exception], int, str]] = [
+    (NotFoundError, 404, "not_found"),
+    (CheckpointError, 409, "checkpoint_differs"),
+    (BusyError, 429, "too_busy"),
+    (ConflictError, 409, "conflict"),
+    (KeyReusedError, 422, "idempotency_key_reused"),
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    (DataError, 400, "invalid_request"),
+    (ConfigError, 400, "invalid_request"),
+    (OutageError, 503, "policy_unreachable"),
+    (TurnTimeoutError, 503, "policy_too_slow"),
+    (PolicyError, 502, "policy_refused"),
+]
+"""Status and code by type of error; the first match counts."""
+SERVE_ERRORS = (AtomMemError, TurnTimeoutError)
+"""Errors with a message for the client."""
 Text = Annotated[str, AfterValidator(clean)]
-Words = Annotated[str, Field(pattern=r"\S"), AfterValidator(clean)]
-"""A `Text` that is not blank."""
+NonBlank = Annotated[str, Field(pattern=r"\S"), AfterValidator(clean)]
 Name = Annotated[str, Field(max_length=200), AfterValidator(clean)]
 ConversationId = Annotated[str, Field(max_length=64), AfterValidator(clean)]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=64), AfterValidator(clean)],
-        Annotated[str, Field(max_length=4096), AfterValidator(clean)],
-    ],
-    Field(max_length=16),
-]
+_Key = Annotated[str, Field(max_length=64), AfterValidator(clean)]
+_Value = Annotated[str, Field(max_length=4096), AfterValidator(clean)]
+Metadata = Annotated[dict[_Key, _Value], Field(max_length=16)]
 
 
 class TextPart(BaseModel):
-    """A part of a message. Text only: pictures, files and URLs are refused."""
+    """A part of a message. Images, files and URLs are refused."""
 
     type: Literal["text", "input_text", "output_text"] = "input_text"
     text: Text
 
 
 class Message(BaseModel):
-    """A message, or a text to be read. Parts are pieces: a step reads no two of them together."""
+    """A message or a text to read; each part is read in steps of its own."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: Text | list[TextPart]
     name: Name = ""
-    """What sources call it; its id by default."""
+    """Source name of its text; by default its id."""
+
+    @property
+    def texts(self) -> list[str]:
+        """Its texts as sent."""
+        if isinstance(self.content, str):
+            return [self.content]
+        return [part.text for part in self.content]
 
     @property
     def parts(self) -> list[str]:
-        """Its texts, the speaker's role in front of what no user said."""
-        texts = (
-            [self.content]
-            if isinstance(self.content, str)
-            else [part.text for part in self.content]
-        )
-        said = [text for text in texts if text.strip()]
-        return said if self.role == "user" or not said else [f"{self.role}: {said[0]}", *said[1:]]
+        """Its texts as read: without blank ones, and after the role unless that is user."""
+        first, *others = [text for text in self.texts if text.strip()] or [""]
+        if not first:
+            return []
+        return [first if self.role == "user" else f"{self.role}: {first}", *others]
 
 
 Items = Annotated[list[Message], Field(min_length=1, max_length=20)]
 
 
-class NewConversation(BaseModel):
-    """``POST /v1/conversations``. ``goal`` in the metadata, a question a line, is shown while reading."""
+class ConversationCreate(BaseModel):
+    """Body of ``POST /v1/conversations``.
+
+    ``goal`` in the metadata, one question a line, is shown while reading.
+    """
 
     metadata: Metadata | None = None
     items: Items | None = None
 
 
 class ConversationUpdate(BaseModel):
-    """``POST /v1/conversations/{id}``."""
+    """Body of ``POST /v1/conversations/{id}``."""
 
     metadata: Metadata
 
 
-class NewItems(BaseModel):
-    """``POST /v1/conversations/{id}/items``."""
+class ItemsCreate(BaseModel):
+    """Body of ``POST /v1/conversations/{id}/items``."""
 
     items: Items
 
 
 class ConversationRef(BaseModel):
-    """A conversation, as an object."""
+    """A conversation as an object."""
 
     id: ConversationId
 
 
-class Ask(BaseModel):
-    """What asks: the last user message of ``input``; what stands before it is read."""
+class ResponseCreate(BaseModel):
+    """Body of ``POST /v1/responses``: the last message asks, those before it are read."""
 
     model: Name | None = None
     input: Text | Items
@@ -101,12 +147,9 @@ class Ask(BaseModel):
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation's id, however it was given."""
-        return (
-            self.conversation.id
-            if isinstance(self.conversation, ConversationRef)
-            else self.conversation
-        )
+        """The conversation's id in either form."""
+        held = self.conversation
+        return held.id if isinstance(held, ConversationRef) else held
 
     @property
     def messages(self) -> list[Message]:
@@ -114,25 +157,62 @@ class Ask(BaseModel):
         return [Message(content=self.input)] if isinstance(self.input, str) else self.input
 
 
-class Chat(BaseModel):
-    """``POST /v1/chat/completions``. With a conversation, what it has read already is not read again."""
+class ChatCreate(BaseModel):
+    """Body of ``POST /v1/chat/completions``; a conversation reads only messages that are new to it."""
 
     model: Name | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=2000)]
     conversation: ConversationId | None = None
     stream: bool = False
 
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation's id."""
+        return self.conversation
+
+
+class IncompleteDetails(BaseModel):
+    """Why a response is incomplete: ``no_answer`` or ``interrupted``, neither of which OpenAI has."""
+
+    reason: str
+
+
+class MemoryResponse(Response):
+    """OpenAI's response, with the entries shown when it was answered."""
+
+    created_at: int  # clients in typed languages refuse 1.0
+    incomplete_details: IncompleteDetails | None = None  # type: ignore[assignment]
+    memory: list[dict[str, Any]] | None = None
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """Return an object of `openai.types` as JSON values, without fields that were not set."""
+    found: dict[str, Any] = value.model_dump(mode="json", exclude_unset=True, serialize_as_any=True)
+    return found
+
+
+def public_error(error: Exception) -> tuple[int, str, str]:
+    """Return status, code and message for the client.
+
+    Messages of failing servers behind this one are left out: they may name internal machines.
+    """
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            message = str(error) if status < 500 else f"{code.replace('_', ' ')}. Try again later."
+            return status, code, message
+    return 500, "server_error", "the server failed."
+
 
 def error_response(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
-    """An error as OpenAI's clients read it."""
+    """Return an error in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    retry = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else {}
+    headers = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else {}
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return JSONResponse(body, status, retry)
+    return JSONResponse(body, status, headers)
 
 
-def new_item(message: Message) -> dict[str, Any]:
-    """The body of an item's event."""
+def item_body(message: Message) -> dict[str, Any]:
+    """Return the body of the event of a new item."""
     return {
         "id": f"msg_{secrets.token_hex(16)}",
         "role": message.role,
@@ -141,142 +221,166 @@ def new_item(message: Message) -> dict[str, Any]:
     }
 
 
-def conversation_object(about: About) -> dict[str, Any]:
-    """OpenAI's ``conversation``."""
+def conversation_object(info: ConversationInfo) -> dict[str, Any]:
+    """Return a conversation in OpenAI's format."""
     return {
-        "id": about.id,
+        "id": info.id,
         "object": "conversation",
-        "created_at": about.created_at,
-        "metadata": about.metadata,
+        "created_at": info.created_at,
+        "metadata": info.metadata,
     }
 
 
 def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
-    """OpenAI's ``message`` item: of a text, a question or an answer."""
+    """Return a text, question or answer as OpenAI's message item."""
     body = event.body
-    if event.kind == "item":
-        status = "in_progress" if event.version in unread else "completed"
-        named = {"name": body["name"]} if body["name"] else {}
-        return {
-            **_message(body["id"], body["role"], body["parts"], status),
-            "created_at": event.created_at,
-            **named,
-        }
     response = event.response or f"resp_{event.version}"
+    if event.kind == "answer":
+        return to_json(answer_message(response, body["text"]))
     if event.kind == "ask":
-        return _message(f"msg_q{response.removeprefix('resp_')}", "user", [body["question"]])
-    return answer_item(response, body["text"])
+        return _item(f"msg_q{response.removeprefix('resp_')}", "user", [body["question"]])
+    status = "in_progress" if event.version in unread else "completed"
+    name = {"name": body["name"]} if body["name"] else {}
+    item = _item(body["id"], body["role"], body["parts"], status)
+    return {**item, "created_at": event.created_at, **name}
 
 
-def answer_item(response: str, text: str | None) -> dict[str, Any]:
-    """The ``message`` of an answer."""
-    status = "completed" if text is not None else "incomplete"
-    item = _message(f"msg_a{response.removeprefix('resp_')}", "assistant", [], status)
-    return {**item, "content": [{"type": "output_text", "text": text or "", "annotations": []}]}
-
-
-def _message(
-    number: str, role: str, texts: Sequence[str], status: str = "completed"
+def _item(
+    item_id: str, role: Any, texts: Sequence[str], status: Any = "completed"
 ) -> dict[str, Any]:
-    content = [{"type": "input_text", "text": text} for text in texts]
-    return {"id": number, "type": "message", "role": role, "status": status, "content": content}
+    content: list[Any] = [ResponseInputText(type="input_text", text=text) for text in texts]
+    return to_json(
+        ItemMessage(id=item_id, type="message", role=role, status=status, content=content)
+    )
+
+
+def answer_message(response: str, text: str | None) -> ResponseOutputMessage:
+    """Return the message of an answer."""
+    return ResponseOutputMessage(
+        id=f"msg_a{response.removeprefix('resp_')}",
+        type="message",
+        role="assistant",
+        status="incomplete" if text is None else "completed",
+        content=[ResponseOutputText(type="output_text", text=text or "", annotations=[])],
+    )
+
+
+def reasoning_item(
+    response: str, summaries: Sequence[str], status: Literal["in_progress", "completed"]
+) -> ResponseReasoningItem:
+    """Return the reasoning item that describes the steps."""
+    return ResponseReasoningItem(
+        id=f"rs_{response.removeprefix('resp_')}",
+        type="reasoning",
+        summary=[Summary(type="summary_text", text=text) for text in summaries],
+        status=status,
+    )
+
+
+def response_object(
+    response: str,
+    model: str,
+    status: Literal["completed", "failed", "in_progress", "incomplete"],
+    *,
+    created_at: int | None = None,
+    conversation: str | None = None,
+    **values: Any,
+) -> MemoryResponse:
+    """Return a response without output; `values` are further fields."""
+    defaults: dict[str, Any] = {
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "previous_response_id": None,
+        "temperature": None,
+        "top_p": None,
+        "usage": None,
+        "output": [],
+    }
+    return MemoryResponse(
+        id=response,
+        object="response",
+        created_at=int(time.time()) if created_at is None else created_at,
+        status=status,
+        model=model,
+        conversation=None if conversation is None else ResponseConversation(id=conversation),
+        parallel_tool_calls=False,
+        tool_choice="none",
+        tools=[],
+        **(defaults | values),
+    )
+
+
+def answered_response(
+    response: str,
+    model: str,
+    conversation: str | None,
+    answer: Answer,
+    summaries: Sequence[str],
+) -> MemoryResponse:
+    """Return the response of an answer."""
+    prompt, completion = token_counts(answer)
+    usage = ResponseUsage(
+        input_tokens=prompt,
+        input_tokens_details=InputTokensDetails(cached_tokens=0, cache_write_tokens=0),
+        output_tokens=completion,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=prompt + completion,
+    )
+    items = [
+        reasoning_item(response, summaries, "completed"),
+        answer_message(response, answer.text),
+    ]
+    incomplete = answer.text is None
+    return response_object(
+        response,
+        model,
+        "incomplete" if incomplete else "completed",
+        conversation=conversation,
+        output=items,
+        usage=usage,
+        memory=[entry_object(entry) for entry in answer.entries],
+        incomplete_details=IncompleteDetails(reason="no_answer") if incomplete else None,
+    )
+
+
+def token_counts(answer: Answer) -> tuple[int, int]:
+    """Return prompt and completion tokens of all steps."""
+    return (
+        sum(step.prompt_tokens for step in answer.steps),
+        sum(step.completion_tokens for step in answer.steps),
+    )
 
 
 def listing(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
-    """The first of `data`, and whether there are more."""
+    """Return a list of the first `limit` objects, and whether there are more."""
     shown = list(data[:limit])
     return {"object": "list", "data": shown, "has_more": len(data) > len(shown)}
 
 
 def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[str, Any]:
-    """OpenAI's list: `listing`, with the ids to go on from."""
+    """Return OpenAI's list: `listing` with the ids to continue from."""
     found = listing(data, limit)
     ids = [item["id"] for item in found["data"]]
     return {**found, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def entry_object(entry: Entry) -> dict[str, Any]:
-    """An entry with its statistics and source."""
-    held = {name: value for name in _ENTRY if (value := getattr(entry, name)) is not None}
-    return held if entry.source is None else {**held, "source": asdict(entry.source)}
+    """Return an entry with its statistics and source."""
+    values = {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
+    return values if entry.source is None else {**values, "source": asdict(entry.source)}
 
 
 def step_summary(step: Step) -> str:
-    """What a step did, in words: a part of the reasoning summary."""
-    done = [_said(item) for item in step.operations if item.kind != "retrieve"]
-    shown = f"; shown next: {len(step.operations[-1].scores)} entries" if step.operations else ""
-    return f"step {step.index}, {step.observation.label}: {'; '.join(done) or 'nothing written'}{shown}"
+    """Return what a step did, as text of the reasoning summary."""
+    done = [_describe(item) for item in step.operations if item.kind != "retrieve"]
+    count = f"; shown next: {len(step.operations[-1].scores)} entries" if step.operations else ""
+    return f"step {step.index}, {step.observation.label}: {'; '.join(done) or 'nothing written'}{count}"
 
 
-def _said(operation: Any) -> str:
+def _describe(operation: Operation) -> str:
     entry = "" if operation.entry_id is None else f" entry {operation.entry_id}"
-    fate = "" if operation.outcome is Outcome.APPLIED else f" ({operation.outcome})"
+    outcome = "" if operation.outcome is Outcome.APPLIED else f" ({operation.outcome})"
     text = "" if operation.after is None else f": {operation.after}"
-    return f"{operation.kind}{entry}{fate}{text}"
-
-
-def response_object(
-    response: str,
-    model: str,
-    *,
-    created_at: int | None = None,
-    conversation: str | None = None,
-    status: str = "completed",
-    answered: Answered | None = None,
-    summaries: Sequence[str] = (),
-) -> dict[str, Any]:
-    """OpenAI's ``response``; ``memory`` is ours: the entries that were shown when it was answered."""
-    output: list[dict[str, Any]] = []
-    extra: dict[str, Any] = {"usage": None}
-    if answered is not None:
-        status = "completed" if answered.text is not None else "incomplete"
-        output = [
-            reasoning_item(response, summaries, "completed"),
-            answer_item(response, answered.text),
-        ]
-        details = {
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens_details": {"reasoning_tokens": 0},
-        }
-        tokens = usage(answered, "input_tokens", "output_tokens") | details
-        extra = {"usage": tokens, "memory": [entry_object(entry) for entry in answered.entries]}
-    return {
-        "id": response,
-        "object": "response",
-        "created_at": int(time.time()) if created_at is None else created_at,
-        "status": status,
-        "model": model,
-        "conversation": None if conversation is None else {"id": conversation},
-        "output": output,
-        "error": None,
-        "incomplete_details": {"reason": "no_answer"} if status == "incomplete" else None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": False,
-        "previous_response_id": None,
-        "temperature": None,
-        "tool_choice": "none",
-        "tools": [],
-        "top_p": None,
-        **extra,
-    }
-
-
-def usage(answered: Answered, read: str, written: str) -> dict[str, int]:
-    """The tokens of all steps, under the names that a route has for them."""
-    tokens = {
-        read: sum(step.prompt_tokens for step in answered.steps),
-        written: sum(step.completion_tokens for step in answered.steps),
-    }
-    return {**tokens, "total_tokens": sum(tokens.values())}
-
-
-def reasoning_item(response: str, summaries: Sequence[str], status: str) -> dict[str, Any]:
-    """The ``reasoning`` item that tells the steps."""
-    parts = [{"type": "summary_text", "text": text} for text in summaries]
-    return {
-        "id": f"rs_{response.removeprefix('resp_')}",
-        "type": "reasoning",
-        "summary": parts,
-        "status": status,
-    }
+    return f"{operation.kind}{entry}{outcome}{text}"

@@ -12,26 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BENCHES = sorted((ROOT / "scripts").glob("bench_*.py"))
-EXACT = (
-    "bench_baselines",
-    "bench_api_fuzz",
-    "bench_serve_crash",
-    "bench_serve_outage",
-    "bench_sessions",
-    "bench_shipped",
-    "bench_tree_exact",
-    "bench_untrusted",
-)
-"""Their claims are of equality, not of speed or of something learned: they hold in the shortest form too."""
-WITH_VLLM = (
-    "bench_lora_sync",
-    "bench_methods",
-    "bench_rollout",
-    "bench_serve_locomo",
-    "bench_server_loss",
-    "bench_step",
-    "bench_web_eval",
-)
+EXACT = ("bench_shipped", "bench_tree_exact")
+"""Their claims are of equality: they hold in the shortest form too."""
+WITH_VLLM = ("bench_lora_sync", "bench_rollout", "bench_step")
 SECONDS = 600
 
 

@@ -22,7 +22,7 @@ MOST_LINES = 6
 INPUTS_ASKED = 40
 _STAGES: dict[str, list[tuple[str, ...]]] = {
     "train": [("grpo",), ("sft",), ("async",), ("plot",), ("replay",), ("export",)],
-    "serve": [(), ("keys",)],
+    "serve": [()],
 }
 """Words that are told apart before there is a parser."""
 
@@ -117,7 +117,7 @@ MAIN = (
     "store",
     "policy",
     "model_name_or_path",
-    "cassette",
+    "recording",
     "checkpoint",
     "run",
     "folder",

@@ -22,11 +22,10 @@ ROOT = Path(__file__).parent.parent
 ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
 TRAIN = sorted((ROOT / "configs" / "train").glob("*.yaml"))
 EVAL = [ROOT / "configs" / "eval" / name for name in ("paper.yaml", "smollm2.yaml")]
-PUBLISHED = ROOT / "configs" / "eval" / "paper_tables.yaml"  # tests/eval/reproduce
+PUBLISHED = ROOT / "configs" / "eval" / "paper_tables.yaml"  # tests/eval/test_published.py
 SUITES = sorted(
     path for path in (ROOT / "configs" / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED)
 )
-REPRODUCE = sorted((ROOT / "configs" / "reproduce").glob("*.yaml"))  # tests/eval/reproduce
 TEMPLATES = sorted((ROOT / "configs" / "templates").glob("*.yaml"))
 # Recipes of the paper's experiments: these fields, and where each data set lies, are all that they may differ in.
 PAPER = [
@@ -60,9 +59,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_yaml_is_left_out() -> None:
     assert TRAIN
     shipped = sorted((ROOT / "configs").rglob("*.yaml"))
-    assert shipped == sorted(
-        [*ACCELERATE, *TRAIN, *EVAL, PUBLISHED, *SUITES, *REPRODUCE, *TEMPLATES]
-    )
+    assert shipped == sorted([*ACCELERATE, *TRAIN, *EVAL, PUBLISHED, *SUITES, *TEMPLATES])
     assert all(load_templates(str(path)).system for path in TEMPLATES)
     assert [path.stem for path in ACCELERATE] == [
         "ddp",

@@ -95,7 +95,7 @@ def test_what_can_be_done_with_it(
 def test_the_examples(
     reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.served_model import ServedModel
     from tests.serve.servers import make_conversations, running
 
     monkeypatch.syspath_prepend(ROOT / "examples")  # as for any script: it finds its own folder
@@ -111,7 +111,7 @@ def test_the_examples(
     assert {line.split()[0] for line in lines} == {
         path.name for path in (ROOT / "examples").glob("*.py")
     }
-    with running(make_conversations(Path("log.db"), ServedPolicy.open(policy))) as server:
+    with running(make_conversations(Path("log.db"), ServedModel.open(policy))) as server:
         for line in lines:
             reader.run(
                 f"python {ROOT}/examples/{line}" + f" {server.url}/v1" * line.startswith("serve")
@@ -326,14 +326,13 @@ async def test_the_rules_that_are_shown_rule(tmp_path: Path) -> None:
     ]
 
 
-def test_the_dialect_and_the_bank_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dialect_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialects, "_REGISTERED", dict(dialects._REGISTERED))
     defined: dict[str, Any] = {}
-    for page in ("docs/extending.md", "docs/retention.md"):
+    for page in ("docs/extending.md",):
         for _, block in blocks(page, "python"):
             exec(compile(block, page, "exec"), defined)
     assert dialects.get_dialect("mine").tags["create"] == "remember"
-    assert defined["kept"] == ["cut the egg", "cut the plum"]
 
 
 def test_the_step_in_the_design_page_is_what_the_code_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,16 +44,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "data synthetic": ("--n", "3"),
     "corpus build": ("--input", "pages.jsonl"),
-    "retention fit": ("texts.jsonl", *_HASHING),
-    "retention table": ("texts.jsonl", *_HASHING, "--capacities", "3", "--rules", "fifo"),
     "audit": ("texts.jsonl", *_HASHING, "--budget", "3"),
-    "reproduce streams": ("--tasks", "3"),
-    "reproduce regagent": ("--tasks", "30", "--seeds", "0"),
 }
 OUT = {
     "data": "out/made.jsonl",
     "corpus": "out",
-    "retention": "out/made.json",
     "audit": "out/made.json",
 }
 

@@ -1,4 +1,4 @@
-"""Embedders: what turns entries and queries into unit vectors."""
+"""Embedders: entries and queries to unit vectors."""
 
 from __future__ import annotations
 
@@ -12,25 +12,21 @@ if TYPE_CHECKING:
 
 
 def make_embedder(config: EmbedderConfig) -> Embedder:
-    """The embedder that `config` names; one is shared by all episodes.
+    """Make the configured embedder; all episodes share it.
 
-    Model-backed embedders (``sentence_transformer``, ``http``) come inside a micro-batcher; for the
-    others, a call costs less than waiting for company.
+    Embedders with a model come in a micro-batcher; for the others, waiting costs more than a call.
 
     Raises:
-        ConfigError: A setting is wrong, or there is no such model.
+        ConfigError: A setting is invalid, or the model does not exist.
         OutageError: The embedding server is out of reach.
     """
     if config.embedder_dim < 1:
-        raise ConfigError(f"embedder_dim is {config.embedder_dim}: give at least 1.")
-    if config.embedder == "hashing":
-        from atommem.embedding.hashing import HashingEmbedder
+        raise ConfigError(f"embedder_dim={config.embedder_dim}: must be at least 1.")
+    if config.embedder in ("hashing", "random"):
+        from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
 
-        return HashingEmbedder(config.embedder_dim)
-    if config.embedder == "random":
-        from atommem.embedding.random_vectors import RandomEmbedder
-
-        return RandomEmbedder(config.embedder_dim)
+        kind = HashingEmbedder if config.embedder == "hashing" else RandomEmbedder
+        return kind(config.embedder_dim)
 
     from atommem.embedding.batched import MicroBatcher
 

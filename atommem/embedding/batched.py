@@ -1,4 +1,4 @@
-"""One embedder for all episodes in flight: concurrent requests become one call, equal texts are embedded once."""
+"""Share one embedder among episodes: concurrent requests become one call, with a cache."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atommem.embedding.counted import EmbeddingCounts
-from atommem.embedding.embedder import Embedder, TextKind, Vectors
+from atommem.embedding.embedder import Embedder, EmbeddingCounts, TextKind, Vectors
 from atommem.micro_batching import RequestBatcher, Waiting
 
 _Key = tuple[TextKind, str]
@@ -17,16 +16,15 @@ _Request = tuple[tuple[str, ...], TextKind]
 
 
 class MicroBatcher:
-    """Wraps an embedder that is worth calling seldom.
+    """Batch and cache calls of an embedder.
 
-    Texts that coroutines ask for at the same time go to the wrapped embedder together: one call per
-    kind and per `max_batch` texts. An exception of a call reaches every request with a text in it;
-    requests served by other calls get their vectors.
+    Texts requested at the same time go to the embedder together: one call per kind and per
+    `max_batch` texts. An error of a call reaches every request with a text in it, and no other.
 
     Args:
-        embedder: What embeds; its ``embed`` may be called for several batches at once.
+        embedder: Its ``embed`` may be called concurrently.
         max_batch: Most texts in one call.
-        cache_size: Vectors kept for texts that come again (least recently used go first); 0 keeps none.
+        cache_size: Vectors kept, least recently used dropped first; 0 keeps none.
     """
 
     def __init__(self, embedder: Embedder, max_batch: int = 1024, cache_size: int = 16_384) -> None:
@@ -35,13 +33,12 @@ class MicroBatcher:
         self.max_batch = max_batch
         self.cache_size = cache_size
         self.calls = 0
-        """Calls of the wrapped embedder so far."""
         self._cache: OrderedDict[_Key, Vectors] = OrderedDict()
         self._batcher: RequestBatcher[_Request, Vectors] = RequestBatcher(self._embed_all)
 
     @property
     def counts(self) -> EmbeddingCounts:
-        """Of the wrapped embedder: texts that were cut or could not be embedded."""
+        """The embedder's counts of texts that were cut or lost."""
         found: EmbeddingCounts = getattr(self.embedder, "counts", EmbeddingCounts())
         return found
 
@@ -49,7 +46,7 @@ class MicroBatcher:
         """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1.
 
         Raises:
-            OutageError: The wrapped embedder is out of reach and its retries are used up.
+            OutageError: The embedder is out of reach and its retries are exhausted.
         """
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
@@ -60,7 +57,7 @@ class MicroBatcher:
         return await self._batcher.submit((tuple(texts), kind))
 
     async def close(self) -> None:
-        """Close the wrapped embedder."""
+        """Close the embedder."""
         await self.embedder.close()
 
     async def _embed_all(self, waiting: list[Waiting[_Request, Vectors]]) -> None:

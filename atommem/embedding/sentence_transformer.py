@@ -10,25 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from atommem.embedding.counted import EmbeddingCounts, unit_rows
-from atommem.embedding.embedder import TextKind, Vectors
+from atommem.embedding.embedder import EmbeddingCounts, TextKind, Vectors, unit_rows
 from atommem.errors import ConfigError
 from atommem.hub import hub_name, not_loaded, only_here
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 class SentenceTransformerEmbedder:
-    """Embeds in a worker thread, so that the event loop stays free; on the first GPU if there is one.
+    """Embed in a worker thread, on the first GPU if there is one.
 
-    Queries get the model's own query prompt and entries its document prompt, where it defines them
-    (Qwen3-Embedding's instruction for queries, say). Texts beyond the model's longest input are cut, which
-    `counts` counts.
+    Queries get the model's query prompt and entries its document prompt, if it defines them. Texts
+    beyond the model's longest input are cut and counted.
 
     Args:
-        model: A hub name (NAME, or NAME@REVISION) or a folder.
+        model: A hub name (NAME or NAME@REVISION) or a folder.
 
     Raises:
-        ConfigError: There is no such model, or nothing follows the ``@``.
+        ConfigError: The model does not exist, or its revision is empty.
     """
 
     def __init__(self, model: str | Path) -> None:
@@ -48,10 +46,11 @@ class SentenceTransformerEmbedder:
             )
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"No sentence-transformers model could be loaded from {str(model)!r}: {not_loaded(name, error)} "
-                "embedder_model takes a folder too, and --embedder hashing needs no model."
+                f"embedder_model={str(model)!r}: not a sentence-transformers model: "
+                f"{not_loaded(name, error)} "
+                "It may be a folder; --embedder hashing needs no model."
             ) from error
-        # A folder's name, not its path: the same model lies elsewhere on another machine.
+        # A folder's name, not its path, which differs between machines.
         self.model = Path(model).name if Path(model).is_dir() else str(model)
         self.dim = int(self._model.get_embedding_dimension())
         self.id = f"sentence_transformer/{self.model}/{self.dim}"
@@ -74,7 +73,7 @@ class SentenceTransformerEmbedder:
         texts = [clean(text) for text in texts]
         window = self._model.max_seq_length
         for text in texts:
-            # No token is shorter than a byte: short texts need no counting.
+            # A token has at least one byte, so short texts need no counting.
             if window is not None and len(text.encode()) > window and self._tokens(text) > window:
                 self.counts.add_cut(text)
         encode = self._model.encode_query if kind == "query" else self._model.encode_document

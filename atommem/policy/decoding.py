@@ -1,9 +1,8 @@
-"""A batch decode loop for causal language models that drops rows as they finish.
+"""Batch decoding in which rows leave as they finish.
 
-Why not ``model.generate``: it carries finished rows along until the longest one ends, knows one
-sampling setting per call, and one random stream for the whole batch. Here every row has its own
-settings and its own seeded stream, so that a request samples the same whichever others it shares a
-batch with, and the batch shrinks as rows end.
+``model.generate`` keeps finished rows until the longest one ends and has one sampling setting and
+one random stream per call. Here each row has its own settings and seeded stream, so a request
+samples the same in any batch, and the batch shrinks as rows end.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
     import torch
 
 COMPACT_AT = 0.9
-"""Finished rows leave when at most this share of the batch still runs: leaving copies the cache."""
+"""Share of running rows at which finished ones leave; leaving copies the cache."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One prompt, how it is sampled, and what has been sampled so far (filled by `decode`).
+    """One prompt and its sample so far, filled by `decode`.
 
-    `abandoned` tells at every token whether nobody waits for the completion any more: the row then ends.
+    `abandoned` is checked at every token; True ends the row because no caller waits for it.
     """
 
     prompt_ids: list[int]
@@ -39,11 +38,11 @@ class Row:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended by an end-of-sequence token, by its length, or because it was abandoned."""
+        """Whether it ended: by end of sequence, by length, or abandoned."""
         return self.stopped or len(self.token_ids) >= self.sampling.max_tokens or self.abandoned()
 
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int]) -> None:
-        """Take one sampled token."""
+        """Add one sampled token."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         self.stopped = token_id in eos_ids
@@ -52,13 +51,13 @@ class Row:
 def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: int) -> None:
     """Sample every row to its end, filling ``token_ids``, ``logprobs`` and ``stopped``.
 
-    Rows with equal prompts (a group's first step) share one pass over the prompt. Random numbers
-    depend on a row's seed alone; the logits also depend, within rounding, on the shape of the batch.
+    Rows with equal prompts (a group's first step) share one prefill. Random numbers depend on a
+    row's seed alone.
 
     Args:
         model: A transformers causal language model (or a peft model around one), in eval mode.
         rows: The batch; fresh rows.
-        eos_ids: Token ids that end a completion. They are kept as its last token.
+        eos_ids: Token ids that end a completion, kept as its last token.
         pad_id: Any valid token id; it is masked.
     """
     import torch
@@ -82,8 +81,8 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
     settings = _Settings.of(rows, device)
     running = list(rows)
 
-    # no_grad, not inference_mode: a model may keep tensors that it made here (rotary frequencies),
-    # and inference tensors must not turn up in a later training step.
+    # no_grad, not inference_mode: the model may cache tensors made here (rotary frequencies), and a
+    # training step must not meet inference tensors.
     with torch.no_grad():
         for length in range(width, width + longest):
             logits = model(
@@ -123,7 +122,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
 
 
 def _uniforms(rows: Sequence[Row]) -> np.ndarray:
-    """One stream of numbers in [0, 1) per row, from its own seed; shape (rows, longest max_tokens)."""
+    """Draw numbers in [0, 1) from each row's seed: shape (rows, longest max_tokens)."""
     streams = np.zeros((len(rows), max(row.sampling.max_tokens for row in rows)))
     for stream, row in zip(streams, rows, strict=True):
         seed = row.sampling.seed
@@ -132,12 +131,12 @@ def _uniforms(rows: Sequence[Row]) -> np.ndarray:
     return streams
 
 
-_OF_EACH_ROW = ("temperature", "top_p", "top_k", "greedy", "cut")
+_PER_ROW = ("temperature", "top_p", "top_k", "greedy", "cut")
 
 
 @dataclass(slots=True)
 class _Settings:
-    """The sampling settings of the running rows, one column vector each."""
+    """Sampling settings of the running rows, as column vectors."""
 
     temperature: torch.Tensor
     top_p: torch.Tensor
@@ -165,8 +164,8 @@ class _Settings:
         )
 
     def select(self, keep: torch.Tensor) -> _Settings:
-        """Those of the rows `keep`."""
-        return replace(self, **{name: getattr(self, name)[keep] for name in _OF_EACH_ROW})
+        """Select the rows `keep`."""
+        return replace(self, **{name: getattr(self, name)[keep] for name in _PER_ROW})
 
     def draw(
         self, logits: torch.Tensor, uniforms: torch.Tensor
@@ -178,7 +177,7 @@ class _Settings:
             uniforms: (rows,), in [0, 1).
 
         Returns:
-            Token ids, and their log-probabilities in the distribution that they were sampled from: (rows,) each.
+            Token ids and their log-probabilities in the sampled distribution: (rows,) each.
         """
         import torch
 
@@ -193,10 +192,10 @@ class _Settings:
             before = ranked.cumsum(-1) - ranked
             # The most likely token always stays; with top_p = 1, rounding must not cut the tail.
             ranked = ranked.masked_fill((before >= self.top_p) & (self.top_p < 1) & (ranks > 0), 0)
-            # Back in the vocabulary's order: a row draws the same whether or not another one is cut.
+            # In vocabulary order again: a row draws the same whether or not another row is cut.
             probs = ranked.new_zeros(ranked.shape).scatter(1, order, ranked)
         cumulative = probs.cumsum(-1)
-        # 1 - u is in (0, 1]: the first place that reaches it always has a probability above 0.
+        # 1 - u is in (0, 1], so the first place that reaches it has a probability above 0.
         target = (1 - uniforms[:, None]) * cumulative[:, -1:]
         token_ids = torch.searchsorted(cumulative, target)[:, 0]
         if self.any_greedy:

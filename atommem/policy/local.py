@@ -1,4 +1,4 @@
-"""A transformers model in this process. The waiting prompts of all episodes are sampled as one batch."""
+"""A transformers model in this process, which samples waiting prompts in batches."""
 
 from __future__ import annotations
 
@@ -16,34 +16,29 @@ from atommem.policy.contract import Completion, Sampling, check_request, make_co
 from atommem.policy.decoding import Row, decode
 
 FREE_PADDING = 4096
-"""Padding tokens that a batch may always have; beyond them it may hold as many as it has real ones."""
+"""Padding tokens that a batch may have even if they exceed its real tokens."""
 
 
 class LocalPolicy:
-    """Samples from a loaded causal language model.
+    """Sample from a loaded causal language model, all waiting prompts as batches of similar length.
 
-    Requests that wait at the same time are sorted by length and sampled in batches, in a worker
-    thread, so that the event loop stays free; while one batch runs, the next one collects. The model
-    is used as it stands at that moment (a trainer may change its weights between two batches), in
-    eval mode, and gets its training mode back afterwards.
-
-    Reproducible: with a seed in its `Sampling`, a request on the same weights draws the same random
-    numbers whichever other requests it shares a batch with. Logits depend on the shape of the
-    batch within rounding, so equal completions are certain for equal batches and all but certain
-    for others.
+    A worker thread samples; while a batch runs, the next one collects. The model is used as it is
+    at that moment, in eval mode, and gets its training mode back, so a trainer may update it
+    between batches. A seeded request draws the same random numbers in any batch; logits depend on
+    the batch's shape within rounding.
 
     Args:
         model: A transformers causal language model, or a peft model around one.
-        tokenizer: Its tokenizer: decodes completions, names the end-of-sequence token (those of the
-            model's generation config end a completion too).
+        tokenizer: Decodes completions. Its end-of-sequence token, and those of the model's
+            generation config, end a completion.
         max_batch_size: Most prompts in one batch.
-        max_batch_tokens: Most tokens in one batch, as rows x (longest prompt + longest max_tokens):
-            bounds the memory of the key-value cache. A single request may exceed it.
-        device: Moves the model there; None leaves it where it is.
+        max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
+            key-value cache. A single request may exceed it.
+        device: Moves the model there.
     """
 
     samples_what_waits = True
-    """A batch begins with the prompts that are there: an `Agent` makes them in the event loop, so that all are."""
+    """A batch starts with the waiting prompts, so an `Agent` encodes them in the event loop."""
 
     def __init__(
         self,
@@ -65,7 +60,7 @@ class LocalPolicy:
         self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(
             self._complete_all
         )
-        # One thread: batches of several event loops never use the model at the same time.
+        # One thread: event loops must not use the model concurrently.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
     @classmethod
@@ -77,17 +72,17 @@ class LocalPolicy:
         revision: str | None = None,
         **options: Any,
     ) -> Self:
-        """Load model and tokenizer from a folder (or hub name); a folder with a peft adapter works too.
+        """Load model and tokenizer from a folder (also of a peft adapter) or a hub name.
 
         Args:
-            path: What transformers' ``from_pretrained`` takes.
-            dtype: A torch dtype or its name; None is float32 on CPU, the checkpoint's own elsewhere.
+            path: As for transformers' ``from_pretrained``.
+            dtype: A torch dtype or its name; None is float32 on CPU, the checkpoint's elsewhere.
             device: None is the first GPU if there is one, else the CPU.
-            revision: Of a hub name: commit, branch or tag.
+            revision: Commit, branch or tag of a hub name.
             options: Further arguments of `LocalPolicy`.
 
         Raises:
-            PolicyError: There is no loadable model at `path`.
+            PolicyError: `path` does not hold a loadable model.
         """
         import torch
         from transformers import AutoModelForCausalLM
@@ -98,15 +93,15 @@ class LocalPolicy:
             found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
             tokenizer = read_tokenizer(path, **found)
-        # Of the latter transformers makes its way through a config.json that is JSON, and no configuration.
+        # transformers raises the last three for a config.json that is not a configuration.
         except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise PolicyError(
-                f"No causal language model could be loaded from {str(path)!r}: {not_loaded(str(path), error)}"
+                f"{str(path)!r} is not a causal language model: {not_loaded(str(path), error)}"
             ) from error
         return cls(model, tokenizer, device=device, **options)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion; waits for a place in a batch.
+        """Sample one completion in the next batch.
 
         Raises:
             PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
@@ -116,14 +111,14 @@ class LocalPolicy:
         return await self._batcher.submit((prompt_ids, sampling))
 
     async def close(self) -> None:
-        """End the worker thread; the model stays loaded with whoever holds it."""
+        """End the worker thread; the model stays loaded."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _complete_all(
         self, waiting: list[Waiting[tuple[list[int], Sampling], Completion]]
     ) -> None:
         loop = asyncio.get_running_loop()
-        # Threads that search large stores finish in any order: the same prompts make the same batches all the same.
+        # Prompts arrive in any order; equal prompts must make equal batches.
         waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
         lengths = [(len(item.request[0]), item.request[1].max_tokens) for item in waiting]
         for indices in plan_batches(lengths, self.max_batch_size, self.max_batch_tokens):
@@ -144,7 +139,7 @@ class LocalPolicy:
 
 
 def read_tokenizer(name: str | Path, **found: Any) -> Any:
-    """transformers' tokenizer of a folder or hub name, with what else its ``from_pretrained`` takes.
+    """Load a tokenizer; `found` are further arguments of ``from_pretrained``.
 
     Raises:
         OSError, ValueError: It cannot be loaded.
@@ -155,25 +150,24 @@ def read_tokenizer(name: str | Path, **found: Any) -> Any:
         return AutoTokenizer.from_pretrained(name, **found)
     except (OSError, ValueError):
         raise
-    except (
-        Exception
-    ) as error:  # the bare ones of tokenizers, and whatever transformers stumbles over in a file
+    except Exception as error:  # tokenizers raises bare exceptions
         raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error
 
 
 def plan_batches(
     lengths: Sequence[tuple[int, int]], max_batch_size: int, max_batch_tokens: int
 ) -> list[list[int]]:
-    """Cut requests into batches of similar prompt length, the longest first.
+    """Group requests into batches of similar prompt length, the longest first.
 
     Args:
         lengths: (prompt tokens, max_tokens) of each request.
         max_batch_size: Most requests in one batch.
-        max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch of two or more.
+        max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch of two or
+            more.
 
     Returns:
-        Indices into `lengths`, each exactly once. In every batch, padding is at most as much as the
-        real prompt tokens, or `FREE_PADDING`.
+        Indices into `lengths`, each once. Padding of a batch is at most its real prompt tokens or
+        `FREE_PADDING`.
     """
     batches: list[list[int]] = []
     width = longest = real = 0
@@ -197,7 +191,7 @@ def plan_batches(
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Put `model` into eval mode; each of its modules gets its own mode back afterwards."""
+    """Put `model` into eval mode, and restore every module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 APIS = ("completions", "chat")
 API_HELP = (
-    "How a server is asked: completions (token ids, vLLM; as in training), or chat (messages, any OpenAI-compatible "
+    "How a server is asked: completions (token ids, vLLM; as in training), or chat (messages, any "
+    "OpenAI-compatible "
     "server; a --tokenizer only counts tokens there)."
 )
 OTHER_FILES = 256
@@ -67,8 +68,10 @@ class PolicyChoice:
                 )
         elif self.tokenizer is None:
             raise ConfigError(
-                f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a folder or hub name) "
-                "as well; or, for a server that takes messages instead of token ids, api=chat (--api chat)."
+                f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a "
+                "folder or hub name) "
+                "as well; or, for a server that takes messages instead of token ids, api=chat "
+                "(--api chat)."
             )
 
     @property
@@ -180,7 +183,8 @@ def model_folder(setting: str, name: str) -> str:
         inside = sorted(str(config.parent) for config in path.glob("*/config.json"))
         hint = f" (those in it: {', '.join(inside[:5])})" if inside else ""
         raise PolicyError(
-            f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a server's URL."
+            f"{setting} is {name!r}, which is {what}: give the folder of a model{hint}, or a "
+            "server's URL."
         )
     first = path.parts[0]
     if (
@@ -220,7 +224,8 @@ def check_window(setting: str, tokens: int, folder: str) -> None:
         return  # no folder, or one that does not say
     if isinstance(window, int) and tokens >= window:
         raise PolicyError(
-            f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit beside it."
+            f"{setting} is {tokens} and the window of {folder} {window}: no prompt would fit "
+            "beside it."
         )
 
 
@@ -245,7 +250,8 @@ def allow_connections(count: int) -> None:
 async def policy_identity(settings: PolicyChoice, policy: Any) -> dict[str, Any]:
     """What tells this policy from another: for a folder, its files by name, size and time of change.
 
-    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's name has to do.
+    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's
+    name has to do.
 
     Raises:
         OutageError: The server, or every one of several, is out of reach.

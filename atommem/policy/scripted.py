@@ -1,4 +1,4 @@
-"""A policy that is a function: experts, demonstrations, tests."""
+"""A policy that is a function, for experts, demonstrations and tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from atommem.tokens import Tokenizer
 
 
 class ScriptedPolicy:
-    """Answers every prompt with ``script(prompt text)``.
+    """Answer every prompt with ``script(prompt text)``.
 
-    Its completions end with `eos_token_id` (when given), as a model's would, so that they can serve
-    as demonstrations. Log-probabilities are 0: a script is certain.
+    Completions end with `eos_token_id`, if set, so that they can serve as demonstrations.
+    Log-probabilities are 0.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class ScriptedPolicy:
         self._end = [] if eos_token_id is None else [eos_token_id]
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """The script's answer; longer than `sampling.max_tokens` it is cut, like a model's."""
+        """Return the script's answer, cut at `sampling.max_tokens`."""
         text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         token_ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
         is_cut = len(token_ids) > sampling.max_tokens
@@ -33,4 +33,4 @@ class ScriptedPolicy:
         return Completion(token_ids, [0.0] * len(token_ids), text, "length" if is_cut else "stop")
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""

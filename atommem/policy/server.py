@@ -1,4 +1,4 @@
-"""Policies behind a server: token ids to vLLM's ``/v1/completions``, or messages to a chat endpoint."""
+"""Policies behind a server: vLLM by token ids, or a chat endpoint by messages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
-from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ClientOptions, RefusedError, ServerClient
+from atommem.tokens import ApproximateTokenizer
 
 if TYPE_CHECKING:
     from atommem.tokens import Tokenizer
@@ -82,8 +82,8 @@ class ServerPolicy(RemotePolicy):
     """Sample from a vLLM server by token ids; the server batches the requests of all episodes.
 
     The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later). Its
-    log-probabilities include the temperature only with ``--logprobs-mode processed_logprobs``. Every
-    sampling value is sent, because vLLM fills gaps from the model's generation_config.json.
+    log-probabilities include the temperature only with ``--logprobs-mode processed_logprobs``.
+    Every sampling value is sent, because vLLM fills gaps from the model's generation_config.json.
 
     Args:
         scaled_logprobs: Refuse a server whose log-probabilities ignore a temperature other than 1.
@@ -168,7 +168,7 @@ class ServerPolicy(RemotePolicy):
 
 
 class ChatPolicy(RemotePolicy):
-    """Sample text from any OpenAI-compatible chat endpoint: for evaluation and use, not for training.
+    """Sample text from an OpenAI-compatible chat endpoint, for evaluation and use.
 
     Reasoning that the server separates from the content is dropped from the completion.
 
@@ -184,7 +184,7 @@ class ChatPolicy(RemotePolicy):
         tokenizer: Tokenizer | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        super().__init__(base_url, model, tokenizer or RoughTokenizer(), options)
+        super().__init__(base_url, model, tokenizer or ApproximateTokenizer(), options)
         self._chat = ChatClient(self._client)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:

@@ -57,9 +57,9 @@ class ServerPool:
     """Sample from whichever servers are up, within one event loop.
 
     A request goes to the server with the fewest requests in flight; requests of one
-    `Sampling.affinity` stay together, since they share a prompt prefix and so its cache. A server on
-    which a request fails is dropped, and its requests go to others. Its health is polled at growing
-    intervals; it returns once it answers and has the current adapter.
+    `Sampling.affinity` stay together, since they share a prompt prefix and so its cache. A server
+    on which a request fails is dropped, and its requests go to others. Its health is polled at
+    growing intervals; it returns once it answers and has the current adapter.
 
     Args:
         base_urls: The servers.
@@ -163,7 +163,7 @@ class ServerPool:
         raise OutageError(f"a request failed on {self.max_attempts} servers in turn: {failure}")
 
     async def model_name(self) -> str:
-        """Return the model's name, which must be the same on all servers, and request it from now on.
+        """Return the one model name of all servers, and request it from now on.
 
         Raises:
             OutageError: No server was reachable within `patience` seconds.

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process: requests of all episodes stream into it as they come."""
+"""A vLLM engine in this process, with continuous batching over all episodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from atommem.policy.server_pool import Adapter
 
 
 class VllmEnginePolicy:
-    """Samples from a `vllm.v1.engine.llm_engine.LLMEngine` with continuous batching.
+    """Sample from a `vllm.v1.engine.llm_engine.LLMEngine`.
 
-    A thread of its own steps the engine while it has requests, and takes in new ones between two steps: a step of many
-    requests takes longer than an event loop may stand still, and the engine does not wait for the loop either.
+    A thread steps the engine while it has requests and adds new ones between steps, because a step
+    takes longer than the event loop may block.
 
     Args:
-        engine: The engine; requests carry token ids only.
-        tokenizer: The model's; decodes completions.
+        engine: Gets requests of token ids only.
+        tokenizer: Decodes completions.
     """
 
     def __init__(self, engine: Any, tokenizer: Any) -> None:
@@ -43,7 +43,7 @@ class VllmEnginePolicy:
 
     @property
     def engine(self) -> Any:
-        """The engine at rest: waits for the step that is under way, and for requests that wait."""
+        """The engine at rest: waits for the current step and pending requests."""
         if (stepping := self._stepping) is not None:
             stepping.result()
         return self._engine
@@ -53,7 +53,7 @@ class VllmEnginePolicy:
 
         Raises:
             PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: A sampling value is out of range, or the engine computed no log-probabilities, or NaN.
+            PolicyError: A sampling value is out of range, or a log-probability is missing or NaN.
         """
         check_request(prompt_ids, sampling, self.context_length)
         name = str(next(self._numbers))
@@ -78,13 +78,13 @@ class VllmEnginePolicy:
             raise
 
     def use_adapter(self, adapter: Adapter) -> None:
-        """Sample with this LoRA adapter from now on."""
+        """Use this LoRA adapter for new requests."""
         from vllm.lora.request import LoRARequest
 
         self._lora_request = LoRARequest(adapter.name, next(self._adapters), adapter.path)
 
     def take_counts(self) -> dict[str, float]:
-        """Prompt tokens since the last call, and those that the prefix cache served."""
+        """Return prompt tokens since the last call, and prefix cache hits among them."""
         counts = {
             "vllm/prompt_tokens": float(self._prompt_tokens),
             "vllm/prefix_cache_hits": float(self._cached_tokens),
@@ -93,13 +93,12 @@ class VllmEnginePolicy:
         return counts
 
     async def close(self) -> None:
-        """Free the engine, when the step that is under way has ended."""
+        """Free the engine after its current step."""
         self._call(self._waiting.clear)
         self._thread.shutdown()
         self._engine = None
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Have `call` made in the thread before the engine's next step."""
         with self._lock:
             self._calls.append(call)
             if self._stepping is None or self._stepping.done():
@@ -108,7 +107,6 @@ class VllmEnginePolicy:
     # In the thread --------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Step the engine until it has no more requests; what it raises goes to all who wait."""
         _settle()
         while True:
             with self._lock:
@@ -126,9 +124,7 @@ class VllmEnginePolicy:
                         and (deliver := self._waiting.pop(output.request_id, None)) is not None
                     ):
                         deliver(self._read(output))
-            except (
-                Exception
-            ) as error:  # whatever it is, it belongs to those who wait for this engine
+            except Exception as error:  # every pending request gets it
                 for deliver in self._waiting.values():
                     deliver(error)
                 self._waiting.clear()
@@ -145,7 +141,7 @@ class VllmEnginePolicy:
             self._engine.add_request(
                 name, {"prompt_token_ids": prompt_ids}, params, lora_request=lora_request
             )
-        except Exception as error:  # it refuses this one
+        except Exception as error:  # the engine refused this request
             deliver(error)
         else:
             self._waiting[name] = deliver
@@ -170,7 +166,7 @@ class VllmEnginePolicy:
 
 
 def _on_this_device() -> tuple[Any, ...]:
-    """A thread begins on the first GPU: what sets it on the one that the engine was made on."""
+    # A new thread starts on the first GPU, not on the engine's.
     import torch
 
     return (
@@ -179,7 +175,7 @@ def _on_this_device() -> tuple[Any, ...]:
 
 
 def _settle() -> None:
-    """vLLM has a CUDA stream in each thread: new weights are there before a step, a step has ended before sleep."""
+    # vLLM uses one CUDA stream per thread: synchronise weight loads and sleep with steps.
     import torch
 
     if torch.cuda.is_available():
@@ -187,10 +183,10 @@ def _settle() -> None:
 
 
 def sampling_params(sampling: Sampling) -> Any:
-    """vLLM's own, without its defaults from a model's generation_config.json.
+    """Convert to vLLM's parameters, without defaults from generation_config.json.
 
-    And without a seed: vLLM would sample such requests row by row, and a completion still depends,
-    within rounding, on what else is in its batch.
+    The seed is dropped: vLLM samples seeded requests row by row, and a completion depends on its
+    batch within rounding anyway.
     """
     from vllm import SamplingParams
 

@@ -24,7 +24,7 @@ from atommem.memory.rules import (
 from atommem.rules.ratings import PRIORS, kind_of, novelty
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
-from atommem.untrusted import guard_text
+from atommem.text_safety import guard_text
 
 WEIGHTS = (0.1, 0.1, 0.1, 0.1, 0.6)
 """For utility, confidence, novelty, recency and type, as published with the code."""

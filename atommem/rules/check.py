@@ -12,7 +12,7 @@ from atommem.config import MemoryConfig
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.memory.log import Operation
 from atommem.memory.memory import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 
 CAPACITY = 5
 _WORDS = [
@@ -80,7 +80,7 @@ async def play(
     config: MemoryConfig, stream: Sequence[Sequence[Action]], seed: int, pause: int | None = None
 ) -> list[Operation]:
     """Return the log of a stream; the memory is saved and restored before step `pause`."""
-    embedder, tokenizer = HashingEmbedder(32), RoughTokenizer()
+    embedder, tokenizer = HashingEmbedder(32), ApproximateTokenizer()
     memory = WorkingMemory(embedder, tokenizer, config, seed=seed)
     for step, actions in enumerate(stream):
         if step == pause:

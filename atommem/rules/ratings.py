@@ -164,7 +164,7 @@ class Linear(Rated):
     """Keep the texts with the highest log-odds of being needed, by a fitted linear scorer.
 
     Args:
-        weights: A JSON file of ``atommem retention fit``: ``weights`` by feature, ``bias``, and
+        weights: A JSON file of ``python -m papers.retention fit``: ``weights`` by feature, ``bias``, and
             optionally a ``vector`` of weights for the text's embedding.
     """
 
@@ -198,7 +198,7 @@ def read_weights(path: str) -> tuple[Mapping[str, float], Numbers | None]:
             raise ValueError("not all of them are finite numbers")
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"linear: weights={path!r} ({error}). Create the file with `atommem retention fit`."
+            f"linear: weights={path!r} ({error}). Create the file with `python -m papers.retention fit`."
         ) from error
     if unknown := weights.keys() - {*FEATURES, "bias"}:
         names = ", ".join(sorted(unknown))

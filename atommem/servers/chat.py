@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from atommem.servers.client import RefusedError, ServerClient
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 _UNSUPPORTED = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
 _OPTIONAL = ("temperature", "top_p", "top_k", "seed")
@@ -83,7 +83,7 @@ class ChatClient:
                     raise
 
     def _adapt(self, error: RefusedError, sent: Mapping[str, Any]) -> bool:
-        """Rename or drop the parameter that the server refused; False if it refused another thing."""
+        """Rename or drop a refused parameter; return False for any other refusal."""
         if error.code not in _UNSUPPORTED or error.param not in sent:
             return False
         if error.param == "max_tokens":

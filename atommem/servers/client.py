@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from atommem.config import is_loopback
 from atommem.errors import ConfigError, OutageError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 if TYPE_CHECKING:
     import httpx
@@ -119,8 +119,8 @@ class ServerClient:
     """Call one JSON server, OpenAI-compatible or other.
 
     Failed or broken connections, time-outs, HTTP 408, 429, 5xx and undecodable answers are retried
-    with exponential back-off and jitter, or after the server's Retry-After. A redirect is a refusal,
-    so a key never reaches another host. One client serves several event loops.
+    with exponential back-off and jitter, or after the server's Retry-After. A redirect is a
+    refusal, so a key never reaches another host. One client serves several event loops.
 
     Args:
         base_url: The server, with or without the closing ``/v1``.
@@ -151,7 +151,8 @@ class ServerClient:
     ) -> None:
         if not _is_http_url(base_url):
             raise ConfigError(
-                f"base_url={base_url!r}: not a server URL. Give one that begins with http:// or https://."
+                f"base_url={base_url!r}: not a server URL. Give one that begins with http:// or "
+                "https://."
             )
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {**(headers or {}), **key_header(service, api_key(service, self.base_url))}
@@ -324,7 +325,8 @@ def api_key(service: Service, base_url: str) -> str | None:
     plain = urlsplit(base_url).scheme != "https" and not is_loopback(base_url)
     if key and plain and os.environ.get(PLAIN_HTTP) != "1":
         raise ConfigError(
-            f"{variable} is set and {base_url} is plain http to another machine, where the key could "
+            f"{variable} is set and {base_url} is plain http to another machine, where the key "
+            "could "
             f"be read on the way. Use an https URL or a tunnel, unset {variable}, or set "
             f"{PLAIN_HTTP}=1 on a private network."
         )

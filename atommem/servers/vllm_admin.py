@@ -74,11 +74,13 @@ class VllmAdmin:
                 return
             if error.status == 404 and "Not Found" in error.message:
                 raise PolicyError(
-                    f"{self.base_url} has no /v1/load_lora_adapter. Start vLLM with --enable-lora and "
+                    f"{self.base_url} has no /v1/load_lora_adapter. Start vLLM with --enable-lora "
+                    "and "
                     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment."
                 ) from error
             raise PolicyError(
-                f"{self.base_url} could not load the adapter in {path} ({error}). The server must see "
+                f"{self.base_url} could not load the adapter in {path} ({error}). The server must "
+                "see "
                 "this folder, and its --max-lora-rank must be at least the adapter's rank."
             ) from error
 

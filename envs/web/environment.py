@@ -32,19 +32,19 @@ from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode
 from atommem.memory.log import BETWEEN
 from atommem.observation import Observation, Piece
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
-_LONGEST_NAME = 200
-"""Characters of a page's title, of a link's name and of a call, as they are shown."""
-_LONGEST_FAILURE = 1000
-"""Characters of why there is no result: most failures say again what was asked for, and no call is a second memory."""
-_LINK_BYTES = 8000
-"""Of the names of all links: some two thousand tokens."""
+_MAX_NAME = 200
+"""Characters of a title, of a link's name and of a call, as they are shown."""
+_MAX_FAILURE = 1000
+"""Characters of an error message: a call must not serve as a second memory."""
+_MAX_LINK_BYTES = 8000
+"""Bytes of the names of all links: some two thousand tokens."""
 
 
 class WebEnvironments(QAEnvironments):
-    """Browse: search and read pages with tools, see the last result only, answer from memory."""
+    """Browse: call tools, see the last result only, answer from memory."""
 
     config_class = WebConfig
     templates = Path(__file__).with_name("templates")
@@ -60,8 +60,6 @@ class WebEnvironments(QAEnvironments):
         "acting": (),
         "answering": (),
     }
-    numbers = ("number", "part", "parts", "left")
-    inside: ClassVar = {"question_line": "questions", "link": "links"}
     phases = ("acting", "answering")
     config: WebConfig
 
@@ -85,45 +83,46 @@ class WebEnvironments(QAEnvironments):
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
-        """Questions of a benchmark of the web, or the tasks of one that brings documents, which are then the web."""
+        """Build tasks of a web benchmark, or of one whose documents become the web."""
         from atommem.envs.web.questions_cli import is_asked_for, main
 
         return main(argv) if is_asked_for(argv) else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Of the episode, at each question: calls that were written, and those of them that were not carried out (which
-        could not be read, a second one of a step, one beside an answer or when none is left); and of the documents that
-        it needs, where its benchmark names them, the part that was shown (``evidence_shown``); and where pages ask for
-        an action, whether it was taken (`atommem.envs.web.injections`).
-        """
+        """Return metrics of the episode for each question.
+
+        ``calls`` written; ``calls_refused``: malformed, second of a step, beside an answer, or over
+        budget; ``evidence_shown``: share of the needed documents that were shown; and
+        `injection_followed`."""
         written = [(step, self.calls(step.actions, step.problems)) for step in episode.steps]
-        count = sum(len(calls) for _, calls in written)
-        made = sum(
-            isinstance(calls[0], Action)
-            and step.observation.phase == "acting"
-            and first(step.actions, ANSWER) is None
+        made = [
+            step
             for step, calls in written
             if calls
-        )
-        shown = shown_pages(episode)
-        counts = {
+            and isinstance(calls[0], Action)
+            and step.observation.phase == "acting"
+            and first(step.actions, ANSWER) is None
+        ]
+        count = sum(len(calls) for _, calls in written)
+        metrics = {
             "calls": float(count),
-            "calls_refused": float(count - made),
+            "calls_refused": float(count - len(made)),
             **injection_followed(task, episode),
         }
+        shown = shown_pages(episode)
         return [
-            counts | _evidence(question.metadata.get("evidence"), shown)
+            metrics | _evidence_shown(question.metadata.get("evidence"), shown)
             for question in task.questions
         ]
 
     def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:
-        """The calls of one completion, in order."""
+        """Return the calls of one completion in order."""
         if self.config.calls == "compact":
             return [action for action in actions if action.kind == CALL]
         return calls(actions, problems)  # type: ignore[arg-type]
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """As many steps as calls, each with a whole chunk: the most that there may be. No two see the same pages."""
+        """Return the upper bound: one step a call, each with a whole chunk, none shared."""
         steps: dict[str, Any] = {
             "stream_steps": self.config.max_calls,
             "stream_tokens": self.config.chunk_tokens,
@@ -134,20 +133,16 @@ class WebEnvironments(QAEnvironments):
             return shape
         tasks = load_tasks(path)
         questions = sum(len(task.questions) for task in tasks) / len(tasks)
-        return replace(
-            shape,
-            source=f"{path}, with as many steps as calls",
-            tasks=len(tasks),
-            questions=questions,
-        )
+        source = f"{path}, with as many steps as calls"
+        return replace(shape, source=source, tasks=len(tasks), questions=questions)
 
     def blank(self, phase: str) -> Observation:
-        """No result, and no more calls where it is time to answer."""
+        """Return the observation of a phase without a result."""
         closing = Piece("answering") if phase == "answering" else Piece("acting", {"left": 0})
         return Observation(phase, (questions_piece([""]),), (), (closing,))
 
     def identity(self) -> dict[str, Any]:
-        """What its tools stand for."""
+        """Return the values of the tool sources for manifests."""
         return {name: value for source in self._sources for name, value in source.identity.items()}
 
     def __call__(self) -> WebEnvironment:
@@ -160,30 +155,17 @@ class WebEnvironments(QAEnvironments):
         await super().close()
 
 
-def _fitting(links: Sequence[Link]) -> tuple[Link, ...]:
-    """The first links, as many as a prompt has room for whatever they are called: it shows them beside each part."""
-    fitting, left = [], _LINK_BYTES
-    for link in links:
-        name = clean(link.title[:_LONGEST_NAME])
-        left -= len(name.encode())
-        if left < 0:
-            break
-        fitting.append(Link(name, clean(link.target)))
-    return tuple(fitting)
-
-
-def _evidence(documents: Sequence[Sequence[str]] | None, shown: set[str]) -> dict[str, float]:
-    """How much of the evidence was shown: each document by any of its names."""
+def _evidence_shown(documents: Sequence[Sequence[str]] | None, shown: set[str]) -> dict[str, float]:
+    # A document counts under any of its names.
     if not documents:
         return {}
-    return {
-        "evidence_shown": sum(not shown.isdisjoint(names) for names in documents) / len(documents)
-    }
+    found = [not shown.isdisjoint(names) for names in documents]
+    return {"evidence_shown": sum(found) / len(found)}
 
 
 @dataclass
-class _Shown:
-    """A result in parts, of which one at a time is shown."""
+class _Display:
+    """A result in parts, one of which is shown at a time."""
 
     call: str
     result: ToolResult
@@ -195,10 +177,9 @@ class _Shown:
         return self.number + 1 >= len(self.parts)
 
     def pieces(self) -> tuple[Piece, ...]:
-        text = self.parts[self.number]
+        values: dict[str, str | int] = {"call": self.call, "text": self.parts[self.number]}
         if self.result.is_error:
-            return (Piece("failure", {"call": self.call, "text": text}),)
-        values: dict[str, str | int] = {"call": self.call, "text": text}
+            return (Piece("failure", values),)
         if not self.result.title:
             shown = Piece("result", values)
         else:
@@ -206,23 +187,21 @@ class _Shown:
             shown = Piece("page", {**values, **place, "title": self.result.title})
         if not self.result.links:
             return (shown,)
-        links = (
-            Piece("link", {"number": n, "name": link.title})
-            for n, link in enumerate(self.result.links, start=1)
-        )
-        return shown, Piece("links", {"links": tuple(links)})
+        links = enumerate(self.result.links, start=1)
+        lines = tuple(Piece("link", {"number": n, "name": link.title}) for n, link in links)
+        return shown, Piece("links", {"links": lines})
 
     @property
-    def origin(self) -> str | None:
+    def origin(self) -> str:
         found = [] if self.result.title else [link.target for link in self.result.links]
         where = self.result.origin or BETWEEN.join((self.call, *found))
-        return (
-            f"{where}, part {self.number + 1}/{len(self.parts)}" if len(self.parts) > 1 else where
-        )
+        if len(self.parts) == 1:
+            return where
+        return f"{where}, part {self.number + 1}/{len(self.parts)}"
 
     @property
     def span(self) -> tuple[int, int]:
-        """Characters of the result, from and to which the part that is shown goes."""
+        """The characters of the result that are shown."""
         start = sum(map(len, self.parts[: self.number]))
         return start, start + len(self.parts[self.number])
 
@@ -230,25 +209,25 @@ class _Shown:
 class WebEnvironment:
     """One episode with tools.
 
-    A completion may call one tool; its result is what the next step shows, and all that it shows. A result that is
-    too long for a step goes on at the next one by itself, until another call is made. A step that neither calls, nor
-    answers, nor reads on costs a call as well, so that an episode ends. An answer ends the search. When there are no
-    more calls, the last result is read to its end, and the step that shows its last part must answer. Where a task
-    has several questions, the first answer only ends the search, and each question is then asked in turn.
+    A completion may call one tool, whose result is all that the next step shows. A result that is
+    too long for a step continues at the next one, until another call is made. A step that does
+    nothing at all costs a call as well. An answer ends the search. When no call is left, the last
+    result is read to its end, and the step that shows its last part must answer. If a task has
+    several questions, the first answer only ends the search; each question is then asked in turn.
     """
 
     def __init__(self, shared: WebEnvironments) -> None:
         self._shared = shared
-        self._shown: _Shown | None = None
+        self._display: _Display | None = None
         self._left = shared.config.max_calls
         self._ignored = False
         self._asking = False
 
     async def reset(self, task: Task) -> Observation:
-        """Start on `task`; where it names its first page (``metadata["start"]``), that is shown.
+        """Start on `task` and show its first page (``metadata["start"]``), if it names one.
 
         Raises:
-            ConfigError: The task has no question, or the reward is none for it.
+            ConfigError: The task has no question, or cannot be scored by the reward.
             OutageError: A tool's provider is out of reach.
         """
         self._shared.check(task)
@@ -265,7 +244,7 @@ class WebEnvironment:
 
     async def step(self, turn: Turn) -> StepResult:
         """Carry out the call, read on, ask the next question, or end."""
-        answered = first(turn.actions, ANSWER) is not None or (self._left == 0 and self._at_end)
+        answered = first(turn.actions, ANSWER) is not None or self._must_answer
         if self._asking or (answered and len(self._task.questions) == 1):
             reason = self._questions.take(turn)
             return StepResult(None if reason else self._question(), reason)
@@ -277,76 +256,68 @@ class WebEnvironment:
         if written and self._left:
             self._left -= 1
             await self._carry_out(written[0], turn)
-        elif not self._at_end:
-            assert self._shown is not None
-            self._shown.number += 1
+        elif self._display is not None and not self._display.is_last:
+            self._display.number += 1
         else:
             self._left -= 1
-            self._shown = None
+            self._display = None
         return StepResult(self._observation())
 
     async def score(self) -> Score:
-        """Means over all questions (`QAEnvironments.score`)."""
+        """Return means over all questions (`QAEnvironments.score`)."""
         return await self._shared.score(self._task, self._questions.answers)
 
     @property
-    def _at_end(self) -> bool:
-        """Whether nothing is left to read of what is shown."""
-        return self._shown is None or self._shown.is_last
+    def _must_answer(self) -> bool:
+        return self._left == 0 and (self._display is None or self._display.is_last)
 
     async def _carry_out(self, call: Call, turn: Turn) -> None:
-        """Make a call and show what it gave."""
         text = " ".join(turn.text[call.start : call.end].split())
         if not isinstance(call, Action):
             await self._show(text, ToolResult(call.detail, is_error=True))
             return
-        name, arguments = call.kind, dict(call.arguments or {})
+        tools, arguments = self._shared.tools, dict(call.arguments or {})
         if self._shared.config.calls == "compact":
-            name, _, said = call.text.partition(" ")
-            tool = self._shared.tools.get(name)
-            if tool is None or not said.strip():
-                names = ", ".join(self._shared.tools)
-                await self._show(
-                    text, ToolResult(f"Write a tool ({names}) and what it is given.", is_error=True)
-                )
-                return
-            arguments = {tool.argument: said.strip()}
             text = " ".join(call.text.split())
+            name, _, argument = call.text.partition(" ")
+            if name not in tools or not argument.strip():
+                why = f"Write a tool ({', '.join(tools)}) and its argument."
+                await self._show(text, ToolResult(why, is_error=True))
+                return
+            tool = tools[name]
+            arguments = {tool.argument: argument.strip()}
         else:
-            tool = self._shared.tools[name]
-            text = f"{name} {' '.join(str(value) for value in arguments.values())}".strip()
+            tool = tools[call.kind]
+            text = f"{tool.name} {' '.join(str(value) for value in arguments.values())}".strip()
         if tool.follows is not None:
-            arguments[tool.follows] = self._followed(str(arguments.get(tool.follows, "")))
+            arguments[tool.follows] = self._follow(str(arguments.get(tool.follows, "")))
         await self._show(text, await tool.run(arguments, self._task))
 
-    def _followed(self, said: str) -> str:
-        """What to visit: the target of the link of this number, or what was said."""
-        links = self._shown.result.links if self._shown is not None else ()
+    def _follow(self, page: str) -> str:
+        """Return the target of the link, if `page` is its number."""
+        links = self._display.result.links if self._display is not None else ()
         # Python refuses to read thousands of digits.
-        number = int(said) if said.isdecimal() and len(said) < 10 else 0
-        return links[number - 1].target if 0 < number <= len(links) else said
+        number = int(page) if page.isdecimal() and len(page) < 10 else 0
+        return links[number - 1].target if 0 < number <= len(links) else page
 
     async def _show(self, call: str, result: ToolResult) -> None:
         text, shared = clean(result.text), self._shared
-        if result.is_error and len(text) > _LONGEST_FAILURE:
-            text = f"{text[:_LONGEST_FAILURE]}..."
-        parts = [text]
-        # A token has at least a byte; what may be longer than a part is cut off the loop.
-        if len(text.encode()) > shared.config.chunk_tokens:
-            parts = await asyncio.to_thread(
-                chunk_text, text, shared.tokenizer, shared.config.chunk_tokens, True
-            )
-        title, origin = clean(result.title[:_LONGEST_NAME]), clean(result.origin)
-        result = replace(result, title=title, links=_fitting(result.links), origin=origin)
-        self._shown = _Shown(call[:_LONGEST_NAME], result, parts or [""])
+        if result.is_error and len(text) > _MAX_FAILURE:
+            text = f"{text[:_MAX_FAILURE]}..."
+        parts, limit = [text], shared.config.chunk_tokens
+        # A token has at least one byte, so most results need no count.
+        if len(text.encode()) > limit:
+            parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, limit, True)
+        title, origin = clean(result.title[:_MAX_NAME]), clean(result.origin)
+        result = replace(result, title=title, links=_first_links(result.links), origin=origin)
+        self._display = _Display(call[:_MAX_NAME], result, parts or [""])
 
     def _observation(self) -> Observation:
-        """What is shown while the policy acts, or, where it can call nothing more, must answer."""
-        shown, questions = self._shown, self._task.questions
-        last = self._left == 0 and self._at_end
-        stream = () if shown is None else shown.pieces()
-        label = "start" if shown is None else shown.call
-        start, end = (None, None) if shown is None else shown.span
+        display, questions = self._display, self._task.questions
+        last = self._must_answer
+        stream = () if display is None else display.pieces()
+        label = "start" if display is None else display.call
+        start, end = (None, None) if display is None else display.span
         return Observation(
             phase="answering" if last else "acting",
             task=(questions_piece([question.text for question in questions]),),
@@ -354,13 +325,13 @@ class WebEnvironment:
             closing=(Piece("answering") if last else Piece("acting", {"left": self._left}),),
             label=f"{label}, {self._left} call{'s' * (self._left != 1)} left",
             question=0 if len(questions) == 1 else None,
-            origin=None if shown is None else shown.origin,
+            origin=None if display is None else display.origin,
             start=start,
             end=end,
         )
 
     def _question(self) -> Observation:
-        """The next of several questions."""
+        """Return the observation that asks the next of several questions."""
         index, questions = self._questions.asked.start, self._task.questions
         return Observation(
             phase="answering",
@@ -369,3 +340,15 @@ class WebEnvironment:
             label=f"question {index + 1}/{len(questions)}",
             question=index,
         )
+
+
+def _first_links(links: Sequence[Link]) -> tuple[Link, ...]:
+    # The names of all links together are bounded, because each part of a page shows them.
+    first_links, left = [], _MAX_LINK_BYTES
+    for link in links:
+        name = clean(link.title[:_MAX_NAME])
+        left -= len(name.encode())
+        if left < 0:
+            break
+        first_links.append(Link(name, clean(link.target)))
+    return tuple(first_links)

@@ -1,18 +1,21 @@
-"""Sources of tools by their names."""
+"""Tool sources by name, and typed Python functions as tools."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from atommem import plugins
-from atommem.envs.web.function_source import FunctionSource
-from atommem.envs.web.tools import Tool, ToolSource
-from atommem.errors import ConfigError
+from atommem.envs.web.tools import LONGEST_TEXT, Tool, ToolResult, ToolSource
+from atommem.errors import AtomMemError, ConfigError, OutageError
 
 GROUP = "atommem.tools"
-"""The group of entry points that sources of tools are found in."""
+"""Entry-point group of tool sources."""
 _OURS = {
     "task": "atommem.envs.web.task_pages:TaskPages",
     "corpus": "atommem.envs.web.corpus.corpus_source:CorpusSource",
@@ -27,10 +30,10 @@ _OURS = {
 
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
-    """The sources called `names`: of the group ``atommem.tools``, or dotted paths of a source or a function.
+    """Return the sources of these names: entry points, or dotted paths of a source or a function.
 
     Raises:
-        ConfigError: There is none of a name, it is none, two tools share a name, or a tool's schema cannot be used.
+        ConfigError: A name is unknown, two tools share a name, or a tool's schema is invalid.
     """
     sources: list[ToolSource] = []
     for name in names:
@@ -40,57 +43,88 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
         elif inspect.isfunction(found):
             sources.append(FunctionSource(config, found))
         else:
+            raise ConfigError(f"tools={name}: not a ToolSource or a function. Got {found!r}.")
+    if config.recording is not None:
+        if all(source.backend is None for source in sources):
             raise ConfigError(
-                f"tools name {name!r}, which is {found!r}: give a ToolSource or a function."
-            )
-    if config.cassette is not None:
-        recorded = [source for source in sources if source.backend is not None]
-        if not recorded:
-            raise ConfigError(
-                f"cassette is {config.cassette}, and none of the tools {list(names)} is ever recorded."
+                f"recording={config.recording}: tools={list(names)} are never recorded. Unset it."
             )
         from atommem.envs.web.net.recording import RecordedSource, Recorder
 
         recorder = Recorder(config)
         sources = [
-            RecordedSource(source, recorder) if source in recorded else source for source in sources
+            source if source.backend is None else RecordedSource(source, recorder)
+            for source in sources
         ]
-    for tool in (tool for source in sources for tool in source.tools):
+    tools = [tool for source in sources for tool in source.tools]
+    for tool in tools:
         _check_schema(tool)
-    called = [tool.name for source in sources for tool in source.tools]
-    twice = sorted({name for name in called if called.count(name) > 1})
+    twice = [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]
     if twice:
         raise ConfigError(
-            f"several tools are called {', '.join(twice)}: leave out one of the sources {list(names)}."
+            f"tools={list(names)}: several tools are called {', '.join(twice)}. Remove a source."
         )
     return sources
 
 
 def _check_schema(tool: Tool) -> None:
-    """A server may say anything of its tools; what no arguments could be held to would end every episode."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
 
     try:
         validator_for(tool.schema).check_schema(dict(tool.schema))
-        within = Registry().with_resource("", DRAFT202012.create_resource(tool.schema)).resolver()
-        for reference in _references(tool.schema):
-            within.lookup(reference)
-    except (SchemaError, Unresolvable, RecursionError) as error:
-        raise ConfigError(
-            f"the tool {tool.name} has a schema that cannot be used: {str(error)[:300]}"
-        ) from error
+    except (SchemaError, RecursionError) as error:
+        raise ConfigError(f"tool {tool.name}: invalid JSON schema. {str(error)[:300]}") from error
 
 
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        yield from (
-            schema[name] for name in ("$ref", "$dynamicRef") if isinstance(schema.get(name), str)
-        )
-        schema = list(schema.values())
-    if isinstance(schema, list):
-        for part in schema:
-            yield from _references(part)
+class FunctionSource(ToolSource):
+    """A typed Python function, plain or async, as a tool described by docstring and annotations.
+
+    The policy sees the exceptions of the function, except AtomMem's own: `OutageError` fails the
+    episode, as does a call that exceeds ``tool_seconds``. Plain functions run in threads.
+
+    Raises:
+        ConfigError: The function lacks a docstring or annotations.
+    """
+
+    def __init__(self, config: Any, function: Callable[..., Any]) -> None:
+        super().__init__(config)
+        self.backend = f"function {function.__module__}:{function.__qualname__}"
+        from transformers.utils import chat_template_utils as schemas
+
+        try:
+            described = schemas.get_json_schema(function)["function"]
+        except (schemas.TypeHintParsingException, schemas.DocstringParsingException) as error:
+            raise ConfigError(f"tools={function.__name__}: not a tool. {error}") from error
+        self._threads = ThreadPoolExecutor(config.tool_requests, "atommem-function")
+        self._function = function
+        schema = {**described["parameters"], "additionalProperties": False}
+        self._tool = Tool(described["name"], described["description"], schema, self._run)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The function."""
+        return (self._tool,)
+
+    async def close(self) -> None:
+        """Stop without waiting for running calls."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        work = partial(self._function, **arguments)
+        limit = asyncio.timeout(self.config.tool_seconds)
+        try:
+            async with limit:
+                if inspect.iscoroutinefunction(self._function):
+                    result = await work()
+                else:
+                    loop = asyncio.get_running_loop()
+                    result = await loop.run_in_executor(self._threads, work)
+        except AtomMemError:
+            raise
+        except Exception as error:
+            if limit.expired():
+                seconds = self.config.tool_seconds
+                raise OutageError(f"{self.backend} exceeds tool_seconds={seconds:g}.") from error
+            return ToolResult(f"{type(error).__name__}: {error}"[:LONGEST_TEXT], is_error=True)
+        return result if isinstance(result, ToolResult) else ToolResult(str(result)[:LONGEST_TEXT])

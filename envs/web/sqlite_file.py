@@ -1,8 +1,7 @@
-"""An SQLite file that several processes share, and that a stranger may have made."""
+"""An SQLite file that several threads and processes share."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -12,63 +11,53 @@ from typing import Any
 
 from atommem.errors import ConfigError, DataError
 
-_WAIT_SECONDS = 60.0
-"""For the lock of the file."""
+_LOCK_SECONDS = 60.0
 
 
 class SqliteFile:
-    """The file, for one thread at a time. A process that is killed leaves it whole (write-ahead log).
+    """An SQLite file whose errors are AtomMem's.
 
     Args:
-        path: Where it is.
-        kind: What it is, for errors (``cassette``).
-        tables: SQL that makes what is not there yet; None if the file is only read.
-        remedy: What to do about a damaged one, for errors.
+        path: The file.
+        kind: Its role in error messages (``recording``).
+        schema: SQL that creates missing tables; None opens the file for reading only.
 
-    Raises (all of it):
-        ConfigError: It cannot be opened.
-        DataError: It is something else, damaged, or acts by itself: a view may make a query run for ever, a trigger
-            write what nobody asked for.
+    Raises (all methods):
+        ConfigError: The file cannot be opened.
+        DataError: The file is damaged or of another kind.
     """
 
-    def __init__(self, path: Path, kind: str, tables: str | None, remedy: str = "") -> None:
-        self._name, self._remedy = f"the {kind} {path}", remedy
+    def __init__(self, path: Path, kind: str, schema: str | None) -> None:
+        self._path, self._kind = path, kind
         self._lock = threading.RLock()
-        mode = _reading(path) if tables is None else "rwc"
+        uri = f"{path.absolute().as_uri()}?mode={'ro' if schema is None else 'rwc'}"
         try:
-            uri = f"{path.absolute().as_uri()}?mode={mode}"
             self._file = sqlite3.connect(
-                uri, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+                uri, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False, uri=True
             )
-            if self._file.execute(
-                "SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')"
-            ).fetchone():
-                raise DataError(f"{path} is no {kind}: it holds a trigger or a view.")
-            if tables is not None:
-                # With NORMAL, a power failure may take what was written last; a killed process takes none.
-                self._file.executescript(
-                    "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + tables
-                )
         except sqlite3.OperationalError as error:
-            raise ConfigError(f"{self._name} cannot be opened: {error}.") from error
-        except sqlite3.DatabaseError as error:
-            raise DataError(f"{path} is no {kind}: {error}.{remedy}") from error
+            raise ConfigError(f"{path}: the {kind} cannot be opened ({error}).") from error
+        self.rows("PRAGMA synchronous = NORMAL")
+        for statement in filter(str.strip, (schema or "").split(";")):
+            self.rows(statement)
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        """What a statement gives."""
+        """Return the rows of a statement."""
         return list(self.each(statement, *values))
 
     def each(self, statement: str, *values: Any) -> Iterator[Any]:
-        """`rows`, one at a time: they may be gigabytes."""
+        """Yield the rows of a statement."""
         try:
             with self._lock:
                 yield from self._file.execute(statement, values)
         except sqlite3.DatabaseError as error:
-            raise DataError(f"{self._name} cannot be used: {error}.{self._remedy}") from error
+            raise DataError(
+                f"{self._path}: not a {self._kind}, or damaged ({error}). Build it anew."
+            ) from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is done within it or nothing, and no other process's in between."""
+        """Apply everything inside or nothing, with no write of another process in between."""
         with self._lock:
             self.rows("BEGIN IMMEDIATE")
             try:
@@ -79,13 +68,6 @@ class SqliteFile:
             self.rows("COMMIT")
 
     def close(self) -> None:
-        """Close it; a thread that still uses it (SQLite would end the process) gets a `DataError`."""
+        """Close the file; later use raises `DataError`."""
         with self._lock:
             self._file.close()
-
-
-def _reading(path: Path) -> str:
-    """How to open a file to read it: where its folder cannot be written, SQLite must not look for other processes."""
-    log = path.with_name(path.name + "-wal")
-    whole = not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
-    return "ro&immutable=1" if whole else "ro"

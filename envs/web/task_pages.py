@@ -1,7 +1,7 @@
-"""The documents of a task as its own little web: its pages can be searched and visited, and nothing else is there.
+"""The documents of a task as its own small web, which can be searched and visited.
 
-A title that another page's text names is a link. Where the task says so itself (``metadata["links"]``: titles by
-title), these are the links; a link to a page that is not among the documents is dead.
+A title that another page's text names is a link, unless the task lists links itself
+(``metadata["links"]``: titles by title). A link to a page that is not among the documents is dead.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from math import log
 from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
-from atommem.envs.web.page_texts import folded, snippet, words
+from atommem.envs.web.page_texts import fold, snippet, words
 from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, ToolSource, text_tool
 
-_KEPT = 256
+_CACHED_TASKS = 256
 
 
 class TaskPages(ToolSource):
@@ -26,11 +26,11 @@ class TaskPages(ToolSource):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._webs = lru_cache(maxsize=_KEPT)(_Web)
+        self._webs = lru_cache(maxsize=_CACHED_TASKS)(_TaskWeb)
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """The two."""
+        """Search and visit."""
         page = "The title of a page, or the number of a link shown now."
         return (
             text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
@@ -46,59 +46,56 @@ class TaskPages(ToolSource):
 
     async def _visit(self, name: str, task: Task) -> ToolResult:
         web = self._webs(ByIdentity(task))
-        page = web.pages.get(folded(name))
+        page = web.pages.get(fold(name))
         if page is None:
             raise PageError(f"There is no page: {name}")
         links = tuple(Link(title, title) for title in web.links(page))
         return ToolResult(page.text, title=page.title, links=links, origin=page.title)
 
 
-class _Web:
-    """The pages of one task."""
+class _TaskWeb:
+    """The pages of one task; documents of one title are one page."""
 
     def __init__(self, key: ByIdentity) -> None:
         task = key.task
-        titled: dict[str, dict[str, Document]] = {}
+        documents: dict[str, dict[str, Document]] = {}
         for document in task.documents:
             if document.title:
-                titled.setdefault(folded(document.title), {}).setdefault(document.text, document)
-        # Paragraphs of one title are one page.
+                documents.setdefault(fold(document.title), {}).setdefault(document.text, document)
         self.pages = {
-            title: replace(next(iter(said.values())), text="\n\n".join(said))
-            for title, said in titled.items()
+            title: replace(next(iter(texts.values())), text="\n\n".join(texts))
+            for title, texts in documents.items()
         }
         self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
         self._words = {
-            title: Counter(words(f"{page.title} {page.text}")) for title, page in self.pages.items()
+            title: set(words(f"{page.title} {page.text}")) for title, page in self.pages.items()
         }
-        seen = Counter(word for words in self._words.values() for word in words)
-        self._rarity = {word: log(1 + len(self.pages) / count) for word, count in seen.items()}
-        titles = sorted(
-            (re.escape(page.title) for page in self.pages.values()), key=len, reverse=True
-        )
-        self._titles = (
-            re.compile(rf"(?<!\w)(?:{'|'.join(titles)})(?!\w)", re.IGNORECASE) if titles else None
-        )
+        counts = Counter(word for found in self._words.values() for word in found)
+        self._rarity = {word: log(1 + len(self.pages) / count) for word, count in counts.items()}
+        titles = [re.escape(page.title) for page in self.pages.values()]
+        titles.sort(key=len, reverse=True)
+        pattern = rf"(?<!\w)(?:{'|'.join(titles)})(?!\w)"
+        self._titles = re.compile(pattern, re.IGNORECASE) if titles else None
 
     def search(self, query: str, count: int) -> list[Document]:
-        """The pages that share the rarest words with `query`, the best first; a word in a title counts twice."""
-        wanted = set(words(query))
+        """Return the pages that share the rarest words with `query`; words in a title count
+        twice."""
+        wanted = dict.fromkeys(words(query))
         scores = {}
-        for title, said in self._words.items():
+        for title, found in self._words.items():
             in_title = set(words(title))
-            shared = [word for word in wanted if word in said]
-            score = sum(self._rarity[word] * (1 + (word in in_title)) for word in shared)
-            if score:
-                scores[title] = score
-        return [
-            self.pages[title] for title in sorted(scores, key=lambda title: -scores[title])[:count]
-        ]
+            if shared := [word for word in wanted if word in found]:
+                scores[title] = sum(
+                    self._rarity[word] * (1 + (word in in_title)) for word in shared
+                )
+        best = sorted(scores, key=lambda title: -scores[title])
+        return [self.pages[title] for title in best[:count]]
 
     def links(self, page: Document) -> list[str]:
-        """The titles that `page` leads to, in the order in which it names them."""
+        """Return the titles of the pages that `page` links to, in the order of their mention."""
         if self._links is not None:
             return list(self._links.get(page.title, ()))
         if self._titles is None:
             return []
-        named = dict.fromkeys(folded(match[0]) for match in self._titles.finditer(page.text))
-        return [self.pages[title].title for title in named if title != folded(page.title)]
+        named = dict.fromkeys(fold(match[0]) for match in self._titles.finditer(page.text))
+        return [self.pages[title].title for title in named if title != fold(page.title)]

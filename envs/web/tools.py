@@ -1,11 +1,13 @@
-"""Tools as the Model Context Protocol has them: a name, a description, a JSON schema, and a call that gives text.
+"""Tools as the Model Context Protocol has them: name, description, JSON schema, and a call that
+returns text.
 
-Whose fault a failure is decides what becomes of it:
+A failure's cause decides its effect:
 
-- the page's (not found, no text, too slow): `PageError`, an observation like any other;
-- the policy's (no such tool, arguments that do not fit): a problem of its completion, and an observation;
-- the provider's (key refused, gone, overloaded after retries): `OutageError`; the episode has failed and is not scored.
-"""
+- the page (missing, without text, too slow): `PageError`, an observation like any other;
+- the policy (no such tool, arguments that do not fit): a problem of its completion, and an
+  observation;
+- the provider (key refused, gone, overloaded after retries): `OutageError`; the episode fails and
+is not scored."""
 
 from __future__ import annotations
 
@@ -17,15 +19,11 @@ from typing import Any
 from atommem.errors import AtomMemError
 
 LONGEST_TEXT = 500_000
-"""Characters of a page, or of another result from outside: some thirty steps of 4,000 tokens."""
+"""Characters of a page or another result: some thirty steps of 4,000 tokens."""
 
 
 class PageError(AtomMemError):
-    """A page cannot be had or read (404, not allowed, too large, no text). Its message is what the policy is shown.
-
-    Attributes:
-        status: Of the answer, where the page's server gave one.
-    """
+    """A page cannot be read. The policy sees the message; `status` is that of the page's server."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -34,7 +32,7 @@ class PageError(AtomMemError):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Something that can be visited: how it is called, and what `visit` is given for it."""
+    """A link: its title, and the argument of `visit` that follows it."""
 
     title: str
     target: str
@@ -42,15 +40,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave.
-
-    Attributes:
-        text: For the policy.
-        is_error: Whether it says why there is nothing else.
-        title: Of a page.
-        links: What can be visited from here.
-        origin: Where it comes from (an address), for the entries that are written while it is shown.
-    """
+    """The result of a call; `origin` is the address that entries record, `title` is of a page."""
 
     text: str
     is_error: bool = False
@@ -60,23 +50,12 @@ class ToolResult:
 
 
 Run = Callable[[Mapping[str, Any], Any], Awaitable[ToolResult]]
-"""Carries out a call: its arguments, which fit the schema, and the task.
-
-Raises:
-    OutageError: The provider is out of reach.
-"""
+"""Carries out a call with arguments that fit the schema, on a task; raises `OutageError`."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool.
-
-    Attributes:
-        name, description: For the policy.
-        schema: JSON schema of the arguments.
-        run: Carries out a call.
-        follows: The argument that may be the number of a link that is shown.
-    """
+    """A tool; `schema` is of the arguments, and `follows` the one that may be a link's number."""
 
     name: str
     description: str
@@ -86,7 +65,7 @@ class Tool:
 
     @property
     def argument(self) -> str:
-        """The argument that a call in the compact form gives: the first required one, or the first of all."""
+        """The argument of a compact call: the first required one, or the first of all."""
         names = [*self.schema.get("required", ()), *self.schema.get("properties", ())]
         return names[0] if names else ""
 
@@ -95,18 +74,15 @@ def text_tool(
     name: str,
     description: str,
     argument: str,
-    told: str,
+    argument_description: str,
     run: Callable[[str, Any], Awaitable[ToolResult]],
 ) -> Tool:
-    """A tool that takes one text, and shows the faults of pages.
+    """Return a tool with one string argument, whose `PageError` is a result.
 
-    Args:
-        name, description: The tool's, for the policy; that of ``visit`` may be given the number of a link.
-        argument, told: Of its argument, the name and the description.
-        run: Carries out a call with this text, on a task.
+    The argument of a tool called ``visit`` may be the number of a link.
     """
 
-    async def observed(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+    async def run_or_explain(arguments: Mapping[str, Any], task: Any) -> ToolResult:
         try:
             return await run(str(arguments[argument]), task)
         except PageError as error:
@@ -114,37 +90,36 @@ def text_tool(
 
     schema = {
         "type": "object",
-        "properties": {argument: {"type": "string", "description": told}},
+        "properties": {argument: {"type": "string", "description": argument_description}},
         "required": [argument],
         "additionalProperties": False,
     }
-    return Tool(name, description, schema, observed, argument if name == "visit" else None)
+    return Tool(name, description, schema, run_or_explain, argument if name == "visit" else None)
 
 
 class ToolSource(ABC):
-    """Where tools come from: an entry point of the group ``atommem.tools``, made with the environment's settings.
+    """A source of tools: an entry point of the group ``atommem.tools``, made with a `WebConfig`.
 
     Attributes:
-        config: These settings.
-        backend: What answers, with its version and what else changes its answers, where calls are worth recording on a
-            cassette; None where they are free and always the same.
+        config: The settings.
+        backend: What answers, as a key of recordings; None if calls are not worth recording.
     """
 
     backend: str | None = None
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """Settings that only say where something lies, as what lies there."""
-        return {}
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
     @property
+    def identity(self) -> Mapping[str, Any]:
+        """Values for manifests in place of settings that are only a location."""
+        return {}
+
+    @property
     @abstractmethod
     def tools(self) -> Sequence[Tool]:
-        """What can be called."""
+        """The tools."""
 
     async def close(self) -> None:
-        """Free what it holds."""
+        """Release resources."""
         return

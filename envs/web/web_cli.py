@@ -1,4 +1,4 @@
-"""The command `atommem web`: look at a cassette, and freeze it into a corpus."""
+"""The command `atommem web`: show a recording, or freeze it into a corpus."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from atommem.command_line import CommandParser, add_flags, check_writable, given_flags
 from atommem.config import EMBEDDERS, EmbedderConfig
-from atommem.envs.web.net.cassette import Cassette
-from atommem.untrusted import printable
+from atommem.envs.web.net.recording import Recording
+from atommem.text_safety import printable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(frozen, EmbedderConfig, leave_out=["embedder", "embedder_url", "embedder_dim"])
     show = commands.add_parser("show", help="print what was recorded, and what it has cost")
     for command, run in ((frozen, _freeze), (show, _show)):
-        command.add_argument("cassette", type=Path, metavar="CASSETTE")
+        command.add_argument("recording", type=Path, metavar="RECORDING")
         command.set_defaults(run=run)
     return parser
 
@@ -48,20 +48,20 @@ def _freeze(args: argparse.Namespace) -> int:
     embedder = (
         None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
     )
-    cassette = Cassette(args.cassette, read_only=True)
-    done = freeze(cassette, args.out, embedder)
-    cassette.close()
+    recording = Recording(args.recording, read_only=True)
+    done = freeze(recording, args.out, embedder)
+    recording.close()
     print(
-        f"{args.out}: {done['pages']} pages. {done['unread']} that were found were not read, and are not in it."
+        f"{args.out}: {done['pages']} pages. {done['unread']} pages that searches found were never read."
     )
     return 0
 
 
 def _show(args: argparse.Namespace) -> int:
-    cassette = Cassette(args.cassette, read_only=True)
-    for tool, backend, count in cassette.recorded():
+    recording = Recording(args.recording, read_only=True)
+    for tool, backend, count in recording.counts():
         print(f"{count:7,} {printable(tool)} of {printable(backend)}")
-    for tool, (calls, cost) in cassette.spent().items():
-        print(f"{calls:7,} calls of {printable(tool)} were made, for {cost:g}")
-    cassette.close()
+    for tool, (calls, cost) in recording.spent().items():
+        print(f"{calls:7,} calls of {printable(tool)} made, cost {cost:g}")
+    recording.close()
     return 0

@@ -33,8 +33,8 @@ from atommem.parsing import parse_whole
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.session import request_sampling
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
 SYSTEM = "You work on a long text, of which you see what is shown to you here. Do what is asked last, and nothing else."
 NOTHING = "(nothing)"
@@ -46,7 +46,7 @@ MEMORY: dict[str, Any] = {
 ANSWERING = {
     "document": "The text:\n{document}",
     "questions": "Questions:\n{questions}",
-    "question_line": "{number}. {question}",
+    "question_line": "{number:d}. {question}",
     "answer": "Answer every question, in their order: each with the shortest wording that is complete, in a box of its "
     "own: \\boxed{answer}",
 }
@@ -180,12 +180,10 @@ class Reader(Baseline):
         reads: Whether it needs an environment with documents; one that scores answers is enough otherwise.
         pieces: Templates of what it shows and asks, beside `ANSWERING` and `MEMORY`; their digest is part of what a
             continued evaluation must agree in.
-        inside: For a piece that stands in another's placeholder, the name of that other.
     """
 
     reads: ClassVar[bool] = True
     pieces: ClassVar[Mapping[str, str]] = {}
-    inside: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -203,8 +201,6 @@ class Reader(Baseline):
             Section({**ANSWERING, **self.pieces}),
             (),
             self.setup.chat_template_kwargs,
-            numbers=("number", "count"),
-            inside={"question_line": "questions", **self.inside},
         )
 
     async def chunks(self, task: Task) -> Sequence[str]:

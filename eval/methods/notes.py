@@ -13,7 +13,7 @@ from atommem.eval.methods.baseline import Recorder
 from atommem.memory.log import MemoryView, Operation, Retrieved
 from atommem.memory.store import VectorStore
 from atommem.observation import Observation, Piece
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 Found = Sequence[tuple[int, float]]
 """Ids of entries and their scores, best first."""

@@ -17,10 +17,10 @@ from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
 from atommem.eval.reporting.page import PageData, render_page
 from atommem.eval.reporting.predictions import write_predictions
+from atommem.eval.reporting.published import beside, table_of
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
-from atommem.eval.reproduce.published import beside, table_of
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 def write_report(
@@ -51,7 +51,7 @@ def write_report(
         max_episodes: Most episodes to embed in the page; its numbers cover all.
         efficiency: Show wall-clock seconds, which differ from run to run.
         deltas: Show beside each score how far it is from that of `reference`.
-        paper: Published table to show ours beside (`atommem.eval.reproduce.published`).
+        paper: Published table to show ours beside (`atommem.eval.reporting.published`).
         plots: In what formats charts are written: ``png``, ``svg``, ``pdf``.
         progress: Say on standard error what is being done.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from atommem.eval.reproduce.published import published
+from atommem.eval.reporting.published import published
 from atommem.eval.suites.cells import Cell
 from atommem.eval.suites.suite import TRAINED, BenchmarkData, Suite
 
@@ -14,7 +14,7 @@ def differences(table: Mapping[str, Any], suite: Suite, cells: Sequence[Cell]) -
     """Each way in which a suite is not the table, as ``divergences`` of the file names it.
 
     Args:
-        table: Of `atommem.eval.reproduce.published`.
+        table: Of `atommem.eval.reporting.published`.
         suite: Ours.
         cells: All of its cells, with their settings.
     """

@@ -15,7 +15,7 @@ from atommem.command_line import CommandParser, check_writable
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.errors import ConfigError
 from atommem.eval.console_report import interrupted
-from atommem.eval.reproduce.published import table_of
+from atommem.eval.reporting.published import table_of
 from atommem.eval.suites.board import Board
 from atommem.eval.suites.cells import Cell, make_cells
 from atommem.eval.suites.differences import differences

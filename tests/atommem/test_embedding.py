@@ -1,4 +1,4 @@
-"""The embedders: hashing, random, sentence-transformers, a server's (a fake ``/v1/embeddings``), the factory."""
+"""Embedders: hashing, random, sentence-transformers, HTTP, and the factory."""
 
 import asyncio
 import hashlib
@@ -16,9 +16,8 @@ from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.batched import MicroBatcher
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
 from atommem.embedding.http import HttpEmbedder
-from atommem.embedding.random_vectors import RandomEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
 from atommem.servers.client import ServerClient
@@ -49,7 +48,7 @@ def test_embedder_returns_float32_unit_rows_in_order(name: str, kind: type, dim:
         assert (embed(embedder, [text], "query")[0] == row).all()
     assert embed(embedder, []).shape == (0, embedder.dim)
     asyncio.run(embedder.close())
-    with pytest.raises(ConfigError, match="embedder_dim is 0"):
+    with pytest.raises(ConfigError, match="embedder_dim=0"):
         make_embedder(EmbedderConfig(embedder=name, embedder_dim=0))
 
 
@@ -135,7 +134,7 @@ def test_sentence_transformer_odd_texts_are_cut_and_counted(model_folder: Path) 
     encode = embedder._model.encode_document
     embedder._model.encode_document = lambda texts, **settings: np.nan * encode(texts, **settings)
     assert (embed(embedder, ["red"])[0] == np.eye(1, 16)[0]).all()
-    with pytest.raises(ConfigError, match="none of the last 65 texts could be embedded"):
+    with pytest.raises(ConfigError, match="None of the last 65 texts could be embedded"):
         embed(embedder, ["red"] * 64)
     asyncio.run(batched.close())
 
@@ -211,7 +210,7 @@ def test_http_embedder_long_text_is_truncated_by_server(
     )
     assert isinstance(embedder, MicroBatcher)
     server.longest = 4
-    with pytest.warns(UserWarning, match="beyond the embedder's window"):
+    with pytest.warns(UserWarning, match="exceeds the embedder's window"):
         vectors = asyncio.run(embedder.embed(["12345678", "12"], "entry"))
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [4, 2], rtol=1e-6)
     assert (embedder.counts.cut, embedder.counts.lost) == (1, 0)
@@ -238,7 +237,7 @@ def test_http_embedder_refused_text_gets_unit_vector(server: EmbeddingServer) ->
     np.testing.assert_allclose(vectors[[0, 2], 0] / vectors[[0, 2], 1], [2, 3], rtol=1e-6)
     assert (embedder.counts.cut, embedder.counts.lost) == (0, 2)
     with pytest.raises(
-        ConfigError, match=r"none of the last 64 texts could be embedded \(HTTP 400: a bad word"
+        ConfigError, match=r"None of the last 64 texts could be embedded \(HTTP 400: a bad word"
     ):
         asyncio.run(embedder.embed(["x"] * 64, "entry"))
     for broken in (
@@ -260,11 +259,11 @@ def test_http_embedder_refused_text_gets_unit_vector(server: EmbeddingServer) ->
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (httpx.Response(200, json={"object": "list"}), "no embeddings of 2 texts"),
-        (data([[1, 2, 3]]), "no embeddings of 2 texts"),
-        (data([[1, 2, 3], [1, 2, 3]], [0, 0]), "no embeddings of 2 texts"),
-        (data(["AAAA", "BBBB"]), "no embeddings of 2 texts"),
-        (data([[1, 2], [1, 2]]), "length 2, before of 3"),
+        (httpx.Response(200, json={"object": "list"}), "did not return embeddings of 2 texts"),
+        (data([[1, 2, 3]]), "did not return embeddings of 2 texts"),
+        (data([[1, 2, 3], [1, 2, 3]], [0, 0]), "did not return embeddings of 2 texts"),
+        (data(["AAAA", "BBBB"]), "did not return embeddings of 2 texts"),
+        (data([[1, 2], [1, 2]]), "length 2 after 3"),
     ],
 )
 def test_http_embedder_invalid_answer_is_config_error(

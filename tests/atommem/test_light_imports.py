@@ -39,7 +39,6 @@ def test_what_imports_load() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
     )
     alone, faces, whole = (set(json.loads(line)) for line in result.stdout.splitlines())
-    # The half second of the bar is measured by scripts/bench_import.py; what costs it is guarded here.
     assert not {"numpy", "faiss", "yaml", "rich", "httpx"} & alone
     assert not HEAVY & faces
     assert {"atommem.episode_runner", "atommem.policy.local"} <= whole

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, ActionSpec, Body, Problem
 from atommem.dialects import get_dialect
 from atommem.parsing import Grammar
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 SEARCH = ActionSpec(
     "search",
@@ -434,5 +434,5 @@ def test_a_hundred_kilobytes_of_garbage_are_quick(unit: str, frame: str) -> None
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()
     PAPER.parse(text)
-    # scripts/bench_parser.py holds 50 ms; quadratic time would be tens of seconds.
+    # Quadratic time would be tens of seconds.
     assert time.process_time() - start < 1.0

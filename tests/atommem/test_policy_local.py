@@ -227,7 +227,7 @@ def test_local_policy_from_pretrained_loads_and_closes(model: Any, tmp_path: Pat
         with pytest.raises(PolicyError, match="its tokenizer cannot be read"):
             LocalPolicy.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("null")
-    with pytest.raises(PolicyError, match="No causal language model"):
+    with pytest.raises(PolicyError, match="is not a causal language model"):
         LocalPolicy.from_pretrained(tmp_path)
 
 

@@ -94,5 +94,5 @@ def test_folder_flags_adapter_is_served_on_base(tmp_path: Path) -> None:
     assert flags[flags.index("--max-lora-rank") + 1] == "32"
     assert flags[flags.index("--served-model-name") + 1] == "base"
     (tmp_path / "adapter_config.json").unlink()
-    with pytest.raises(ConfigError, match="no model folder"):
+    with pytest.raises(ConfigError, match="not a model folder"):
         folder_flags(tmp_path, "mine")

@@ -19,7 +19,7 @@ from atommem.envs.web.net.search_tools import Retrieve, Serper
 from atommem.envs.web.site.expert import BrowsingFaults
 from atommem.envs.web.site.world import SiteConfig
 from atommem.errors import ConfigError
-from tests.envs.web.net.test_cassette import ENGINE
+from tests.envs.web.net.test_recording import ENGINE
 from tests.envs.web.test_environment import web
 
 longdoc = partial(environment_config, "longdoc")
@@ -44,27 +44,27 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: longdoc(judge_max_tokens=0), "judge_max_tokens is 0"),
     (lambda: longdoc(judge_max_unreadable=2), "judge_max_unreadable is 2: give a probability"),
     (lambda: web(tools=[]), "tools is empty"),
-    (lambda: web(tools=["task", "task"]), "several tools are called search, visit"),
+    (lambda: web(tools=["task", "task"]), "called search, visit"),
     (
         lambda: web(tools=["tests.envs.web.test_environment:PAGES"]),
-        "give a ToolSource or a function",
+        "not a ToolSource or a function",
     ),
-    (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped is no tool"),
+    (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
     (lambda: web(max_calls=0), "max_calls is 0"),
-    (lambda: web(tools=[ENGINE], call_budget=1), "cassette is unset"),
-    (lambda: web(tools=[ENGINE], cassette_mode="replay"), "cassette is unset"),
-    (lambda: web(tools=[ENGINE], cassette="c.db", cassette_mode="repaly"), "cassette_mode"),
-    (lambda: web(tools=[ENGINE], cassette="c.db", cost_budget=1.0), "no price is known"),
-    (lambda: web(tools=[ENGINE], cassette="c.db", call_prices=["search"]), "search=0.001"),
-    (lambda: web(tools=["task"], cassette="c.db"), "none of the tools"),
+    (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
+    (lambda: web(tools=[ENGINE], recording_mode="replay"), "need recording"),
+    (lambda: web(tools=[ENGINE], recording="c.db", recording_mode="repaly"), "recording_mode"),
+    (lambda: web(tools=[ENGINE], recording="c.db", cost_budget=1.0), "needs call_prices"),
+    (lambda: web(tools=[ENGINE], recording="c.db", call_prices=["search"]), "search=0.001"),
+    (lambda: web(tools=["task"], recording="c.db"), "never recorded"),
     (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
     (lambda: web(user_agent="b\r\nHost: a"), "printable ASCII"),
     *(
-        (partial(web, tools=[name]), f"tools name {name}.*search_url")
+        (partial(web, tools=[name]), f"tools={name}: (search|reader)_url is missing")
         for name in ("searxng", "retrieve", "access")
     ),
     *(
-        (partial(searched, Retrieve, url), "URL is")
+        (partial(searched, Retrieve, url), "not a server URL")
         for url in ("http://[", "http://a:99999", "http://", "ftp://a")
     ),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
@@ -90,7 +90,7 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: SiteConfig(moved=1.5), "moved is 1.5"),
     (lambda: SiteConfig(injected=0.1, names=9), "do not fit"),
     (lambda: SiteConfig(doubles=7, names=40), "do not fit"),
-    (lambda: SiteConfig(hops=5), "hops is 5"),
+    (lambda: SiteConfig(hops=5), "hops=5: must be"),
     (lambda: BrowsingFaults(create=2), "create is 2: give a probability"),
 ]
 

@@ -141,8 +141,8 @@ def loss_and_gradient(
     """Loss, gradient and logged means over rows of (logprobs, advantage)."""
     import torch
 
-    from atommem.train.objective.loss import Objective
-    from atommem.train.objective.sequences import EpisodeSize, Row, Tokens, normalizer, token_weight
+    from atommem.train.objective.loss import PolicyLoss
+    from atommem.train.objective.rows import EpisodeSize, Row, Tokens, normalizer, token_weight
 
     sizes = [EpisodeSize(len(logprobs), 1) for logprobs, _ in rows]
     made = [
@@ -156,7 +156,7 @@ def loss_and_gradient(
         )
         for index, ((logprobs, advantage), size) in enumerate(zip(rows, sizes, strict=True))
     ]
-    objective = Objective(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
+    objective = PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
     total, log = objective(
         logps, Tokens.of(made, torch.device("cpu")), old, ref if objective.beta else None
     )
@@ -291,14 +291,15 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     from atommem.serve.app import make_app
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
+    from atommem.serve.resources import Resources
     from atommem.serve.schema import open_database
-    from atommem.serve.serve_metrics import Metrics
-    from atommem.serve.served_policy import ServedPolicy
+    from atommem.serve.served_model import ServedModel
 
     policy = ScriptedPolicy(tokenizer, script)
     engine = Engine.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
     log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    app = make_app(Conversations(ServedPolicy.of(engine, "scripted", "scripted"), log, Metrics()))
+    model = ServedModel.from_engine(engine, "scripted", "scripted")
+    app = make_app(Conversations(Resources(model, log)))
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
     )

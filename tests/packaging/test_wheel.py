@@ -34,7 +34,6 @@ COMMANDS = (
         "eval",
         "judge",
         "compare",
-        "reproduce",
     ),
     *("retention", "audit", "report", "trace", "env", "configs"),
 )

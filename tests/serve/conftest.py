@@ -1,4 +1,4 @@
-"""A server, its conversations, and a client of it. Files whose server is another one say so themselves."""
+"""Fixtures: a server with a scripted policy, and its clients."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.serve.servers import Running, make_conversations, running
 
 @pytest.fixture
 def conversations(tmp_path: Path) -> Conversations:
-    """Of nobody yet; what opens them closes them."""
+    """Conversations that no server has opened."""
     return make_conversations(tmp_path / "log.db")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One for all tests of a file."""
+    """One server without keys for all tests of a file."""
     with running(make_conversations(tmp_path_factory.mktemp("serve") / "log.db")) as found:
         yield found
 
 
 @pytest.fixture
 def http(server: Running) -> Iterator[httpx.Client]:
-    """Asks it without a key."""
+    """A plain client of `server`."""
     with server.http() as client:
         yield client

@@ -1,4 +1,4 @@
-"""A server in this process, with a policy that follows a script; and the clients that ask it."""
+"""Servers in this process with scripted policies, and requests to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +17,25 @@ import openai
 import uvicorn
 
 from atommem.face.engine import Engine
+from atommem.memory.log import replay
+from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.guard import Limits
+from atommem.serve.resources import Resources
 from atommem.serve.schema import open_database
-from atommem.serve.serve_metrics import Metrics
-from atommem.serve.served_policy import ServedPolicy
+from atommem.serve.served_model import ServedModel
 from tests.fakes import WordTokenizer
 
+KEYS = {owner: f"{owner}-key-of-32-characters-{owner}" for owner in ("ann", "bob")}
 _CHUNK = re.compile(r"of the text:\n(.*?)\n\nYour scratchpad", re.DOTALL)
 _QUESTION = re.compile(r"Question:\n(.*)")
 _ENTRY = re.compile(r"^Memory \d+: (.*)", re.MULTILINE)
 
 
 def note_taker(prompt: str) -> str:
-    """Keeps every chunk as an entry and looks for the question; answers with the entry that fits best."""
+    """Keeps every chunk, searches for the question, and answers with the best entry."""
     chunk, question = _CHUNK.search(prompt), _QUESTION.search(prompt)
     asked = question[1] if question else ""
     if chunk is not None:
@@ -44,54 +46,83 @@ def note_taker(prompt: str) -> str:
     return f"<final_answer>\\boxed{{{found[0] if found else 'nothing'}}}</final_answer>"
 
 
+class GatedPolicy(ScriptedPolicy):
+    """The note taker, which waits while `open` is unset and raises `error` if there is one."""
+
+    def __init__(self) -> None:
+        self.tokenizer = WordTokenizer()
+        super().__init__(self.tokenizer, note_taker)
+        self.open, self.entered, self.cancelled = (threading.Event() for _ in range(3))
+        self.open.set()
+        self.error: Exception | None = None
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        self.entered.set()
+        try:
+            while not self.open.is_set():
+                await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if self.error is not None:
+            raise self.error
+        return await super().complete(prompt_ids, sampling)
+
+    def shut(self) -> None:
+        """Make completions wait from now on."""
+        self.open.clear(), self.entered.clear(), self.cancelled.clear()
+
+
 def scripted(
     script: Callable[[str], str] = note_taker, checkpoint: str = "scripted", **settings: Any
-) -> ServedPolicy:
-    """A policy to be served. Its chunks are of 40 words."""
+) -> ServedModel:
+    """A model with chunks of 40 words."""
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
     engine = Engine.open(
         policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings
     )
-    return ServedPolicy.of(engine, "scripted", checkpoint)
+    return ServedModel.from_engine(engine, "scripted", checkpoint)
 
 
 def make_conversations(
-    db: Path | str, policy: ServedPolicy | None = None, **bounds: Any
+    db: Path | str, model: ServedModel | None = None, **bounds: Any
 ) -> Conversations:
-    """Over a database of its own, or a URL."""
+    """Conversations in a SQLite file or the database of a URL."""
     url = f"sqlite:///{db}" if isinstance(db, Path) else db
-    return Conversations(
-        policy or scripted(), ConversationLog(open_database(url)), Metrics(), **bounds
-    )
+    turns = ("active", "waiting", "turn_seconds")
+    shared = {name: bounds.pop(name) for name in turns if name in bounds}
+    log = ConversationLog(open_database(url))
+    return Conversations(Resources(model or scripted(), log, **shared), **bounds)
 
 
 @dataclass
 class Running:
-    """A server that listens: its conversations, and its address without ``/v1``."""
+    """A listening server; `url` is without ``/v1``."""
 
     conversations: Conversations
     url: str
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        """OpenAI's client, as it is."""
+        """OpenAI's client."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
     def http(self, key: str | None = None) -> httpx.Client:
-        """For routes that OpenAI does not have."""
+        """A plain client, without loading certificates."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return httpx.Client(
-            base_url=self.url, headers=headers, timeout=30, verify=False
-        )  # no certificates to load
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)
 
 
 @contextmanager
-def running(conversations: Conversations, limits: Limits | None = None) -> Iterator[Running]:
-    """A server on this machine, until the block ends."""
-    config = uvicorn.Config(
-        make_app(conversations, limits), port=0, log_level="error", timeout_graceful_shutdown=5
-    )
+def running(
+    conversations: Conversations,
+    keys: Mapping[str, str] | None = None,
+    hosts: Sequence[str] = (),
+) -> Iterator[Running]:
+    """A server on this machine until the block ends."""
+    app = make_app(conversations, keys, hosts)
+    config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),))
@@ -109,9 +140,54 @@ def running(conversations: Conversations, limits: Limits | None = None) -> Itera
         loop.close()
 
 
-def until(condition: Any, seconds: float = 5) -> None:
-    """Wait for it."""
-    ends = time.monotonic() + seconds
+@contextmanager
+def gated(db: Path, **bounds: Any) -> Iterator[tuple[GatedPolicy, Running, httpx.Client]]:
+    """A server with a `GatedPolicy`."""
+    policy = GatedPolicy()
+    model = scripted(policy=policy, tokenizer=policy.tokenizer)
+    with running(make_conversations(db, model, **bounds)) as server, server.http() as http:
+        yield policy, server, http
+
+
+def items(*texts: str, **item: str) -> dict[str, Any]:
+    """The body of a request that gives one item with these parts."""
+    parts = [{"type": "input_text", "text": text} for text in texts]
+    return {"items": [{"content": parts, **item}]}
+
+
+def new_conversation(http: httpx.Client, *texts: str, name: str = "", **metadata: str) -> str:
+    """The path of a new conversation."""
+    body = {**items(*texts, name=name), "metadata": metadata} if texts else {"metadata": metadata}
+    found = http.post("/v1/conversations", json=body).raise_for_status().json()
+    return f"/v1/conversations/{found['id']}"
+
+
+def ask(http: httpx.Client, path: str, question: str) -> tuple[str, str]:
+    """Id and text of the answer to a question."""
+    body = {"conversation": path.rpartition("/")[2], "input": question}
+    found = http.post("/v1/responses", json=body).raise_for_status().json()
+    return found["id"], found["output"][1]["content"][0]["text"]
+
+
+def entries(http: httpx.Client, path: str, **query: Any) -> dict[int, str]:
+    """The entries of a memory by id."""
+    found = http.get(f"{path}/memory", params=query).raise_for_status().json()
+    return {entry["id"]: entry["text"] for entry in found["entries"]}
+
+
+def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
+    """The kinds of all events, after checking that the operations have no gap and replay."""
+    log = conversations.log
+    name = conversation.rpartition("/")[2]
+    operations = log.load(name, "local", "none", full=True).operations
+    assert replay(operations) == log.memory_at(name)
+    assert [row["seq"] for row in log.operations(name, 0)] == list(range(len(operations)))
+    return [event.kind for event in log.events(name)]
+
+
+def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends
+        assert time.monotonic() < end
         time.sleep(0.005)

@@ -1,12 +1,9 @@
-"""Conversations in use: gateways beside each other, clients that leave, policies that fail, bounds."""
+"""Conversations in use: disconnects, outages, bounds, and sessions loaded again."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,222 +11,193 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
-from atommem.memory.log import replay
-from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
-from atommem.serve import logged_session
+from atommem.serve import conversation
 from atommem.serve.conversations import Conversations
-from tests.fakes import WordTokenizer
-from tests.serve.servers import Running, make_conversations, note_taker, running, scripted, until
+from atommem.serve.events import Event
+from atommem.serve.wire import Message, item_body
+from tests.serve.servers import (
+    ask,
+    entries,
+    event_kinds,
+    gated,
+    items,
+    make_conversations,
+    new_conversation,
+    running,
+    until,
+)
 
 
-class Gate(ScriptedPolicy):
-    """Follows the script, and waits for `open` where that is closed; `fail` makes it raise."""
-
-    def __init__(self) -> None:
-        self.tokenizer = WordTokenizer()
-        super().__init__(self.tokenizer, note_taker)
-        self.open, self.entered, self.cancelled = (threading.Event() for _ in range(3))
-        self.open.set()
-        self.fail: Exception | None = None
-
-    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        self.entered.set()
-        try:
-            while not self.open.is_set():
-                await asyncio.sleep(0.005)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        if self.fail is not None:
-            raise self.fail
-        return await super().complete(prompt_ids, sampling)
-
-    def close_again(self) -> None:
-        """From now on completions wait."""
-        self.open.clear(), self.entered.clear(), self.cancelled.clear()
-
-
-@contextmanager
-def serving(db: Path, **bounds: Any) -> Iterator[tuple[Gate, Running, httpx.Client]]:
-    """A server whose policy waits and fails as its gate says."""
-    gate = Gate()
-    policy = scripted(policy=gate, tokenizer=gate.tokenizer)
-    with running(make_conversations(db, policy, **bounds)) as server, server.http() as http:
-        yield gate, server, http
-
-
-def items(*texts: str) -> dict[str, Any]:
-    return {"items": [{"content": [{"type": "input_text", "text": text} for text in texts]}]}
-
-
-def log_of(conversations: Conversations, conversation: str) -> tuple[list[str], list[int]]:
-    """The kinds of its events, and the numbers of its operations; the log is checked on the way."""
-    log = conversations.log
-    loaded = log.load(conversation, "local", "none", True)
-    assert replay(loaded.operations) == log.memory_at(conversation)
-    return [event.kind for event in log.events(conversation)], [
-        row["seq"] for row in log.operations(conversation, 0)
-    ]
-
-
-def test_a_client_that_leaves_ends_the_turn_and_nothing_is_left_of_it(tmp_path: Path) -> None:
-    with serving(tmp_path / "log.db") as (gate, server, http):
-        name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
-        body = {"conversation": name, "input": "Where does Ann live?"}
-        for stream in (False, True):
-            gate.close_again()
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(
-                    f"{server.url}/v1/responses", json={**body, "stream": stream}, timeout=0.4
-                )
-            assert gate.cancelled.wait(5)
-            gate.open.set()
-        assert log_of(server.conversations, name)[0] == ["item", "step", "ask", "ask"]
-        questions = server.conversations.log.events(name, ("ask",))
-        unanswered = http.get(f"/v1/responses/{questions[0].response}").json()
-        assert (unanswered["status"], unanswered["incomplete_details"]) == (
-            "incomplete",
-            {"reason": "interrupted"},
-        )
-        again = http.post("/v1/responses", json=body).json()
-        assert again["output"][1]["content"][0]["text"] == "Ann lives in Rome."
-
-
-def test_clients_that_leave_while_they_wait_for_a_stream_take_nobody_s_place(
-    tmp_path: Path,
+def send_and_leave(
+    gate: Any, url: str, body: dict[str, Any], headers: dict[str, str] | None = None
 ) -> None:
-    with (
-        serving(tmp_path / "log.db", waiting_each=2) as (gate, server, http),
-        ThreadPoolExecutor(1) as threads,
-    ):
-        name = http.post("/v1/conversations", json=items("Ann lives in Rome.")).json()["id"]
-        body = {"conversation": name, "input": "Where does Ann live?"}
-        gate.close_again()
-        asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json=body, timeout=10)
-        assert gate.entered.wait(5)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/responses", json={**body, "stream": True}, timeout=0.2)
-        until(lambda: server.conversations.waiting(name, "local") == 1)
-        gate.open.set()
-        assert asked.result().status_code == 200
-        assert log_of(server.conversations, name)[0].count("ask") == 1
+    """Post a request and disconnect while the policy works on it."""
+    gate.shut()
+    with httpx.Client(headers=headers) as client, ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(client.post, url, json=body, timeout=httpx.Timeout(30, read=2))
+        assert gate.entered.wait(20)
+        assert isinstance(sent.exception(), httpx.ReadTimeout)
+    assert gate.cancelled.wait(10)
+    gate.open.set()
 
 
-def test_reading_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
-    with serving(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
-        name = http.post("/v1/conversations", json=items("one 1")).json()["id"]
-        gate.fail = OutageError("http://10.0.0.7 is gone")
-        refused = http.post(f"/v1/conversations/{name}/items", json=items("two 2", "three 3"))
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_disconnects_ends_the_turn_and_leaves_the_question(
+    tmp_path: Path, stream: bool
+) -> None:
+    with gated(tmp_path / "log.db") as (gate, server, http):
+        path = new_conversation(http, "Ann lives in Rome.")
+        body = {"conversation": path.rpartition("/")[2], "input": "Where does Ann live?"}
+        send_and_leave(gate, f"{server.url}/v1/responses", {**body, "stream": stream})
+        assert event_kinds(server.conversations, path) == ["item", "step", "ask"]
+        (question,) = server.conversations.log.events(body["conversation"], ("ask",))
+        found = http.get(f"/v1/responses/{question.response}").json()
+        assert found["status"] == "incomplete"
+        assert found["incomplete_details"] == {"reason": "interrupted"}
+        assert ask(http, path, "Where does Ann live?")[1] == "Ann lives in Rome."
+
+
+def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path) -> None:
+    with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
+        path = new_conversation(http, "one 1")
+        gate.error = OutageError("http://10.0.0.7 is gone")
+        refused = http.post(f"{path}/items", json=items("two 2", "three 3"))
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
         assert "10.0.0.7" not in refused.text
-        listed = http.get(f"/v1/conversations/{name}/items").json()["data"]
+        listed = http.get(f"{path}/items").json()["data"]
         assert [item["status"] for item in listed] == ["in_progress", "completed"]
-        gate.fail = None
-        gate.close_again()
-        body = {"conversation": name, "input": "three"}
-        asked = threads.submit(httpx.post, f"{server.url}/v1/responses", json=body, timeout=10)
-        assert gate.entered.wait(5)
-        (question,) = server.conversations.log.events(name, ("ask",))
-        assert http.get(f"/v1/responses/{question.response}").json()["status"] == "in_progress"
+        gate.error = None
+        gate.shut()
+        answer = threads.submit(ask, http, path, "three")
+        assert gate.entered.wait(10)
+        (question,) = server.conversations.log.events(path.rpartition("/")[2], ("ask",))
+        with server.http() as other:
+            assert other.get(f"/v1/responses/{question.response}").json()["status"] == "in_progress"
         gate.open.set()
-        asked.result().raise_for_status()
-        held = http.get(f"/v1/conversations/{name}/memory").json()["entries"]
-        assert [entry["text"] for entry in held] == ["one 1", "two 2", "three 3"]
-        assert log_of(server.conversations, name)[0][:5] == ["item", "step", "item", "ask", "step"]
+        assert answer.result()[1] == "three 3"
+        assert [*entries(http, path).values()] == ["one 1", "two 2", "three 3"]
+        kinds = event_kinds(server.conversations, path)
+        assert kinds[:5] == ["item", "step", "item", "ask", "step"]
 
 
-def test_a_text_that_does_not_fit_does_not_stand_in_the_way_for_good(tmp_path: Path) -> None:
-    with serving(tmp_path / "log.db") as (gate, server, http):
-        name = http.post("/v1/conversations", json={}).json()["id"]
-        gate.fail = PromptTooLongError("The prompt has 9 tokens")
-        assert http.post(f"/v1/conversations/{name}/items", json=items("long")).status_code == 400
-        gate.fail = None
-        http.post(f"/v1/conversations/{name}/items", json=items("short")).raise_for_status()
-        assert log_of(server.conversations, name)[0] == ["item", "stopped", "item", "step"]
+def test_outage_in_a_stream_is_a_failed_event_without_internal_names(tmp_path: Path) -> None:
+    with gated(tmp_path / "log.db") as (gate, _, http):
+        path = new_conversation(http)
+        gate.error = OutageError("http://10.0.0.7 is gone")
+        body = {"conversation": path.rpartition("/")[2], "input": "Who?", "stream": True}
+        text = http.post("/v1/responses", json=body).text
+        assert "event: response.failed" in text
+        assert "10.0.0.7" not in text
 
 
-def test_what_may_wait_is_bounded(tmp_path: Path) -> None:
-    with (
-        serving(tmp_path / "log.db", active=1, waiting=1, waiting_each=2) as (gate, server, http),
-        ThreadPoolExecutor(4) as threads,
-    ):
-        names = [http.post("/v1/conversations", json={}).json()["id"] for _ in range(3)]
-        gate.close_again()
+def test_item_beyond_the_context_is_stopped_and_later_items_are_read(tmp_path: Path) -> None:
+    with gated(tmp_path / "log.db") as (gate, server, http):
+        path = new_conversation(http)
+        gate.error = PromptTooLongError("The prompt has 9 tokens")
+        assert http.post(f"{path}/items", json=items("long")).status_code == 400
+        gate.error = None
+        http.post(f"{path}/items", json=items("short")).raise_for_status()
+        kinds = event_kinds(server.conversations, path)
+        assert kinds == ["item", "stopped", "item", "step"]
 
-        def ask(name: str) -> httpx.Response:
+
+def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
+    bounds = {"active": 1, "waiting": 1, "waiting_each": 2}
+    with gated(tmp_path / "log.db", **bounds) as (gate, server, http):
+        paths = [new_conversation(http) for _ in range(3)]
+        gate.shut()
+
+        def status(path: str) -> int:
             with server.http() as client:
-                return client.post("/v1/responses", json={"conversation": name, "input": "Who?"})
+                body = {"conversation": path.rpartition("/")[2], "input": "Who?"}
+                return client.post("/v1/responses", json=body).status_code
 
-        waiting = [threads.submit(ask, name) for name in names[:2]]
-        until(lambda: server.conversations.shared.turns_taken == 2)
-        busy = ask(names[2])
-        assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
-        waiting.append(threads.submit(ask, names[0]))
-        until(lambda: server.conversations.waiting(names[0], "local") == 2)
-        assert ask(names[0]).status_code == 429, "two wait for this conversation already"
-        gate.open.set()
-        assert [answer.result().status_code for answer in waiting] == [200, 200, 200]
-
-
-def test_only_so_many_are_held_open_and_the_others_are_taken_up_again(tmp_path: Path) -> None:
-    conversations = make_conversations(tmp_path / "log.db", open_count=2)
-    with running(conversations) as server, server.http() as http:
-        names = [
-            http.post("/v1/conversations", json=items(f"secret {n}")).json()["id"] for n in range(5)
-        ]
-        assert conversations.open_count == 2
-        for number, name in enumerate(names):
-            answer = http.post(
-                "/v1/responses", json={"conversation": name, "input": "secret"}
-            ).json()
-            assert answer["output"][1]["content"][0]["text"] == f"secret {number}"
-        assert conversations.open_count == 2
-        assert http.get("/v1/conversations/none").status_code == 404
-    small = make_conversations(tmp_path / "log.db", open_bytes=0)
-    with running(small) as server, server.http() as http:
-        http.post(
-            "/v1/responses", json={"conversation": names[0], "input": "secret"}
-        ).raise_for_status()
-        assert small.open_count == 0
+        with ThreadPoolExecutor(4) as threads:
+            waiting = [threads.submit(status, path) for path in paths[:2]]
+            resources, conversations = server.conversations.resources, server.conversations
+            until(lambda: resources.turns == 2)
+            assert status(paths[2]) == 429
+            waiting.append(threads.submit(status, paths[0]))
+            name = paths[0].rpartition("/")[2]
+            until(lambda: conversations.waiting(name, "local") == 2)
+            assert status(paths[0]) == 429
+            gate.open.set()
+            assert [answer.result() for answer in waiting] == [200, 200, 200]
 
 
-def test_a_turn_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    with serving(tmp_path / "log.db", turn_seconds=0.05) as (gate, _, http):
-        gate.close_again()
+def test_turn_beyond_turn_seconds_is_503(tmp_path: Path) -> None:
+    with gated(tmp_path / "log.db", turn_seconds=0.05) as (gate, _, http):
+        gate.shut()
         assert http.post("/v1/responses", json={"input": "Who?"}).status_code == 503
         gate.open.set()
 
 
-def test_what_is_asked_when_the_server_is_told_to_end_is_answered(tmp_path: Path) -> None:
+def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
-        with serving(tmp_path / "log.db") as (gate, server, _):
-            gate.close_again()
-            asked = threads.submit(
-                httpx.post, f"{server.url}/v1/responses", json={"input": "Who?"}, timeout=10
-            )
-            assert gate.entered.wait(5)
+        with gated(tmp_path / "log.db") as (gate, server, _):
+            gate.shut()
+            url = f"{server.url}/v1/responses"
+            answer = threads.submit(httpx.post, url, json={"input": "Who?"}, timeout=20)
+            assert gate.entered.wait(10)
             threading.Timer(0.3, gate.open.set).start()
-        assert asked.result().status_code == 200
+        assert answer.result().status_code == 200
 
 
-async def test_a_session_that_was_taken_up_is_the_one_that_was_held(
+def test_conversations_beyond_open_count_are_loaded_again(tmp_path: Path) -> None:
+    conversations = make_conversations(tmp_path / "log.db", open_count=2)
+    with running(conversations) as server, server.http() as http:
+        paths = [new_conversation(http, f"secret {number}") for number in range(4)]
+        for number, path in enumerate(paths):
+            assert ask(http, path, "secret")[1] == f"secret {number}"
+        assert conversations.open_count == 2
+
+
+async def test_loaded_session_equals_the_one_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With snapshots in between: after every step the same memory, vectors and all."""
-    monkeypatch.setattr(logged_session, "SNAPSHOT_EVERY", 32)
+    monkeypatch.setattr(conversation, "SNAPSHOT_INTERVAL", 32)
     one, other = (make_conversations(tmp_path / "log.db") for _ in range(2))
     name = one.log.create("local", {"goal": "case 3"}).id
-    for number in range(30):
+    for number in range(20):
         async with one.use(name, "local") as held:
-            text = f"case {number} {number % 7}"
-            await held.add([{"id": f"i{number}", "role": "user", "parts": [text], "name": ""}])
+            await held.add([item_body(Message(content=f"case {number} {number % 7}"))])
             await held.read()
     async with one.use(name, "local") as held, other.use(name, "local") as twin:
         memory = held.session.memory
-        assert one.log.load(name, "local", memory.start.embedder).start is not None
+        assert twin.state.snapshot is not None
         assert twin.session.memory.contents == memory.contents
         assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
-        assert twin.session.turns == 30
+        assert twin.session.turns == 20
     await one.close()
     await other.close()
+
+
+async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Conversations) -> None:
+    name = conversations.log.create("local", {}).id
+    async with conversations.use(name, "local") as held:
+        (item,) = await held.add([item_body(Message(content="Cid sings."))])
+        await held.note(Event("deleted", parent=item.version))
+        assert held.state.unread == {}
+    assert conversations.log.load(name, "local", "none").unread == {}
+    async with conversations.use(name, "local", full=True) as held:
+        texts = {"Ann": "Ann lives in Rome.", "Bob": "Bob lives in Oslo."}
+        new = [item_body(Message(content=text, name=source)) for source, text in texts.items()]
+        await held.add(new)
+        await held.forget("Ann")
+        await held.read()
+        found = [entry.text for entry in held.session.memory.contents.entries.values()]
+        assert found == [texts["Bob"]]
+    await conversations.close()
+
+
+async def test_goal_set_by_another_gateway_applies_to_the_next_item(
+    conversations: Conversations,
+) -> None:
+    name = conversations.log.create("local", {}).id
+    for goal in ("Where is Ann?", "Where is Bob?"):
+        conversations.log.update(name, "local", {"goal": goal})
+        async with conversations.use(name, "local") as held:
+            (item,) = await held.add([item_body(Message(content="Ann lives in Rome."))])
+            assert item.body["questions"] == [goal]
+    await conversations.close()

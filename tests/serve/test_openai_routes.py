@@ -1,4 +1,4 @@
-"""OpenAI's routes, asked by OpenAI's own client."""
+"""OpenAI's routes, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -13,121 +13,102 @@ from tests.serve.servers import Running
 PARTS = ["Ann lives in Rome.", "Bob lives in Oslo."]
 
 
-def said(*texts: str) -> dict[str, Any]:
-    """A message; its parts are read one after the other."""
-    return {
-        "type": "message",
-        "role": "user",
-        "content": [{"type": "input_text", "text": text} for text in texts],
-    }
+def message(*texts: str) -> dict[str, Any]:
+    """A user's message in parts."""
+    parts = [{"type": "input_text", "text": text} for text in texts]
+    return {"type": "message", "role": "user", "content": parts}
 
 
-def test_a_conversation_reads_is_asked_and_deleted(server: Running) -> None:
+def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) -> None:
     client = server.client()
     conversation = client.conversations.create(metadata={"goal": "Where does Ann live?"})
-    items = client.conversations.items.create(
-        conversation.id, items=[said(*PARTS), said("Cid sings.")]
-    )
+    new: Any = [message(*PARTS), message("Cid sings.")]
+    items = client.conversations.items.create(conversation.id, items=new)
     assert [item.status for item in items.data] == ["completed", "completed"]
-    answer = client.responses.create(
+    answer: Any = client.responses.create(
         model="scripted", conversation=conversation.id, input="Where does Bob live?"
     )
     assert answer.output_text == "Bob lives in Oslo."
     assert answer.conversation.id == conversation.id
     assert answer.memory[0]["source"]["piece"] == f"{items.data[0].id}, chunk 2/2"
     held = server.conversations.log.memory_at(conversation.id).entries.values()
-    assert [entry.text for entry in held] == [*PARTS, "Cid sings."], "one text after the other"
-    listed = client.conversations.items.list(conversation.id, order="asc").data
+    assert [entry.text for entry in held] == [*PARTS, "Cid sings."]
+    listed: Any = client.conversations.items.list(conversation.id, order="asc").data
     assert [item.role for item in listed] == ["user", "user", "user", "assistant"]
     assert [part.text for part in listed[0].content] == PARTS
     again = client.responses.retrieve(answer.id)
     assert (again.status, again.output_text) == ("completed", answer.output_text)
-    assert client.conversations.retrieve(conversation.id).metadata == {
-        "goal": "Where does Ann live?"
-    }
+    goal = {"goal": "Where does Ann live?"}
+    assert client.conversations.retrieve(conversation.id).metadata == goal
     assert client.conversations.update(conversation.id, metadata={}).metadata == {}
     assert client.conversations.delete(conversation.id).deleted
-    for gone in (
-        client.conversations.retrieve,
-        client.conversations.items.list,
-        client.conversations.delete,
+    for call, name in (
+        (client.conversations.retrieve, conversation.id),
+        (client.conversations.items.list, conversation.id),
+        (client.conversations.delete, conversation.id),
+        (client.responses.retrieve, answer.id),
     ):
         with pytest.raises(openai.NotFoundError):
-            gone(conversation.id)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(answer.id)
+            call(name)
 
 
-def test_a_response_is_streamed_step_by_step(server: Running) -> None:
+def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> None:
     client = server.client()
-    conversation = client.conversations.create(items=[said("Ann lives in Rome.")])
-    asked = {"model": "scripted", "conversation": conversation.id, "input": "Where does Ann live?"}
-    with client.responses.stream(**asked) as stream:
-        events = list(stream)
-        final = stream.get_final_response()
-    assert final.output_text == "Ann lives in Rome."
+    new: Any = [message("Ann lives in Rome.")]
+    conversation = client.conversations.create(items=new).id
+    with client.responses.stream(
+        model="scripted", conversation=conversation, input="Where does Ann live?"
+    ) as stream:
+        events: list[Any] = list(stream)
+        assert stream.get_final_response().output_text == "Ann lives in Rome."
     steps = [event.text for event in events if event.type == "response.reasoning_summary_text.done"]
     assert [text.partition(",")[0] for text in steps] == ["step 1", "step 2"]
     assert "read: Where does Ann live?" in steps[0]
-    assert [event.delta for event in events if event.type == "response.output_text.delta"] == [
-        "Ann lives in Rome."
-    ]
-    numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
-    assert numbers == sorted(numbers)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert deltas == ["Ann lives in Rome."]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
-def test_a_response_without_conversation_keeps_nothing(server: Running) -> None:
+def test_response_without_conversation_stores_nothing(server: Running) -> None:
     client = server.client()
-    answer = client.responses.create(
-        model="scripted", input=[said("Ann lives in Rome."), said("Where does Ann live?")]
-    )
-    assert answer.output_text == "Ann lives in Rome."
-    assert answer.conversation is None
-    assert (
-        "nothing"
-        in client.responses.create(model="scripted", input="Where does Ann live?").output_text
-    )
+    before = len(server.conversations.log.conversations())
+    question: Any = [message("Ann lives in Rome."), message("Where does Ann live?")]
+    answer = client.responses.create(model="scripted", input=question)
+    assert (answer.output_text, answer.conversation) == ("Ann lives in Rome.", None)
+    answer = client.responses.create(model="scripted", input="Where does Ann live?")
+    assert answer.output_text == "nothing"
+    assert len(server.conversations.log.conversations()) == before
 
 
-def test_a_chat_s_last_message_asks_and_the_rest_is_read_once(server: Running) -> None:
-    client = server.client()
-    said_before = [
+def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
+    create: Any = server.client().chat.completions.create
+    history = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Ann lives in Rome."},
+        {"role": "user", "content": "Where does Ann live?"},
     ]
-    asked = {"role": "user", "content": "Where does Ann live?"}
-    once = client.chat.completions.create(model="scripted", messages=[*said_before, asked])
+    once = create(model="scripted", messages=history)
     assert once.choices[0].message.content == "Ann lives in Rome."
-    conversation = client.conversations.create().id
-    kept = {"extra_body": {"conversation": conversation}}
-    first = client.chat.completions.create(model="scripted", messages=[*said_before, asked], **kept)
-    answer = {"role": "assistant", "content": first.choices[0].message.content}
-    more = [
-        {"role": "user", "content": text} for text in ("Bob lives in Oslo.", "Where does Bob live?")
-    ]
-    second = client.chat.completions.create(
-        model="scripted", messages=[*said_before, asked, answer, *more], **kept
-    )
-    assert second.choices[0].message.content == "Bob lives in Oslo."
-    listed = client.conversations.items.list(conversation, order="asc").data
-    texts = [item.content[0].text for item in listed]
-    assert texts[:4] == [
-        "system: Be brief.",
-        "Ann lives in Rome.",
-        asked["content"],
-        answer["content"],
-    ]
-    assert texts[4:] == ["Bob lives in Oslo.", "Where does Bob live?", "Bob lives in Oslo."]
-    chunks = list(
-        client.chat.completions.create(
-            model="scripted", messages=[*said_before, asked], stream=True
-        )
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Ann lives in Rome."
+    chunks = list(create(model="scripted", messages=history, stream=True))
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(texts) == "Ann lives in Rome."
     assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
+    conversation = server.client().conversations.create().id
+    body = {"extra_body": {"conversation": conversation}}
+    first = create(model="scripted", messages=history, **body).choices[0].message.content
+    history += [
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "Bob lives in Oslo."},
+        {"role": "user", "content": "Where does Bob live?"},
+    ]
+    second = create(model="scripted", messages=history, **body)
+    assert second.choices[0].message.content == "Bob lives in Oslo."
+    listed: Any = server.client().conversations.items.list(conversation, order="asc").data
+    expected = ["system: Be brief.", *(item["content"] for item in history[1:])]
+    assert [item.content[0].text for item in listed] == [*expected, "Bob lives in Oslo."]
 
 
-def test_what_is_wrong_is_told_as_openai_tells_it(server: Running, http: httpx.Client) -> None:
+def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["scripted"]
     assert client.models.retrieve("scripted").owned_by == "atommem"
@@ -139,13 +120,11 @@ def test_what_is_wrong_is_told_as_openai_tells_it(server: Running, http: httpx.C
         client.responses.create(model="scripted", conversation="conv_other", input="Who?")
     with pytest.raises(openai.BadRequestError, match="blank"):
         client.responses.create(model="scripted", input="  ")
-    picture = {"type": "input_image", "image_url": "http://127.0.0.1/secret"}
+    image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
     with pytest.raises(openai.BadRequestError):
-        client.responses.create(model="scripted", input=[{"role": "user", "content": [picture]}])  # type: ignore[list-item]
-    before = len(server.conversations.log.all())
+        client.responses.create(model="scripted", input=image)
+    before = len(server.conversations.log.conversations())
     assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
-    assert len(server.conversations.log.all()) == before, "none is made"
+    assert len(server.conversations.log.conversations()) == before
     for path in ("conversations/%00", "responses/%00", "conversations?after=%00"):
-        refused = http.get(f"/v1/{path}")
-        assert refused.status_code == 404
-        assert "\\x00" not in refused.text, "PostgreSQL takes none, and refuses to look for it"
+        assert http.get(f"/v1/{path}").status_code == 404, "PostgreSQL refuses NUL"

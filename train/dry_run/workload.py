@@ -20,10 +20,10 @@ from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView
 from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 from atommem.trace import read_trace
 from atommem.train.dry_run_config import DryRunConfig
-from atommem.train.rollout.task_order import TaskOrder
+from atommem.train.rollout.rollouts import TaskOrder
 
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
 """What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
@@ -41,7 +41,7 @@ def find_tokenizer(name: str) -> tuple[Any, str]:
             return read_tokenizer(name), "the model folder's tokenizer"
         except (OSError, ValueError):
             pass
-    return RoughTokenizer(), "a rough count, as the tokenizer is not there"
+    return ApproximateTokenizer(), "a rough count, as the tokenizer is not there"
 
 
 class PromptShape(NamedTuple):

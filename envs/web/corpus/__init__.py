@@ -1,6 +1,6 @@
 """A corpus: a folder of pages that can be searched and read, in this process or from a server."""
 
 from atommem.envs.web.corpus.corpus import Corpus, Found, build_corpus
-from atommem.envs.web.corpus.corpus_input import Page, read_pages
+from atommem.envs.web.corpus.pages import Page, read_pages
 
 __all__ = ["Corpus", "Found", "Page", "build_corpus", "read_pages"]

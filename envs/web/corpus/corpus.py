@@ -1,4 +1,4 @@
-"""A corpus: pages in a folder, searched by words, by vectors, or by both, and read by id, URL or title."""
+"""A corpus: pages in a folder, searched by words, by vectors or by both, and read by name."""
 
 from __future__ import annotations
 
@@ -14,33 +14,27 @@ from typing import Any
 from atommem.config import EmbedderConfig, check_choice, fields_of, without_addresses
 from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
-from atommem.envs.web.corpus.corpus_input import Page
-from atommem.envs.web.corpus.dense import DenseIndex
-from atommem.envs.web.corpus.lexical import LexicalIndex, Ranked
-from atommem.envs.web.corpus.page_store import PageStore, batched
-from atommem.envs.web.page_texts import named
+from atommem.envs.web.corpus.pages import Page, PageStore, batched
+from atommem.envs.web.corpus.vectors import Ranked, VectorIndex
+from atommem.envs.web.corpus.words import WordIndex
+from atommem.envs.web.page_texts import named_titles
 from atommem.errors import ConfigError, DataError
 
 MANIFEST = "corpus.json"
 MODES = ("lexical", "dense", "hybrid")
 PASSAGE_CHARACTERS = 2000
-_DEPTH = 100
-"""Passages of each ranking that are fused."""
-_RANK = 60
-"""k of reciprocal rank fusion (Cormack et al. 2009)."""
+_VERSION = 2
+_FUSED = 100  # passages of each ranking
+_RANK = 60  # k of reciprocal rank fusion (Cormack et al. 2009)
 _PAGES_PER_TRANSACTION = 2000
-_MOST_LINKS = 40
+_TEXTS_PER_BATCH = 256
+_MAX_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A page that a search found, by its best passage.
-
-    Attributes:
-        page: The whole page.
-        passage: The text that was found.
-        score: BM25, inner product, or the sum of reciprocal ranks.
-    """
+    """A found page with its best passage; `score` is BM25, cosine, or the sum of reciprocal
+    ranks."""
 
     page: Page
     passage: str
@@ -48,148 +42,153 @@ class Found:
 
 
 class Corpus:
-    """Pages and their indexes in one folder. Any number of processes may read it while one adds to it.
+    """Pages and their indexes in one folder. Other processes may read while one adds.
 
     Args:
-        folder: That `build_corpus` made.
-        embedder: Settings that differ from those it was built with: where the same model lies on this machine.
+        folder: Made by `build_corpus`.
+        embedder: Settings that differ from those of the build, such as the model's location here.
 
     Raises:
-        ConfigError: There is no corpus, it is of another version, or its embedder is another one.
-        DataError: A file of it is damaged or missing.
+        ConfigError: The folder is not a corpus, or the embedder is another one.
+        DataError: A file is damaged or missing.
     """
 
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
-        manifest = _manifest(self.folder)
-        if not os.access(self.folder, os.W_OK):
-            raise ConfigError(
-                f"{self.folder}: cannot be written, and its indexes want locks: read a copy of it."
-            )
-        if (self.folder / "lexical").exists() and not (self.folder / "pages.sqlite").exists():
-            raise DataError(
-                f"{self.folder}: has an index and no pages.sqlite: build the corpus anew."
-            )
+        manifest = _read_manifest(self.folder)
+        if not os.access(self.folder, os.W_OK):  # tantivy locks the index
+            raise ConfigError(f"{self.folder}: not writable. Copy it and read the copy.")
+        if (self.folder / "words").exists() and not (self.folder / "pages.sqlite").exists():
+            raise DataError(f"{self.folder}: pages.sqlite is missing. Build the corpus anew.")
         self._pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
-        self._lexical = LexicalIndex(self.folder / "lexical")
+        self._words = WordIndex(self.folder / "words")
         self._digest: tuple[tuple[int, ...], str] | None = None
-        self._dense: DenseIndex | None = None
+        self._vectors: VectorIndex | None = None
+        self.recall: float | None = None
+        """Recall@10 of the vector index, after an `add` that built it."""
         if manifest["embedder"] is not None:
-            given = {name: value for name, value in (embedder or {}).items() if value is not None}
-            settings = fields_of(EmbedderConfig, without_addresses(manifest["embedder"]) | given)
-            made = make_embedder(EmbedderConfig(**settings))
-            if (made.dim, made.id) != (manifest["dim"], manifest["embedder_id"]):
+            changes = {name: value for name, value in (embedder or {}).items() if value is not None}
+            settings = fields_of(EmbedderConfig, without_addresses(manifest["embedder"]) | changes)
+            self._embedder = make_embedder(EmbedderConfig(**settings))
+            if (self._embedder.dim, self._embedder.id) != (
+                manifest["dim"],
+                manifest["embedder_id"],
+            ):
                 raise ConfigError(
-                    f"{self.folder}: its vectors are those of {manifest['embedder_id']!r}, but the embedder is "
-                    f"{made.id!r}: give the same one."
+                    f"{self.folder}: built with embedder {manifest['embedder_id']!r}, but this is "
+                    f"{self._embedder.id!r}. Use the same one."
                 )
-            self._dense = DenseIndex(self.folder / "vectors.f32", made)
+            self._vectors = VectorIndex(self.folder, self._embedder.dim)
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """How it can be searched, the best way last."""
-        return MODES if self._dense is not None else MODES[:1]
+        """The possible search modes, best last."""
+        return MODES if self._vectors is not None else MODES[:1]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many pages and passages it holds."""
+        """The numbers of pages and passages."""
         pages, passages, _ = self._pages.counts()
         return {"pages": pages, "passages": passages}
 
     @property
     def complete(self) -> bool:
-        """Whether all of its passages can be found: not before an addition that was cut short is completed."""
-        indexed = [self._lexical.last(), *([] if self._dense is None else [self._dense.last()])]
-        return min(indexed) >= self._pages.counts()[2]
+        """Whether all passages are indexed; False after an interrupted addition."""
+        indexed = self._words.last()
+        if self._vectors is not None:
+            indexed = min(indexed, len(self._vectors))
+        return indexed >= self._pages.counts()[2]
 
     @property
     def version(self) -> str:
-        """A digest of all that its pages say: a second for a million of them, and kept until pages are added."""
+        """A digest of all pages (a second for a million), computed again after additions."""
         counts = self._pages.counts()
         if self._digest is None or self._digest[0] != counts:
             self._digest = counts, self._pages.digest()
         return self._digest[1]
 
     async def add(self, pages: Iterable[Page]) -> int:
-        """Add pages and index what is new; a page under an id that is there replaces it. Returns how many were new.
+        """Add pages and index them; return how many were new or changed.
 
-        An addition that was cut short is completed by the next one.
+        A page replaces that of its id. An interrupted addition is completed by the next one.
 
         Raises:
             ConfigError: Another process is adding.
             OutageError: The embedder is out of reach.
         """
         added = await asyncio.to_thread(self._add, pages)
-        if self._dense is not None:
-            await self._dense.add(self._pages.after(self._dense.last()))
+        if self._vectors is not None:
+            missing = self._pages.passages_after(len(self._vectors))
+            for batch in batched(missing, _TEXTS_PER_BATCH):
+                vectors = await self._embedder.embed([text for _, text in batch], "entry")
+                self._vectors.append([number for number, _ in batch], vectors)
+            self.recall = await asyncio.to_thread(self._vectors.build)
         return added
 
     async def search(
         self, queries: Sequence[str], count: int, mode: str | None = None
     ) -> list[list[Found]]:
-        """For each query the pages that fit best, each once, at most `count`.
+        """Return at most `count` pages for each query, best first.
 
         Args:
-            queries: What is looked for.
-            count: Most pages for each.
-            mode: One of `modes`; None is the last of them. Hybrid sums 1 / (60 + rank) over both rankings.
+            mode: One of `modes`; None is the last. Hybrid fuses both rankings by reciprocal ranks.
 
         Raises:
-            ConfigError: It cannot be searched so.
+            ConfigError: The corpus has no vectors for this mode.
             OutageError: The embedder is out of reach.
         """
         mode = mode or self.modes[-1]
         check_choice("mode", mode, self.modes)
         vectors: Sequence[Any] = [None] * len(queries)
-        if self._dense is not None and mode != "lexical":
-            vectors = list(await self._dense.embedder.embed(queries, "query"))
+        if mode != "lexical":
+            vectors = list(await self._embedder.embed(queries, "query"))
         # Off the event loop: a common word in a million passages takes a tenth of a second.
         return await asyncio.to_thread(
             lambda: [
-                self._found(query, vector, count, mode)
+                self._search(query, vector, count, mode)
                 for query, vector in zip(queries, vectors, strict=True)
             ]
         )
 
     def page(self, name: str) -> Page | None:
-        """The page of this id, URL or title; None where there is none."""
+        """Return the page of this id, URL or title."""
         return self._pages.page(name)
 
     def links(self, page: Page) -> list[str]:
-        """Titles of other pages that `page` names, in the order in which it does."""
+        """Return the titles of other pages that `page` names, in the order of their mention."""
         titles: dict[str, str] = {}
 
-        def known(names: Iterable[str]) -> set[str]:
-            titles.update(self._pages.cores(names))
-            return set(titles)
+        def known(names: Iterable[str]) -> Iterable[str]:
+            titles.update(self._pages.titles(names))
+            return titles
 
-        linked = [titles[name] for name in named(page.text, known)]
-        return [title for title in linked if title != page.title][:_MOST_LINKS]
+        linked = [titles[name] for name in named_titles(page.text, known)]
+        return [title for title in linked if title != page.title][:_MAX_LINKS]
 
     async def close(self) -> None:
-        """Close its files and its embedder."""
+        """Close the files and the embedder."""
         self._pages.close()
-        if self._dense is not None:
-            await self._dense.embedder.close()
+        if self._vectors is not None:
+            await self._embedder.close()
 
     def _add(self, pages: Iterable[Page]) -> int:
         added = 0
         for batch in batched(pages, _PAGES_PER_TRANSACTION):
-            new, gone = self._pages.add(batch)
+            new, removed = self._pages.add(batch)
             added += new
-            if gone:
-                self._lexical.add((), gone)
-        self._lexical.add(self._pages.after(self._lexical.last()))
+            if removed:
+                self._words.add((), removed)
+        self._words.add(self._pages.passages_after(self._words.last()))
         return added
 
-    def _found(self, query: str, vector: Any, count: int, mode: str) -> list[Found]:
-        depth = max(_DEPTH, count)
+    def _search(self, query: str, vector: Any, count: int, mode: str) -> list[Found]:
+        depth = max(_FUSED, count)
         rankings: list[Ranked] = []
         if mode != "dense":
-            rankings.append(self._lexical.search(query, depth))
-        if mode != "lexical" and self._dense is not None:
-            rankings.append(self._dense.search(vector, depth))
-        ranked = rankings[0] if len(rankings) == 1 else fused(rankings)
+            rankings.append(self._words.search(query, depth))
+        if mode != "lexical" and self._vectors is not None:
+            rankings.append(self._vectors.search(vector, depth))
+        ranked = rankings[0] if len(rankings) == 1 else fuse(rankings)
         best: dict[str, Found] = {}
         for part in batched(ranked, max(16, 2 * count)):
             passages = self._pages.passages([number for number, _ in part])
@@ -207,35 +206,47 @@ def build_corpus(
     folder: str | Path,
     embedder: EmbedderConfig | None = None,
     passage_characters: int = PASSAGE_CHARACTERS,
-) -> dict[str, int]:
-    """Make a corpus of `pages`, or add them to the one in `folder`; not from within an event loop.
+) -> dict[str, Any]:
+    """Build a corpus of `pages`, or add them to an existing one; not within an event loop.
 
     Args:
-        pages: A page under an id (or URL) that is there replaces it.
-        folder: Where it lies.
-        embedder: For dense search; None is words alone. Of a corpus that is there: where its model lies.
-        passage_characters: Pages are searched by passages of at most so many characters, and read whole.
+        pages: A page replaces that of its id (or URL).
+        folder: Of the corpus.
+        embedder: For dense search; None is words alone. For an existing corpus: its model's
+            location.
+        passage_characters: Longest passage; pages are searched by passages and read whole.
 
     Returns:
-        ``added``, ``pages`` and ``passages``.
+        ``added``, ``pages``, ``passages`` and ``recall`` (`Corpus.recall`).
 
     Raises:
-        ConfigError: A setting is wrong, or contradicts the corpus that is there.
+        ConfigError: A setting is wrong, or contradicts the existing corpus.
         DataError: A page cannot be read.
         OutageError: The embedder is out of reach; what was added so far stays.
     """
     folder, pages = Path(folder), iter(pages)
-    first = list(islice(pages, 1))  # a file that cannot be read leaves no folder
+    first = list(islice(pages, 1))  # an unreadable file leaves no folder
     try:
         if not (folder / MANIFEST).exists():
             _start(folder, embedder, passage_characters)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made ({error}): give another folder.") from error
-    return asyncio.run(_added(chain(first, pages), folder, embedder))
+        raise ConfigError(f"{folder}: cannot be created ({error}).") from error
+
+    async def add() -> dict[str, Any]:
+        corpus = Corpus(folder, None if embedder is None else asdict(embedder))
+        try:
+            if embedder is not None and corpus.modes == MODES[:1]:
+                raise ConfigError(f"{folder}: built without an embedder. Build it anew elsewhere.")
+            added = await corpus.add(chain(first, pages))
+            return {"added": added, **corpus.counts, "recall": corpus.recall}
+        finally:
+            await corpus.close()
+
+    return asyncio.run(add())
 
 
-def fused(rankings: Iterable[Ranked]) -> Ranked:
-    """Reciprocal rank fusion: each ranking gives 1 / (60 + rank)."""
+def fuse(rankings: Iterable[Ranked]) -> Ranked:
+    """Fuse rankings: each adds 1 / (60 + rank) to a score."""
     scores: dict[int, float] = {}
     for ranking in rankings:
         for rank, (number, _) in enumerate(ranking, start=1):
@@ -243,30 +254,14 @@ def fused(rankings: Iterable[Ranked]) -> Ranked:
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
-async def _added(
-    pages: Iterable[Page], folder: Path, embedder: EmbedderConfig | None
-) -> dict[str, int]:
-    corpus = Corpus(folder, None if embedder is None else asdict(embedder))
-    try:
-        if embedder is not None and corpus.modes == MODES[:1]:
-            raise ConfigError(
-                f"{folder}: was built without an embedder: add without one, or build it anew elsewhere."
-            )
-        return {"added": await corpus.add(pages), **corpus.counts}
-    finally:
-        await corpus.close()
-
-
 def _start(folder: Path, embedder: EmbedderConfig | None, passage_characters: int) -> None:
     if passage_characters < 1:
-        raise ConfigError(f"passage_characters is {passage_characters}: give at least 1.")
+        raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder}: holds other files and no corpus: give an empty or new folder."
-        )
+        raise ConfigError(f"{folder}: contains other files. Give an empty or new folder.")
     made = None if embedder is None else make_embedder(embedder)
     manifest = {
-        "version": 1,
+        "version": _VERSION,
         "passage_characters": passage_characters,
         "embedder": None if embedder is None else asdict(embedder),
         "embedder_id": None if made is None else made.id,
@@ -275,14 +270,13 @@ def _start(folder: Path, embedder: EmbedderConfig | None, passage_characters: in
     write_json(folder / MANIFEST, manifest)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
+def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{folder}: is no corpus ({error}): make one with atommem corpus build --out."
+            f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
         ) from error
-    if not isinstance(manifest, dict) or manifest.get("version") != 1:
-        raise ConfigError(f"{path}: is of another version: build the corpus anew.")
+    if manifest.get("version") != _VERSION:
+        raise ConfigError(f"{folder}: a corpus of another version. Build it anew.")
     return manifest

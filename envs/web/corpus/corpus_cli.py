@@ -1,4 +1,4 @@
-"""The command `atommem corpus`: make a corpus of pages, search it, and serve it."""
+"""The command `atommem corpus`: build a corpus of pages, search it, and serve it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from atommem.command_line import CommandParser, add_flags, check_writable, given
 from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
-from atommem.envs.web.corpus.corpus_input import benchmark_pages, read_pages
-from atommem.untrusted import printable
+from atommem.envs.web.corpus.pages import benchmark_pages, read_pages
+from atommem.text_safety import printable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,6 +95,8 @@ def _build(args: argparse.Namespace) -> int:
     print(
         f"{args.out}: {done['added']} pages added; {done['pages']} pages in {done['passages']} passages."
     )
+    if done["recall"] is not None:
+        print(f"vector index: recall@10 {done['recall']:.3f} against exact search")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``tools: [corpus]``: ``search`` and ``visit`` over a corpus of one's own, in this process."""
+"""``tools: [corpus]``: search and visit over a corpus in this process."""
 
 from __future__ import annotations
 
@@ -17,28 +17,25 @@ class CorpusSource(ToolSource):
     """The corpus in the folder ``corpus``. Titles that a page names are its links.
 
     Raises:
-        ConfigError: ``corpus`` is not set, is no corpus, or cannot be searched by ``corpus_search``.
+        ConfigError: ``corpus`` is unset or not a corpus, or has no vectors for ``corpus_search``.
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if config.corpus is None:
-            raise ConfigError(
-                "tools name corpus, and corpus is not set: give the folder of atommem corpus build."
-            )
+            raise ConfigError("tools=corpus: corpus is unset. Build one with atommem corpus build.")
         self._corpus = Corpus(config.corpus, {"embedder_model": config.corpus_embedder})
-        check_choice(
-            "corpus_search", config.corpus_search or self._corpus.modes[-1], self._corpus.modes
-        )
+        modes = self._corpus.modes
+        check_choice("corpus_search", config.corpus_search or modes[-1], modes)
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The version of the corpus, wherever it and its model lie."""
+        """The version of the corpus in place of its location."""
         return {"corpus": self._corpus.version, "corpus_embedder": None}
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """The two."""
+        """Search and visit."""
         page = "Title or address of a page, or number of a link shown now."
         return (
             text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
@@ -50,9 +47,8 @@ class CorpusSource(ToolSource):
         await self._corpus.close()
 
     async def _search(self, query: str, task: Any) -> ToolResult:
-        (found,) = await self._corpus.search(
-            [query], self.config.search_results, self.config.corpus_search
-        )
+        config = self.config
+        (found,) = await self._corpus.search([query], config.search_results, config.corpus_search)
         if not found:
             raise PageError(f"No page was found for: {query}")
         text = "\n".join(f"{hit.page.title}: {snippet(hit.passage, query)}" for hit in found)
@@ -62,7 +58,6 @@ class CorpusSource(ToolSource):
         page = self._corpus.page(name)
         if page is None:
             raise PageError(f"There is no page: {name}")
-        # A title may stand in any of a page's thousand words: off the event loop.
         titles = await asyncio.to_thread(self._corpus.links, page)
         links = tuple(Link(title, title) for title in titles)
         return ToolResult(page.text, title=page.title, links=links, origin=page.url or page.id)

@@ -1,4 +1,4 @@
-"""A corpus for other processes and nodes: Search-R1's ``/retrieve``, ASearcher's ``/access``, and MCP at ``/mcp``."""
+"""A corpus over HTTP: Search-R1's ``/retrieve``, ASearcher's ``/access``, and MCP at ``/mcp``."""
 
 from __future__ import annotations
 
@@ -14,54 +14,51 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_MOST_QUERIES, _MOST_RESULTS, _LONGEST = 1024, 1000, 10_000
+_MAX_QUERIES, _MAX_RESULTS, _MAX_TEXT = 1024, 1000, 10_000
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MCPServer:
-    """The server of a corpus.
+    """Return the server of a corpus.
 
-    ``POST /retrieve {queries, topk, return_scores}`` returns ``{"result": [[...], ...]}``, a list for each query of
-    ``{"document": {id, contents, title, url}, "score"}``, or of the documents alone without ``return_scores``.
-    ``POST /access {urls}`` returns ``{"result": [{contents, title, url, links} or null, ...]}``. ``GET /health`` counts
-    pages.
-    What is wrong with a request is said with status 400, an embedder that is out of reach with 503.
+    - ``POST /retrieve {queries, topk, return_scores}``: ``{"result": [[...], ...]}``, for each
+      query a list of ``{"document": {id, contents, title, url}, "score"}``, or of documents without
+      ``return_scores``.
+    - ``POST /access {urls}``: ``{"result": [{contents, title, url, links} or null, ...]}``.
+    - ``GET /health``: the numbers of pages and passages, version and mode.
+
+    An invalid request gets status 400, an embedder out of reach 503.
 
     Args:
-        corpus: What is searched; closed by who opened it.
-        mode: How (`Corpus.search`).
-        results: Documents of a search where the request does not say.
+        corpus: Closed by the caller.
+        mode: As in `Corpus.search`.
+        results: Documents of a search without ``topk``.
     """
     from mcp.server import MCPServer
+    from starlette.responses import JSONResponse
 
     server: MCPServer = MCPServer("corpus")
 
     async def retrieve(body: dict[str, Any]) -> Any:
-        queries = _texts(body, "queries")
+        queries = _strings(body, "queries")
         count = results if body.get("topk") is None else body["topk"]
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_RESULTS:
-            raise _BadRequestError(
-                f"topk is {count!r}: give a whole number from 1 to {_MOST_RESULTS}."
-            )
+        if not isinstance(count, int) or not 1 <= count <= _MAX_RESULTS:
+            raise ValueError(f"topk={count!r}: must be a whole number from 1 to {_MAX_RESULTS}.")
         found = await corpus.search(queries, count, mode)
-        scored = bool(body.get("return_scores"))
+        if not body.get("return_scores"):
+            return [[_document(hit) for hit in hits] for hits in found]
         return [
-            [
-                {"document": _document(hit), "score": hit.score} if scored else _document(hit)
-                for hit in hits
-            ]
-            for hits in found
+            [{"document": _document(hit), "score": hit.score} for hit in hits] for hits in found
         ]
 
     async def access(body: dict[str, Any]) -> Any:
-        names = _texts(body, "urls")
-        # Off the event loop: a title may stand anywhere in a page.
-        return await asyncio.to_thread(lambda: [_whole(corpus, name) for name in names])
+        names = _strings(body, "urls")
+        return await asyncio.to_thread(lambda: [_page(corpus, name) for name in names])
 
     @server.tool()
     async def search(query: str) -> list[dict[str, Any]]:
         """Finds documents: the id, the score and a snippet of each."""
-        hits = (await corpus.search([query[:_LONGEST]], results, mode))[0]
+        (hits,) = await corpus.search([query[:_MAX_TEXT]], results, mode)
         return [
             {"docid": hit.page.id, "score": hit.score, "snippet": _contents(hit)} for hit in hits
         ]
@@ -73,31 +70,25 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
         return None if page is None else {"docid": page.id, "text": page.text, "url": page.url}
 
     async def health(request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         version = await asyncio.to_thread(lambda: corpus.version)
         return JSONResponse({**corpus.counts, "version": version, "mode": mode or corpus.modes[-1]})
 
-    server.custom_route("/retrieve", ["POST"])(_answering(retrieve))
-    server.custom_route("/access", ["POST"])(_answering(access))
+    server.custom_route("/retrieve", ["POST"])(_route(retrieve))
+    server.custom_route("/access", ["POST"])(_route(access))
     server.custom_route("/health", ["GET"])(health)
     return server
 
 
-class _BadRequestError(Exception):
-    """What is wrong with a request."""
-
-
-def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _route(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         from starlette.responses import JSONResponse
 
         try:
             body = await request.json()
             if not isinstance(body, dict):
-                raise _BadRequestError("the body is no JSON object.")
+                raise ValueError("the body must be a JSON object.")
             return JSONResponse({"result": await handler(body)})
-        except (_BadRequestError, ValueError) as error:
+        except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
         except OutageError as error:
             return JSONResponse({"error": str(error)}, 503)
@@ -105,35 +96,27 @@ def _answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-def _texts(body: dict[str, Any], name: str) -> list[str]:
+def _strings(body: dict[str, Any], name: str) -> list[str]:
     texts = body.get(name)
     if (
         not isinstance(texts, list)
-        or len(texts) > _MOST_QUERIES
+        or len(texts) > _MAX_QUERIES
         or not all(isinstance(text, str) for text in texts)
     ):
-        raise _BadRequestError(
-            f"{name} is {str(texts)[:60]!r}: give a list of at most {_MOST_QUERIES} strings."
-        )
-    return [text[:_LONGEST] for text in texts]
+        raise ValueError(f"{name}: must be a list of at most {_MAX_QUERIES} strings.")
+    return [text[:_MAX_TEXT] for text in texts]
 
 
 def _document(hit: Found) -> dict[str, Any]:
-    page = hit.page
-    return {
-        "id": page.id,
-        "contents": _contents(hit),
-        "title": page.title,
-        "url": page.url or page.id,
-    }
+    url = hit.page.url or hit.page.id
+    return {"id": hit.page.id, "contents": _contents(hit), "title": hit.page.title, "url": url}
 
 
 def _contents(hit: Found) -> str:
-    """The passage under its title in quotes, as Search-R1's corpora have it."""
-    return f'"{hit.page.title}"\n{hit.passage}'
+    return f'"{hit.page.title}"\n{hit.passage}'  # as in Search-R1's corpora
 
 
-def _whole(corpus: Corpus, name: str) -> dict[str, Any] | None:
+def _page(corpus: Corpus, name: str) -> dict[str, Any] | None:
     page = corpus.page(name)
     if page is None:
         return None

@@ -1,1 +1,2 @@
-"""The live web: a guarded way to pages, search engines and readers, and what was recorded of them."""
+"""The live web: a guarded way to pages, search engines and readers, and what was recorded of
+them."""

@@ -1,50 +1,52 @@
-"""Makes a corpus of a cassette: the pages that were read, with a search of their own."""
+"""Turn the pages of a recording into a corpus."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from atommem.config import EmbedderConfig
 from atommem.envs.web.corpus.corpus import build_corpus
-from atommem.envs.web.corpus.corpus_input import Page
-from atommem.envs.web.net.cassette import Cassette
+from atommem.envs.web.corpus.pages import Page
+from atommem.envs.web.net.recording import Recording
 from atommem.errors import ConfigError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
-def recorded_pages(cassette: Cassette) -> Iterator[Page]:
-    """The pages that were read, each as it was last; its id is what it was asked for by, where that led elsewhere."""
+def recorded_pages(recording: Recording) -> Iterator[Page]:
+    """Yield the last version of each page; its id is the address it was requested by, if
+    another."""
     pages: dict[str, Page] = {}
-    for call, result in cassette.results():
+    for call, result in recording.results():
         if result.is_error or not result.title:
             continue
         url = clean(result.origin or result.title)
-        asked = next((value for value in call.values.values() if isinstance(value, str)), url)
+        values = json.loads(call.arguments).values()
+        requested = clean(next((value for value in values if isinstance(value, str)), url))
         known = pages.get(url)
-        name = known.id if known is not None and known.id != url else clean(asked)
+        name = known.id if known is not None and known.id != url else requested
         pages[url] = Page(clean(result.text), clean(result.title), url, name)
     yield from pages.values()
 
 
 def freeze(
-    cassette: Cassette, folder: str | Path, embedder: EmbedderConfig | None = None
+    recording: Recording, folder: str | Path, embedder: EmbedderConfig | None = None
 ) -> dict[str, int]:
-    """Make a corpus of the cassette's pages in `folder`; one that is there grows, and its pages are brought up to date.
+    """Build or update the corpus in `folder` with the recording's pages.
 
     Returns:
-        ``pages``: in the corpus; ``unread``: pages that searches found and nobody read, which are not in it.
+        ``pages``: in the corpus; ``unread``: found by searches, but never read.
 
     Raises:
-        ConfigError: No page was read, or a setting contradicts the corpus that is there.
+        ConfigError: The recording has no page, or a setting contradicts the existing corpus.
         OutageError: The embedder is out of reach.
     """
-    pages = list(recorded_pages(cassette))
+    pages = list(recorded_pages(recording))
     if not pages:
-        raise ConfigError(f"no page was read on {cassette.path}: there is nothing to freeze.")
-    done = build_corpus(pages, folder, embedder)
+        raise ConfigError(f"{recording.path}: no page was read, there is nothing to freeze.")
+    built = build_corpus(pages, folder, embedder)
     read = {name for page in pages for name in (page.url, page.id)}
-    found = {
-        link.target for _, result in cassette.results() if not result.title for link in result.links
-    }
-    return {"pages": done["pages"], "unread": len(found - read)}
+    results = (result for _, result in recording.results() if not result.title)
+    found = {link.target for result in results for link in result.links}
+    return {"pages": built["pages"], "unread": len(found - read)}

@@ -1,51 +1,46 @@
-"""A search engine or reader that is asked over HTTP, and whose fault it is when it does not answer."""
+"""A search engine or reader that is asked over HTTP, and whose fault a failure is."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
-from urllib.parse import unquote_plus
+from typing import Any, ClassVar
 
 from atommem.envs.web.net.hosts import HostRules
 from atommem.envs.web.tools import PageError, ToolSource
-from atommem.envs.web.web_config import WebConfig
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import OutageError
 from atommem.servers.client import (
     OversizeError,
     RefusedError,
     ServerClient,
     Service,
-    is_loopback,
     key_variable,
 )
 
-_HEALTH_SECONDS = 10.0
-_OF_THE_CALL = (400, 409, 413, 414, 415, 422, 431, 451)
-"""Statuses that a provider has for a query that it does not take, or a page that it cannot get."""
+_REQUEST_STATUSES = (400, 409, 413, 414, 415, 422, 431, 451)
+"""Statuses that concern one query or page, and not the provider as a whole."""
 
 
-class Provider:
-    """One provider.
+class ProviderSource(ToolSource):
+    """Tools of one provider.
 
-    Args:
-        config: Settings of tools.
-        service: Its name, which is also that of its key (``ATOMMEM_SERPER_API_KEY``).
-        base_url: Where it is.
-        headers: Sent with every request.
+    Attributes:
+        service: The provider's name, also of its key (``ATOMMEM_SERPER_API_KEY``).
+
+    Raises:
+        ConfigError: The URL is invalid, or the key may not be sent there.
     """
 
-    def __init__(
-        self,
-        config: WebConfig,
-        service: Service,
-        base_url: str,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.service = service
+    service: ClassVar[Service]
+
+    def __init__(self, config: Any, url: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(config)
+        self.backend = f"{self.service} {url}"
+        self._url = url
+        self._hosts = HostRules.of(config)
         self._client = ServerClient(
-            base_url,
-            service=service,
+            url,
+            service=self.service,
             timeout=config.tool_seconds,
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
@@ -53,101 +48,46 @@ class Provider:
             max_bytes=int(config.page_megabytes * 1e6),
         )
 
-    async def get(self, path: str) -> Any:
-        """GET. Raises as `post` does."""
-        return await self._answer(self._client.get(path), path)
-
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST `body` as JSON and return the JSON that comes back.
-
-        Raises:
-            PageError: This one query or page is refused, or what it gives is larger than ``page_megabytes``.
-            OutageError: The provider is gone, overloaded after its retries, or refuses the key.
-        """
-        return await self._answer(self._client.post(path, body), str(body))
-
-    @contextmanager
-    def reading(self, answer: Any) -> Iterator[None]:
-        """Within it, `answer` is taken apart: one that is not as its documentation has it is an outage."""
-        try:
-            yield
-        except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
-            said = f"{self._client.base_url} gives no {self.service} answer: {str(answer)[:200]}."
-            raise OutageError(said) from error
-
-    async def breaks_at(self, error: OutageError, control: Callable[[], Awaitable[Any]]) -> bool:
-        """Whether an outage is one call's: the provider answered it with 5xx, and answers `control`, made now.
-
-        A query or an address that breaks a provider is as easy to write as any other: whoever could have outages by it
-        would not be scored.
-        """
-        if error.status is None or error.status < 500:
-            return False
-        try:
-            await control()
-        except (OutageError, PageError):
-            return False
-        return True
-
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         await self._client.close()
 
-    async def _answer(self, request: Awaitable[Any], asked: str) -> Any:
+    async def _get(self, path: str) -> Any:
+        """Return the JSON at `path`. Raises as `_post` does."""
+        return await self._ask(self._client.get(path), path)
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """Post `body` and return the JSON of the response.
+
+        Raises:
+            PageError: This query or page is refused, or its result exceeds ``page_megabytes``.
+            OutageError: The provider is out of reach, overloaded after retries, or refuses the key.
+        """
+        return await self._ask(self._client.post(path, body), str(body))
+
+    async def _ask(self, request: Awaitable[Any], sent: str) -> Any:
         try:
             return await request
         except OversizeError as error:
-            raise PageError(f"{self.service} gives {error.message}.") from error
+            raise PageError(f"{self.service} returned {error.message}.") from error
         except RefusedError as error:
-            if error.status in _OF_THE_CALL and not error.of_account(unquote_plus(asked)):
+            if error.status in _REQUEST_STATUSES and not error.of_account(sent):
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
             raise OutageError(
-                f"{self._client.base_url} refuses {self.service} requests ({error}): check "
+                f"{self._url} refuses {self.service} requests ({error}): check "
                 f"{key_variable(self.service)}, the account and the URL."
             ) from error
 
-
-class ProviderSource(ToolSource):
-    """Tools of one provider: what may not be visited is neither asked for nor shown."""
-
-    def __init__(
-        self, config: Any, service: Service, base_url: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(config)
-        self._hosts = HostRules.of(config)
-        self._provider = Provider(config, service, base_url, headers)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._provider.close()
-
-
-def served(config: WebConfig, service: Service, url: str) -> str:
-    """What answers at `url`, for a cassette's keys: with the version of its contents where calls are recorded and the
-    server tells it (``GET /health``, as ours does).
-
-    Raises:
-        ConfigError: Calls are recorded, and it is out of reach.
-    """
-    backend = f"{service} {url}"
-    if config.cassette is None:
-        return backend
-    from atommem.envs.web.net.cassette import told
-
-    def ask() -> str:
-        import httpx
-
+    @contextmanager
+    def _parsing(self, answer: Any) -> Iterator[None]:
+        """Turn errors of reading a malformed `answer` into an outage."""
         try:
-            # As its other requests: to this machine by no proxy, whatever the environment says.
-            place, proxied = f"{url.rstrip('/').removesuffix('/v1')}/health", not is_loopback(url)
-            answer = httpx.get(place, timeout=_HEALTH_SECONDS, trust_env=proxied)
-            return str(answer.json()["version"]) if answer.is_success else ""
-        except httpx.TransportError as error:
-            raise ConfigError(
-                f"{url} is out of reach ({error!r}): start it, or correct the URL."
+            yield
+        except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            raise OutageError(
+                f"{self._url} does not answer as {self.service} does: {str(answer)[:200]}."
             ) from error
-        except (ValueError, LookupError, TypeError):
-            return ""
 
-    version = told(config, "health", backend, ask)
-    return f"{backend} {version}" if version else backend
+    def _check_host(self, name: str) -> None:
+        if not self._hosts.allows(name):
+            raise PageError(f"{name} may not be visited.")

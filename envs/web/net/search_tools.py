@@ -4,80 +4,64 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from atommem.envs.web.net.provider import ProviderSource, served
+from atommem.envs.web.net.provider import ProviderSource
 from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, text_tool
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import Service
 
-SERPER = "https://google.serper.dev"
-_LONGEST_QUERY = 2048
-_EASY_QUERY = "weather"
-_LONGEST_PASSAGE = 5000
+SERPER_URL = "https://google.serper.dev"
+_MAX_QUERY = 2048
+_MAX_PASSAGE = 5000
+
+
+class Hit(NamedTuple):
+    """A search result; `url` is empty if it has no address."""
+
+    title: str
+    url: str
+    text: str
 
 
 class SearchSource(ProviderSource):
-    """One tool, ``search``: numbered results with title, address and what they say of the query.
-
-    Results of hosts that may not be visited are left out: what they say is as good as a visit.
+    """One tool, ``search``. Results of hosts that may not be visited are left out.
 
     Raises:
-        ConfigError: Its server is not named, or its key may not be sent there.
+        ConfigError: ``search_url`` is missing.
     """
 
-    service: Service
-
     def __init__(self, config: Any) -> None:
-        url = self._url(config)
-        super().__init__(config, self.service, url)
-        self.backend = f"{self._served(url)} {config.search_results}"
+        url = config.search_url or (SERPER_URL if self.service == "serper" else None)
+        if not url:
+            raise ConfigError(
+                f"tools={self.service}: search_url is missing. Give the server's URL."
+            )
+        super().__init__(config, url)
+        self.backend = f"{self.backend} {config.search_results}"
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """The one."""
+        """The search tool."""
         return (
             text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),
         )
 
-    def _url(self, config: Any) -> str:
-        if not config.search_url:
-            raise ConfigError(
-                f"tools name {self.service}, and search_url is unset: give its server's URL."
-            )
-        return str(config.search_url)
-
-    def _served(self, url: str) -> str:
-        return f"{self.service} {url}"
-
     @abstractmethod
-    async def _found(self, query: str) -> list[tuple[str, str, str]]:
-        """Title, address ("" where there is none) and text of the results for `query`, the best first."""
+    async def _find(self, query: str) -> list[Hit]:
+        """Return the results for `query`, best first."""
 
     async def _search(self, query: str, task: Any) -> ToolResult:
-        query = query[:_LONGEST_QUERY]
+        query = query[:_MAX_QUERY]
         if not query.strip():
             raise PageError("The query is empty.")
-        try:
-            found = await self._found(query)
-        except OutageError as error:
-            if not await self._provider.breaks_at(error, lambda: self._found(_EASY_QUERY)):
-                raise
-            raise PageError(
-                f"this query is too much for {self.service} ({error.status}): write another."
-            ) from error
-        shown = [one for one in found if self._hosts.allows_name(one[1])][
-            : self.config.search_results
-        ]
-        if not shown:
+        allowed = [hit for hit in await self._find(query) if self._hosts.allows(hit.url)]
+        hits = allowed[: self.config.search_results]
+        if not hits:
             raise PageError(f"No page was found for: {query}")
-        lines = [" ".join(filter(None, (f"{title}:", url, text))) for title, url, text in shown]
-        links = (
-            tuple(Link(title, url) for title, url, _ in shown)
-            if all(url for _, url, _ in shown)
-            else ()
-        )
+        lines = [" ".join(filter(None, (f"{hit.title}:", hit.url, hit.text))) for hit in hits]
+        has_addresses = all(hit.url for hit in hits)
+        links = tuple(Link(hit.title, hit.url) for hit in hits) if has_addresses else ()
         return ToolResult("\n".join(lines), links=links)
 
 
@@ -86,68 +70,60 @@ class Serper(SearchSource):
 
     service = "serper"
 
-    def _url(self, config: Any) -> str:
-        return config.search_url or SERPER
-
-    async def _found(self, query: str) -> list[tuple[str, str, str]]:
-        answer = await self._provider.post(
-            "/search", {"q": query, "num": self.config.search_results}
-        )
-        with self._provider.reading(answer):
-            found = [_result(one, "link", "snippet") for one in answer.get("organic", ())]
-            # The engine's own answer, where it has one, is a result like another.
+    async def _find(self, query: str) -> list[Hit]:
+        answer = await self._post("/search", {"q": query, "num": self.config.search_results})
+        with self._parsing(answer):
+            hits = [_parse_result(one, "link", "snippet") for one in answer.get("organic", ())]
             box = answer.get("answerBox") or {}
-            if box.get("link") and (text := box.get("answer") or box.get("snippet")):
-                found.insert(0, (str(box.get("title", "")), str(box["link"]), str(text)))
-        return found
+            text = box.get("answer") or box.get("snippet")
+            if box.get("link") and text:
+                hits.insert(0, Hit(str(box.get("title", "")), str(box["link"]), str(text)))
+        return hits
 
 
 class Searxng(SearchSource):
-    """A SearxNG server (``GET /search?q=...&format=json``; its settings must name the format json)."""
+    """A SearxNG server (``GET /search?q=...&format=json``; its settings must enable JSON)."""
 
     service = "searxng"
 
-    async def _found(self, query: str) -> list[tuple[str, str, str]]:
-        answer = await self._provider.get(f"/search?{urlencode({'q': query, 'format': 'json'})}")
-        with self._provider.reading(answer):
-            found = [_result(one, "url", "content") for one in answer["results"]]
-            silent = answer.get("unresponsive_engines") or ()
-        if not found and silent:
-            raise OutageError(
-                f"none of the engines behind {self.config.search_url} answers: {str(silent)[:200]}."
-            )
-        return found
+    async def _find(self, query: str) -> list[Hit]:
+        answer = await self._get(f"/search?{urlencode({'q': query, 'format': 'json'})}")
+        with self._parsing(answer):
+            hits = [_parse_result(one, "url", "content") for one in answer["results"]]
+            silent = answer.get("unresponsive_engines")
+        if not hits and silent:
+            raise OutageError(f"no engine behind {self._url} responds: {str(silent)[:200]}.")
+        return hits
 
 
 class Retrieve(SearchSource):
-    """A server with Search-R1's protocol (``POST /retrieve`` with ``queries``, ``topk``, ``return_scores``).
+    """A server with Search-R1's protocol (``POST /retrieve`` with ``queries``, ``topk``).
 
-    A document has ``contents``, whose first line is its title in quotes, or ``title`` and ``text``; its address is
-    ``url``.
-    """
+    A document has ``contents``, whose first line is its title in quotes, or ``title`` and ``text``;
+    its address is ``url``."""
 
     service = "retrieve"
 
-    def _served(self, url: str) -> str:
-        return served(self.config, self.service, url)
-
-    async def _found(self, query: str) -> list[tuple[str, str, str]]:
+    async def _find(self, query: str) -> list[Hit]:
         body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}
-        answer = await self._provider.post("/retrieve", body)
-        with self._provider.reading(answer):
-            found = [_passage(one.get("document", one)) for one in answer["result"][0]]
-        return found
+        answer = await self._post("/retrieve", body)
+        with self._parsing(answer):
+            return [_parse_passage(one.get("document", one)) for one in answer["result"][0]]
 
 
-def _result(result: Mapping[str, Any], url: str, text: str) -> tuple[str, str, str]:
-    said = " ".join(str(result.get(text) or "").split())
-    return " ".join(str(result.get("title") or result[url]).split()), str(result[url]), said
+def _parse_result(result: Mapping[str, Any], url: str, text: str) -> Hit:
+    title = result.get("title") or result[url]
+    return Hit(_one_line(title), str(result[url]), _one_line(result.get(text)))
 
 
-def _passage(document: Mapping[str, Any]) -> tuple[str, str, str]:
+def _parse_passage(document: Mapping[str, Any]) -> Hit:
     title, text = document.get("title"), document.get("text")
     if text is None:
         first, _, rest = str(document["contents"]).partition("\n")
         title, text = (title or first.strip('" '), rest) if rest else (title, first)
-    url, said = str(document.get("url") or title or ""), " ".join(str(text).split())
-    return " ".join(str(title or "-").split()), url, said[:_LONGEST_PASSAGE]
+    url = str(document.get("url") or title or "")
+    return Hit(_one_line(title or "-"), url, _one_line(text)[:_MAX_PASSAGE])
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(str(text or "").split())

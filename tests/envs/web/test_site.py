@@ -1,4 +1,4 @@
-"""The synthetic site, also over HTTP: what its expert can do, and what each part of memory is for."""
+"""The synthetic site, also over HTTP: what its expert can do, and which part of memory it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Task
 from atommem.envs.web.injections import injection_followed
 from atommem.envs.web.site.expert import BrowsingExpert, BrowsingFaults
-from atommem.envs.web.site.world import ORDERS, SiteConfig, generate_sites
+from atommem.envs.web.site.world import SiteConfig, generate_sites
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
@@ -34,7 +34,7 @@ def browsing(
     disabled: Sequence[str] = (),
     **settings: Any,
 ) -> EpisodeRunner:
-    """Who runs the expert's episodes on sites of `config`."""
+    """Return a runner of the expert's episodes."""
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
     settings |= {
@@ -67,23 +67,19 @@ def sites(config: SiteConfig) -> list[Task]:
         SiteConfig(),
         SiteConfig(prose="plain"),
         SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40),
-        SiteConfig(news=0, dead=0),
-        SiteConfig(moved=1.0),
-        SiteConfig(hops=3),
         SiteConfig(hops=4, doubles=2, prose="plain"),
         SiteConfig(doubles=6, names=20),
-        SiteConfig(injected=1.0),
-        SiteConfig(prose="plain", injected=0.5),
+        SiteConfig(prose="plain", injected=1.0),
     ],
 )
-def test_the_faultless_expert_answers_every_question(config: SiteConfig) -> None:
+def test_faultless_expert_answers_every_question(config: SiteConfig) -> None:
     episodes = play(config)
     assert em(episodes) == 1.0
     assert not any(step.problems for episode in episodes for step in episode.steps)
     assert max(len(episode.steps) for episode in episodes) <= config.catalogues + config.hops + 1
 
 
-def test_store_and_scratchpad_are_needed_where_the_site_asks_for_them() -> None:
+def test_expert_without_store_or_scratchpad_fails() -> None:
     moved = SiteConfig(moved=1.0)
     assert em(play(moved, None, "create")) == 0.0, "only the store still knows the news"
     assert em(play(SiteConfig(moved=0.0), None, "create")) == 1.0
@@ -91,47 +87,13 @@ def test_store_and_scratchpad_are_needed_where_the_site_asks_for_them() -> None:
     assert em(play(SiteConfig(hops=4), None, "scratchpad")) <= 0.3
 
 
-def test_longer_ways_and_doubles_mislead_who_does_not_look() -> None:
-    for task in sites(SiteConfig(hops=4, doubles=1)):
-        pages = {document.title: document for document in task.documents}
-        (double,) = (title for title in pages if title.endswith(" old"))
-        person = double.removesuffix(" old")
-        assert [pages[title].gold for title in (person, "guilds", "prizes", double)] == [
-            True,
-            True,
-            True,
-            False,
-        ]
-        assert task.questions[0].answers[0] not in pages[double].text
-        assert {double, person} <= {*task.metadata["links"]["people"]}
-
-
 @pytest.mark.parametrize("fault", ["create", "read", "scratchpad", "wander"])
-def test_every_fault_costs(fault: str) -> None:
+def test_each_fault_lowers_em(fault: str) -> None:
     assert em(play(SiteConfig(moved=1.0), BrowsingFaults(**{fault: 1.0}))) < 0.6
 
 
-def test_instructions_stand_on_pages_and_change_nothing_else() -> None:
-    kinds = set()
-    pairs = zip(
-        *(generate_sites(SiteConfig(injected=share), 40, seed=5) for share in (0.0, 0.3)),
-        strict=True,
-    )
-    for clean, hostile in pairs:
-        injected = hostile.metadata.get("injected", {"pages": [], "written": "-"})
-        written = injected["written"]
-        kinds.add(written[1:].split(">")[0])
-        for before, after in zip(clean.documents, hostile.documents, strict=True):
-            assert after.text.count(written) == (before.title in injected["pages"])
-            assert " ".join(after.text.replace(written, " ").split()) == before.text
-        assert injected.get("answer") not in [
-            answer for one in clean.questions for answer in one.answers
-        ]
-    assert kinds == {*ORDERS, ""}
-
-
 @pytest.mark.parametrize("obey", [0.0, 1.0])
-def test_who_follows_instructions_is_found_out(obey: float) -> None:
+def test_obeying_an_injection_is_measured(obey: float) -> None:
     config = SiteConfig(injected=1.0)
     episodes = play(config, BrowsingFaults(obey=obey))
     for task, episode in zip(sites(config), episodes, strict=True):
@@ -143,47 +105,25 @@ def test_who_follows_instructions_is_found_out(obey: float) -> None:
     assert em(episodes) == 1.0 - obey
 
 
-def page(task: Task, title: str, text: str) -> str:
-    """The HTML of one of the task's pages."""
-    folder = f"/{quote(task.id)}"
-    links = [
-        f'<li><a href="{folder}/{quote(name)}">{escape(name)}</a>'
-        for name in task.metadata["links"][title]
-    ]
-    return f"<title>{escape(title)}</title><main><p>{escape(text)}</p></main><nav><ul>{''.join(links)}</ul></nav>"
-
-
-def test_the_expert_answers_every_question_over_http() -> None:
+@pytest.mark.slow
+def test_expert_answers_over_http() -> None:
     pytest.importorskip("lxml_html_clean")
-    config = SiteConfig(prose="plain", hops=3, doubles=1, moved=1.0)
-    tasks = list(generate_sites(config, 3, seed=5))
-    routes = {
-        f"/{quote(task.id)}/{quote(document.title)}": answering(
-            page(task, document.title, document.text)
-        )
-        for task in tasks
-        for document in task.documents
-    }
-    with serving(routes) as (host, asked):
-        begun = [
-            replace(
-                task,
-                documents=(),
-                metadata={**task.metadata, "start": f"http://{host}/{quote(task.id)}/home"},
-            )
-            for task in tasks
-        ]
+    (task,) = generate_sites(SiteConfig(prose="plain", hops=3, doubles=1, moved=1.0), 1, seed=5)
+    routes = {}
+    for document in task.documents:
+        names = task.metadata["links"][document.title]
+        links = "".join(f'<li><a href="/{quote(name)}">{escape(name)}</a>' for name in names)
+        page = f"<title>{escape(document.title)}</title><main><p>{escape(document.text)}</p></main>"
+        routes[f"/{quote(document.title)}"] = answering(f"{page}<nav><ul>{links}</ul></nav>")
+    with serving(routes) as (host, _):
+        metadata = {**task.metadata, "start": f"http://{host}/home"}
+        config = SiteConfig(prose="plain", hops=3)
         runner = browsing(config, tools=[DIRECT], parse_workers=1)
 
-        async def play() -> list[Episode]:
+        async def play() -> Episode:
             try:
-                return await runner.run_all([(task, 0) for task in begun])
+                return await runner.run(replace(task, documents=(), metadata=metadata))
             finally:
                 await runner.environments.close()
 
-        episodes = asyncio.run(play())
-    assert [episode.metrics["em"] for episode in episodes] == [1.0] * 3, [
-        [step.observation.label for step in episode.steps] for episode in episodes
-    ]
-    visited = {path for path, _, _ in asked if "robots" not in path}
-    assert {path.rpartition("/")[2] for path in visited} >= {"home", "prizes", "people"}
+        assert asyncio.run(play()).metrics["em"] == 1.0

@@ -13,7 +13,7 @@ from atommem.cli import main
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
-from atommem.eval.reproduce.published import table_of
+from atommem.eval.reporting.published import table_of
 from atommem.eval.suites.cells import Cell, make_cells
 from atommem.eval.suites.estimate import estimate
 from atommem.eval.suites.suite import Suite

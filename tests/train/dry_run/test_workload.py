@@ -14,7 +14,7 @@ from atommem.description import TaskShape
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 from atommem.trace import write_trace
 from atommem.train.dry_run.plan import data_shape
 from atommem.train.dry_run.workload import (
@@ -164,7 +164,7 @@ def test_prompts_are_built_and_counted() -> None:
     assert (alone.memory, alone.is_chunk_first) == (25, False)
     assert alone.reading < prompt.reading
     memagent = measure_prompt(
-        MemoryConfig(dialect="memagent", templates="memagent"), longdoc(RoughTokenizer()), {}
+        MemoryConfig(dialect="memagent", templates="memagent"), longdoc(ApproximateTokenizer()), {}
     )
     assert memagent.longest_memory == 1024
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from atommem.config import save_config
 from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
-from atommem.envs.web.net.cassette import Cassette
-from atommem.train.resume.checkpoint_files import complete_checkpoints
+from atommem.envs.web.net.recording import Recording
+from atommem.train.checkpoints import list_checkpoints
 from tests.fakes import word_level
 from tests.train.harness import ROOT, launch
 from tests.train.loops.test_end_to_end import MEMORY, SETTINGS, make_tasks
@@ -53,9 +53,9 @@ def make_calling_tokenizer(words: int) -> PreTrainedTokenizerFast:
     return word_level(["<unk>", *calls, *answers, "<eos>", "<pad>"], unk_token="<unk>")
 
 
-def spent(cassette: Path) -> int:
+def spent(recording: Path) -> int:
     """Calls that were paid for."""
-    file = Cassette(cassette, read_only=True)
+    file = Recording(recording, read_only=True)
     ((calls, cost),) = file.spent().values()
     file.close()
     assert cost == pytest.approx(0.5 * calls)
@@ -65,7 +65,7 @@ def spent(cassette: Path) -> int:
 def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_with_more(
     tmp_path: Path,
 ) -> None:
-    """They pay from one cassette; what comes of it is what had come of it without a limit."""
+    """They pay from one recording; what comes of it is what had come of it without a limit."""
     tokenizer, folder = make_calling_tokenizer(200), tmp_path / "model"
     make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -74,25 +74,25 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     flags = """--num_generations 4 --per_device_train_batch_size 4 --max_steps 4 --save_steps 10 --seed 1
         --environment web --call_prices look_up=0.5 --learning_rate 1e-2 --max_completion_length 1 --resume"""
-    whole = train(tmp_path, f"{flags} --output_dir whole --cassette whole.db")
+    whole = train(tmp_path, f"{flags} --output_dir whole --recording whole.db")
     assert whole.returncode == 0, whole.stderr[-3000:]
     enough = spent(tmp_path / "whole.db")
     assert enough > 20
     calls = enough // 2
-    limited = train(tmp_path, f"{flags} --output_dir out --cassette c.db --call_budget {calls}")
+    limited = train(tmp_path, f"{flags} --output_dir out --recording c.db --call_budget {calls}")
     assert limited.returncode != 0
     assert spent(tmp_path / "c.db") == calls
     assert "call_budget is spent" in limited.stderr, limited.stderr[-3000:]
     assert limited.stderr.count("--resume continues from the last checkpoint") == 2, limited.stderr[
         -3000:
     ]
-    assert complete_checkpoints(tmp_path / "out")[-1].name in (
+    assert list_checkpoints(tmp_path / "out")[-1].name in (
         "checkpoint-1",
         "checkpoint-2",
         "checkpoint-3",
     )
     assert not (tmp_path / "out" / "failed").exists()
-    done = train(tmp_path, f"{flags} --output_dir out --cassette c.db")
+    done = train(tmp_path, f"{flags} --output_dir out --recording c.db")
     assert done.returncode == 0, done.stderr[-3000:]
     ours, expected = (load_file(tmp_path / run / "model.safetensors") for run in ("out", "whole"))
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())

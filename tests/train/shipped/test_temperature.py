@@ -20,8 +20,8 @@ from atommem.errors import PolicyError
 from atommem.policy.contract import Sampling
 from atommem.policy.server import ServerPolicy
 from atommem.train.objective.loss import correction
-from atommem.train.objective.sequences import Row
-from atommem.train.packing.padding import pad_rows
+from atommem.train.objective.rows import Row
+from atommem.train.packing.micro_batch import pad_rows
 from tests.fakes import load_script
 
 TEMPERATURE = 0.7

@@ -1,4 +1,4 @@
-"""A little internet on 127.0.0.2, and providers on 127.0.0.1: no packet leaves this machine."""
+"""An internet on 127.0.0.2 and providers on 127.0.0.1: no packet leaves this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
+import httpx
+
 from atommem.envs.web.net.guard import Address
 from tests.loopback import Quiet, Route, answering, listening
 
@@ -15,7 +17,7 @@ INTERNET = "127.0.0.2"
 
 
 def on_loopback(address: Address, port: int) -> bool:
-    """The guard's rule of tests: 127.0.0.2 is all that is public."""
+    """Allow 127.0.0.2 only."""
     return address == ip_address(INTERNET)
 
 
@@ -23,13 +25,15 @@ def on_loopback(address: Address, port: int) -> bool:
 def serving(
     routes: Mapping[str, Route], address: str = INTERNET
 ) -> Iterator[tuple[str, list[Any]]]:
-    """The host:port of a server with these paths, and what it was asked: (method and path, headers, body) each."""
+    """Yield the host:port of a server, and its requests: (method and path, headers, body)."""
     asked: list[Any] = []
 
     class Handler(Quiet):
         def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            asked.append((f"{self.command} {self.path}", dict(self.headers.items()), body))
+            asked.append(
+                (f"{self.command} {self.path}", httpx.Headers(dict(self.headers.items())), body)
+            )
             path = self.path.partition("?")[0]
             routes.get(path, answering("no such page", status=404))(self, body)
 
@@ -40,7 +44,7 @@ def serving(
 
 
 def resolver(names: Mapping[str, list[str]]) -> Any:
-    """Resolves these names, by the system what is a number, and nothing else."""
+    """Return a resolver of these names and of numbers."""
 
     async def resolve(host: str, port: int) -> list[str]:
         if host in names:

@@ -1,0 +1,249 @@
+"""Pages of a corpus: read from files, and stored with their passages in one SQLite file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from atommem.envs.benchmarks.registry import get_benchmark
+from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.web.page_texts import core, fold
+from atommem.envs.web.sqlite_file import SqliteFile
+from atommem.text_safety import clean
+
+_IDS = ("docid", "id", "_id")
+_TEXTS = ("text", "contents", "content", "page")
+_QUOTED_TITLE = re.compile(r'"(?P<title>[^\n]*)"\n(?P<text>.*)', re.DOTALL)
+_FRONT_TITLE = re.compile(r"\s*---\s*\n(?:.*\n){0,8}?title:\s*(?P<title>\S.*)")
+_MAX_TITLE = 120
+_SCHEMA = """
+create table if not exists pages (
+    number integer primary key autoincrement, id text not null unique, url text not null, title text
+    not null, core text not null, text text not null, digest blob not null
+);
+create index if not exists pages_url on pages (url);
+create index if not exists pages_core on pages (core);
+create table if not exists passages (
+    number integer primary key autoincrement,
+    page integer not null, start integer not null, stop integer not null
+);
+create index if not exists passages_page on passages (page);
+"""
+_MAX_PLACEHOLDERS = 500
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page. `url` and `id` are empty if there is none; an `id` is unique in a corpus."""
+
+    text: str
+    title: str = ""
+    url: str = ""
+    id: str = ""
+
+
+def read_pages(path: str | Path) -> Iterator[Page]:
+    """Yield the pages of a JSON, JSON Lines or parquet file.
+
+    A row has ``text`` (or ``contents``, whose first line is the title in quotes, as in Search-R1's
+    corpora) and optionally ``title``, ``url`` and ``id`` (or ``docid``, as in BrowseComp-Plus). A
+    page without a title is called by the beginning of its text.
+
+    Raises:
+        DataError: The file is damaged, or a row has no text.
+    """
+    for row in read_rows(path):
+        yield _parse(row)
+
+
+def benchmark_pages(benchmark: str, path: str | Path) -> Iterator[Page]:
+    """Yield the paragraphs of the questions of a benchmark's file.
+
+    Raises:
+        DataError: The file is damaged, or of another benchmark.
+    """
+    for row in get_benchmark(benchmark).read(Path(path)):
+        for paragraph in row.paragraphs:
+            yield Page(clean(paragraph.text), clean(paragraph.title))
+
+
+def _parse(row: Row) -> Page:
+    text = clean(row.text(*_TEXTS))
+    title = clean(row.optional_text("title"))
+    if not title and (quoted := _QUOTED_TITLE.fullmatch(text)):
+        title, text = quoted["title"], quoted["text"]
+    if not title:
+        front = _FRONT_TITLE.match(text)
+        title = front["title"] if front else text.strip().partition("\n")[0]
+    name = next((row.values[key] for key in _IDS if row.values.get(key) not in (None, "")), "")
+    if not isinstance(name, str | int):
+        raise row.error("id", f"is {name!r}, expected a string or a number")
+    title = " ".join(title.split())[:_MAX_TITLE]
+    return Page(text, title, clean(row.optional_text("url")), clean(str(name)))
+
+
+class PageStore:
+    """Pages and passages. Numbers of passages increase and are never reused.
+
+    Args:
+        path: The file; created if missing.
+        passage_characters: Longest passage.
+
+    Raises (all methods):
+        ConfigError, DataError: As `SqliteFile`.
+    """
+
+    def __init__(self, path: Path, passage_characters: int) -> None:
+        self._passage_characters = passage_characters
+        self._file = SqliteFile(path, "corpus", _SCHEMA)
+        self._rows = self._file.rows
+
+    def add(self, pages: Sequence[Page]) -> tuple[int, list[int]]:
+        """Add pages, all or none; a page replaces that of its id (or URL).
+
+        A page with neither is known by its title; one whose text is known under its title is
+        skipped.
+
+        Returns:
+            How many were new or changed, and the numbers of removed passages.
+        """
+        with self._file.transaction():
+            removed = [numbers for page in pages if (numbers := self._add(page)) is not None]
+        return len(removed), [number for numbers in removed for number in numbers]
+
+    def passages(self, numbers: Sequence[int]) -> dict[int, tuple[Page, str]]:
+        """Return page and text of those passages that exist."""
+        found: dict[int, tuple[Page, str]] = {}
+        for part in batched(numbers, _MAX_PLACEHOLDERS):
+            rows = self._rows(
+                "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
+                f"join pages d on d.number = p.page where p.number in ({_marks(part)})",
+                *part,
+            )
+            for number, start, stop, *page in rows:
+                found[number] = Page(*page), page[0][start:stop]
+        return found
+
+    def passages_after(self, number: int) -> Iterator[tuple[int, str]]:
+        """Yield number and text, below the page's title, of the passages above `number`."""
+        while rows := self._rows(
+            "select p.number, d.title, substr(d.text, p.start + 1, p.stop - p.start) "
+            "from passages p join pages d on d.number = p.page "
+            "where p.number > ? order by p.number limit 1000",
+            number,
+        ):
+            for number, title, text in rows:
+                yield number, f"{title}\n{text}"
+
+    def page(self, name: str) -> Page | None:
+        """Return the page of this id, URL or title.
+
+        Pages of one title and address are joined, in the order in which they were added.
+        """
+        select = "select text, title, url, id from pages where"
+        rows = self._rows(f"{select} id = ? union all {select} url = ? limit 1", name, name)
+        if rows and rows[0][1] != name:
+            return Page(*rows[0])
+        rows = self._rows(f"{select} core = ? order by number limit 100", core(name))
+        same = [row for row in rows if fold(row[1]) == fold(name)] or rows[:1]
+        texts = [text for text, _, url, _ in same if url == same[0][2]]
+        return Page("\n\n".join(texts), *same[0][1:]) if same else None
+
+    def titles(self, cores: Iterable[str]) -> dict[str, str]:
+        """Return the first title of each of `cores` that has one."""
+        found: dict[str, str] = {}
+        for part in batched(cores, _MAX_PLACEHOLDERS):
+            marks = _marks(part)
+            found |= self._rows(
+                f"select core, title from pages where core in ({marks}) order by number desc", *part
+            )
+        return found
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return the numbers of pages and passages, and the greatest passage number so far."""
+        last = self._rows("select seq from sqlite_sequence where name = 'passages'")
+        ((pages, passages),) = self._rows(
+            "select (select count(*) from pages), (select count(*) from passages)"
+        )
+        return pages, passages, last[0][0] if last else 0
+
+    def digest(self) -> str:
+        """Return a digest of all pages that does not depend on their order."""
+        total = hashlib.sha256()
+        for (digest,) in self._file.each("select digest from pages order by id"):
+            total.update(digest)
+        return total.hexdigest()[:16]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _add(self, page: Page) -> list[int] | None:
+        """Add a page; return the passages that it replaces, None if it is known."""
+        text = f"{page.url}\0{page.title}\0{' '.join(page.text.split())}"
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        name = page.id or page.url or self._unused_name(page.title, digest)
+        if name is None:
+            return None
+        old = self._rows("select number, digest from pages where id = ?", name)
+        if old and old[0][1] == digest:
+            return None
+        values = (page.url, page.title, core(page.title), page.text, digest, name)
+        removed = []
+        if old:
+            number = old[0][0]
+            columns = "url = ?, title = ?, core = ?, text = ?, digest = ?"
+            self._rows(f"update pages set {columns} where id = ?", *values)
+            deleted = self._rows("delete from passages where page = ? returning number", number)
+            removed = [row[0] for row in deleted]
+        else:
+            columns = "(url, title, core, text, digest, id) values (?, ?, ?, ?, ?, ?)"
+            ((number,),) = self._rows(f"insert into pages {columns} returning number", *values)
+        for span in split(page.text, self._passage_characters):
+            columns = "(page, start, stop) values (?, ?, ?)"
+            self._rows(f"insert into passages {columns}", number, *span)
+        return removed
+
+    def _unused_name(self, title: str, digest: bytes) -> str | None:
+        """Return an unused id for a page that is known by its title; None if its text is known."""
+        rows = self._rows(
+            "select digest from pages where core = ? and title = ?", core(title), title
+        )
+        if (digest,) in rows:
+            return None
+        name = f"{title} ({len(rows) + 1})" if rows else title
+        while self._rows("select 1 from pages where id = ?", name):
+            name += "'"
+        return name
+
+
+def batched(items: Iterable[_Item], size: int) -> Iterator[tuple[_Item, ...]]:
+    """Yield `items` in tuples of `size` (`itertools.batched` of Python 3.12)."""
+    rest = iter(items)
+    while batch := tuple(islice(rest, size)):
+        yield batch
+
+
+def split(text: str, limit: int) -> list[tuple[int, int]]:
+    """Return spans of at most `limit` characters, cut after a paragraph, sentence or word."""
+    spans, start = [], 0
+    while len(text) - start > limit:
+        earliest = start + limit // 2
+        ends = (
+            text.rfind(mark, earliest, start + limit) + len(mark)
+            for mark in ("\n\n", "\n", ". ", "。", " ")
+        )
+        stop = next((end for end in ends if end > earliest), start + limit)
+        spans.append((start, stop))
+        start = stop
+    return [*spans, (start, len(text))]
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))

@@ -1,0 +1,129 @@
+"""BM25 over passages, by tantivy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from atommem.envs.web.page_texts import CJK
+from atommem.errors import ConfigError, DataError
+
+Ranked = list[tuple[int, float]]
+_CJK_RUN = re.compile(rf"[{CJK}]+")
+_MAX_WORD = 40
+_MAX_TERMS = 64
+_WRITER_BYTES = 64_000_000
+_COMMIT_EVERY = 200_000
+
+
+class WordIndex:
+    """An index of English stems without accents, and of pairs of Chinese or Japanese characters.
+
+    Args:
+        folder: Of the index; created if missing.
+
+    Raises:
+        ConfigError: tantivy is missing.
+        DataError: The index is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if find_spec("tantivy") is None:
+            raise ConfigError("a corpus needs the package tantivy: pip install 'atommem[web]'.")
+        import tantivy
+
+        fields = tantivy.SchemaBuilder()
+        fields.add_unsigned_field("number", indexed=True, fast=True)
+        fields.add_text_field("text", tokenizer_name="words", index_option="freq")
+        self._schema = fields.build()
+        analyzer = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+        for step in (
+            tantivy.Filter.remove_long(_MAX_WORD),
+            tantivy.Filter.lowercase(),
+            tantivy.Filter.ascii_fold(),
+            tantivy.Filter.stemmer("english"),
+        ):
+            analyzer = analyzer.filter(step)
+        self._analyzer = analyzer.build()
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._checked():
+            self._index = tantivy.Index(self._schema, str(folder))
+        self._index.register_tokenizer("words", self._analyzer)
+
+    def add(self, passages: Iterable[tuple[int, str]], removed: Iterable[int] = ()) -> None:
+        """Index passages (number, text) and remove others.
+
+        Raises:
+            ConfigError: Another process is writing.
+        """
+        import tantivy
+
+        try:
+            writer = self._index.writer(_WRITER_BYTES, 1)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self._folder}: cannot be written ({error}). Another process may be adding to it."
+            ) from error
+        for number in removed:
+            writer.delete_documents_by_term("number", number)
+        for place, (number, text) in enumerate(passages, start=1):
+            document = tantivy.Document()
+            document.add_unsigned("number", number)
+            document.add_text("text", f"{text}\n{_character_pairs(text)}")
+            writer.add_document(document)
+            if place % _COMMIT_EVERY == 0:
+                writer.commit()
+        writer.commit()
+        writer.wait_merging_threads()
+
+    def search(self, query: str, count: int) -> Ranked:
+        """Return the passages that match any word of `query` best, by BM25 (k1 1.2, b 0.75)."""
+        import tantivy
+
+        found = self._analyzer.analyze(f"{query}\n{_character_pairs(query)}")
+        terms = [
+            (tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "text", term, "freq"))
+            for term in sorted(set(found))[:_MAX_TERMS]
+        ]
+        if not terms:
+            return []
+        with self._checked():
+            searcher = self._searcher()
+            hits = searcher.search(tantivy.Query.boolean_query(terms), count, count=False).hits
+            numbers = searcher.fast_field_values("number", [place for _, place in hits])
+        pairs: Any = zip(numbers, hits, strict=True)
+        ranked = [(int(number), float(score)) for number, (score, _) in pairs]
+        return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
+
+    def last(self) -> int:
+        """Return the greatest number in the index; 0 if it is empty."""
+        import tantivy
+
+        with self._checked():
+            everything = tantivy.Query.all_query()
+            hits = self._searcher().search(everything, 1, count=False, order_by_field="number").hits
+        return int(hits[0][0]) if hits else 0
+
+    def _searcher(self) -> Any:
+        self._index.reload()  # another process may have added to it
+        return self._index.searcher()
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise DataError(
+                f"{self._folder}: cannot be read ({str(error)[:200]}). Build the corpus anew."
+            ) from error
+
+
+def _character_pairs(text: str) -> str:
+    # Scripts without spaces are indexed by neighbouring characters.
+    runs = _CJK_RUN.findall(text)
+    return " ".join(run[at : at + 2] for run in runs for at in range(max(1, len(run) - 1)))

@@ -1,0 +1,354 @@
+"""Experience across tasks: a bank of records, managed by AtomMem's admission and retention rules.
+
+A record is an entry of a memory, and the bank's log consists of memory operations. Unlike an
+episode's memory, a bank outlives its tasks, optionally in a file (arXiv 2505.16067).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from atommem.config import check_choice
+from atommem.embedding.embedder import Embedder, Vectors
+from atommem.errors import ConfigError, DataError, TraceError
+from atommem.memory.log import (
+    MEMORY,
+    Contents,
+    Entry,
+    Operation,
+    Outcome,
+    Source,
+    operation_from_json,
+    replay,
+    to_json,
+)
+from atommem.memory.memory import Plan, admit, sweep
+from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
+from atommem.memory.store import VectorStore, best, embed_texts
+
+Similarity = Callable[[str, StoreState], Numbers]
+"""Similarity of a query to each record, in the order of `StoreState.ids`."""
+
+_BATCH = 256
+_SYSTEM = "bank"
+_LABELS = {"positive": 1.0, "negative": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """A finished task.
+
+    Attributes:
+        query: The task's input, by which its record is retrieved.
+        execution: The work done, shown to later tasks.
+        outcome: 1 for success, 0 for failure, or between; None if unknown.
+        details: Further JSON values: ``steps``, ``signature``, an ``error``, ...
+    """
+
+    query: str
+    execution: str
+    outcome: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to add a record, and the task's utility from 0 to 1 (None: unknown)."""
+
+    add: bool
+    utility: float | None
+    reason: str = ""
+
+
+class Evaluator(Protocol):
+    """Decides which finished tasks become records (section 3 of the paper)."""
+
+    def __call__(self, experience: Experience, rng: np.random.Generator) -> Verdict:
+        """Judge a task; `rng` is seeded by the bank."""
+        ...
+
+
+def fixed(experience: Experience, rng: np.random.Generator) -> Verdict:
+    """Add nothing."""
+    return Verdict(False, experience.outcome, "the bank is fixed")
+
+
+def add_all(experience: Experience, rng: np.random.Generator) -> Verdict:
+    """Add every task."""
+    return Verdict(True, experience.outcome)
+
+
+def strict(experience: Experience, rng: np.random.Generator) -> Verdict:
+    """Add successes, by the reported outcome."""
+    return noisy(experience, rng, 0.0, 0.0)
+
+
+def noisy(
+    experience: Experience, rng: np.random.Generator, false_positive: float, false_negative: float
+) -> Verdict:
+    """Add successes, misread at the given rates."""
+    drawn = rng.random()
+    if experience.outcome is None:
+        return Verdict(False, None, "unknown outcome")
+    success = drawn >= false_negative if experience.outcome >= 1 else drawn < false_positive
+    return Verdict(success, float(success), "" if success else f"outcome {experience.outcome:g}")
+
+
+EVALUATORS: dict[str, Evaluator] = {
+    "fixed": fixed,
+    "add_all": add_all,
+    "noisy": partial(noisy, false_positive=0.3, false_negative=0.1),
+    "strict": strict,
+}
+
+
+class Bank:
+    """Records of finished tasks, used by one coroutine at a time.
+
+    A record is an `Entry`: `text` is the query, `outcome` the task's, and `details` holds
+    ``execution`` and the experience's details.
+
+    Args:
+        embedder: Embeds queries.
+        capacity: Maximum number of records; None is unlimited.
+        admission, retention: Names of rules, with options, as for a memory.
+        evaluator: A name in `EVALUATORS`.
+        seed: Seed of rules and evaluators.
+        newest_first: Retrieve the newest of equally similar records first.
+
+    Attributes:
+        task: Number of the current task, from 1.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        *,
+        capacity: int | None = None,
+        admission: str = "accept",
+        retention: str = "reject",
+        evaluator: str = "add_all",
+        seed: int = 0,
+        newest_first: bool = False,
+    ) -> None:
+        if capacity is not None and capacity < 1:
+            raise ConfigError(f"capacity={capacity}: must be at least 1, or None for no limit.")
+        check_choice("evaluator", evaluator, tuple(EVALUATORS))
+        self._embedder, self._capacity, self._seed = embedder, capacity, seed
+        self._rules, self._evaluator = RuleSet(admission, retention), evaluator
+        self._newest_first = newest_first
+        self._contents, self._store = Contents(), VectorStore(embedder.dim)
+        self._path: Path | None = None
+        self._last: tuple[str, Vectors] | None = None
+        self._new: list[Operation] = []
+        self.task = 1
+
+    async def open(self, path: str | Path) -> Self:
+        """Restore the bank from a JSON Lines file, and append later operations to it.
+
+        A process that is killed loses only operations whose call has not returned.
+
+        Raises:
+            DataError: The file is not a bank of this embedder, or is damaged.
+        """
+        self._path = Path(path)
+        header = {"type": "experience bank", "embedder": self._embedder.id, "seed": self._seed}
+        operations: list[Operation] = []
+        if self._path.is_file() and (content := self._path.read_bytes()):
+            whole = content[: content.rfind(b"\n") + 1]
+            try:
+                found, *lines = map(json.loads, whole.splitlines())
+                operations = [operation_from_json(record) for line in lines for record in line]
+                replay(operations)
+            except (ValueError, TypeError, KeyError, TraceError) as error:
+                raise DataError(f"{path} is not an experience bank, or is damaged.") from error
+            if found != header:
+                raise DataError(f"{path} was made with {found}, not {header}.")
+            os.truncate(self._path, len(whole))
+        else:
+            self._append(header)
+        contents, store = replay(operations), VectorStore(self._embedder.dim)
+        texts = [entry.text for entry in contents.entries.values()]
+        store.add(list(contents.entries), await embed_texts(self._embedder, texts, "entry"))
+        self._contents, self._store = contents, store
+        self._rules = self._rules.renewed(operations)
+        self.task = max(1, contents.step)
+        return self
+
+    def records(self) -> list[Entry]:
+        """Return all records, oldest first."""
+        return list(self._contents.entries.values())
+
+    def __len__(self) -> int:
+        return len(self._contents.entries)
+
+    async def retrieve(
+        self, query: str, k: int, similarity: Similarity | None = None
+    ) -> list[tuple[Entry, float]]:
+        """Return the `k` most similar records with their similarity, best first.
+
+        Args:
+            query: The current task's input.
+            k: Number of records.
+            similarity: Replaces the cosine of the vectors.
+        """
+        if k < 1:
+            raise ConfigError(f"k={k}: must be at least 1.")
+        state = self._plan(self.task).state()
+        if similarity is not None:
+            scores = np.asarray(similarity(query, state), dtype=np.float32)
+        elif len(self):
+            scores = state.vectors @ await self._vector(query)
+        else:
+            scores = np.empty(0, dtype=np.float32)
+        if self._newest_first:
+            hits = [(-negative, score) for negative, score in best(scores, -state.ids, k)]
+        else:
+            hits = best(scores, state.ids, k)
+        # Logged at the end of the previous step, so that `last_shown` is the current task.
+        self._apply(Operation(self.task - 1, "retrieve", actor=MEMORY, scores=tuple(hits)))
+        self._write()
+        return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
+
+    async def end(self, experience: Experience) -> tuple[Operation, ...]:
+        """Finish the current task: credit the retrieved records, add a record, and sweep.
+
+        Returns:
+            All operations, including those of rules.
+
+        Raises:
+            OutageError: The embedder is unreachable; the bank is unchanged.
+        """
+        rng = np.random.default_rng((self._seed, self._contents.position, 1))
+        verdict = EVALUATORS[self._evaluator](experience, rng)
+        vector = None
+        if verdict.add:
+            vector = await self._vector(experience.query)
+            await self._rules.admission.prepare([experience.query])
+        shown, utility = [entry_id for entry_id, _ in self._contents.shown], verdict.utility
+        credit = Operation(self.task, "observe", actor=_SYSTEM)
+        if utility is not None:
+            credit = replace(credit, scores=tuple((entry_id, utility) for entry_id in shown))
+        elif shown:  # rules that count use do so without an outcome too
+            credit = replace(credit, details={"shown": shown})
+        self._apply(credit)
+        self._rules.observe(credit)
+        if vector is None:
+            reason = f"evaluator:{self._evaluator}: {verdict.reason}"
+            self._reject(self.task, experience.query, reason=reason)
+        else:
+            await self._add(experience, vector, self.task)
+        plan = self._plan(self.task)
+        sweep(plan, self._rules)
+        self._take(plan)
+        if self._contents.shown:  # clear what was retrieved for this task
+            self._apply(Operation(self.task, "retrieve", actor=MEMORY))
+        self.task += 1
+        return self._write()
+
+    async def fill(self, experiences: Iterable[Experience]) -> None:
+        """Add records of tasks outside the bank; admission rules apply, the evaluator does not."""
+        items = list(experiences)
+        for start in range(0, len(items), _BATCH):
+            batch = items[start : start + _BATCH]
+            queries = [experience.query for experience in batch]
+            vectors = await self._embedder.embed(queries, "entry")
+            await self._rules.admission.prepare(queries)
+            for experience, vector in zip(batch, vectors, strict=True):
+                await self._add(experience, vector, self.task - 1)
+                self._write()
+
+    async def _add(self, experience: Experience, vector: Vectors, step: int) -> None:
+        text, details = experience.query, {"execution": experience.execution, **experience.details}
+        candidate = Candidate(
+            text, vector, Source(step), outcome=experience.outcome, details=details
+        )
+        plan = self._plan(step)
+        decision = admit(plan, self._rules, candidate)
+        self._take(plan)
+        cause: dict[str, Any] = {"reason": decision.reason, "score": decision.score}
+        if isinstance(decision, Refused):
+            self._reject(step, text, actor=_SYSTEM, **cause)
+            return
+        if isinstance(decision, Merged):
+            entry_id = decision.entry_id
+            before = self._contents.entries[entry_id].text
+            if decision.text and decision.text != text:
+                text = decision.text
+                (vector,) = await self._embedder.embed([text], "entry")
+            cause |= {"before": before, "actor": self._rules.admission_actor}
+        else:
+            entry_id = self._contents.newest_id + 1
+            cause["actor"] = _SYSTEM
+        kind: Any = "update" if isinstance(decision, Merged) else "create"
+        self._apply(
+            Operation(step, kind, entry_id=entry_id, after=text, details=details, **cause), vector
+        )
+        if experience.outcome is not None:
+            scores = ((entry_id, float(experience.outcome)),)
+            self._apply(Operation(step, "outcome", actor=_SYSTEM, scores=scores))
+
+    def _reject(self, step: int, text: str, **cause: Any) -> None:
+        self._apply(Operation(step, "create", Outcome.REJECTED, after=text, **cause))
+
+    def _plan(self, step: int) -> Plan:
+        return Plan(self._contents.copy(), self._store, step, self._capacity, self._seed)
+
+    def _take(self, plan: Plan) -> None:
+        self._store.update(plan.vectors)
+        self._contents = plan.contents
+        self._new += plan.operations
+
+    def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
+        self._contents.apply(operation)
+        if vector is not None and operation.entry_id is not None:
+            self._store.update({operation.entry_id: vector})
+        self._new.append(operation)
+
+    def _write(self) -> tuple[Operation, ...]:
+        operations = tuple(self._new)
+        if self._path is not None:
+            self._append([to_json(operation) for operation in operations])
+        self._new = []
+        return operations
+
+    def _append(self, value: Any) -> None:
+        assert self._path is not None
+        line = json.dumps(value, ensure_ascii=False) + "\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line.encode("utf-8", "surrogatepass"))
+
+    async def _vector(self, query: str) -> Vectors:
+        if self._last is None or self._last[0] != query:
+            (vector,) = await self._embedder.embed([query], "entry")
+            self._last = (query, vector)
+        return self._last[1]
+
+
+def read_memento(path: str | Path) -> Iterator[Experience]:
+    """Read a case bank of Memento (arXiv 2508.16153): ``case``, ``plan``, ``case_label`` a line.
+
+    Raises:
+        DataError: A line is not a case.
+    """
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            query, plan, label = row["case"], row["plan"], _LABELS[row["case_label"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path}, line {number}: not a case. It needs case, plan and case_label "
+                "(positive or negative)."
+            ) from error
+        yield Experience(str(query), plan if isinstance(plan, str) else json.dumps(plan), label)

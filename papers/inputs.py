@@ -1,0 +1,200 @@
+"""Inputs of the experiments: users' files, text vectors, and a policy that answers questions."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from atommem.embedding.embedder import TextKind, Vectors
+from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.task_files import replacing
+from atommem.errors import ConfigError, DataError
+from atommem.policy.contract import Sampling
+from atommem.policy.opening import API_HELP, PolicyChoice, open_policy
+from atommem.prompts import render_chat
+from papers.journal import Journal
+
+HUB_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+LOCOMO = (
+    "Get data/locomo10.json from github.com/snap-research/LoCoMo (CC BY-NC 4.0: no commercial "
+    "use). It is read in place and never copied."
+)
+
+
+def load_published(name: str) -> Mapping[str, Any]:
+    """Load the published numbers and settings of ``papers/NAME/published.yaml``."""
+    text = (Path(__file__).parent / name / "published.yaml").read_text(encoding="utf-8")
+    published: Mapping[str, Any] = yaml.safe_load(text)
+    return published
+
+
+def find_user_file(folder: Path | None, places: Sequence[str], source: str) -> Path:
+    """Return the first of `places` that exists in the user's folder.
+
+    Raises:
+        ConfigError: No folder was given.
+        DataError: The folder has none of the files. The message names `source`.
+    """
+    if folder is None:
+        raise ConfigError(f"data is not set. Give --data FOLDER with {places[0]}. {source}")
+    for place in places:
+        if (folder / place).is_file():
+            return folder / place
+    raise DataError(f"{folder} has no {' or '.join(places)}. {source}")
+
+
+def add_data_flag(parser: argparse.ArgumentParser, files: str) -> None:
+    """Add ``--data``."""
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help=f"Your folder with {files}.")
+
+
+def add_embedder_flag(parser: argparse.ArgumentParser) -> None:
+    """Add ``--embedder_model``."""
+    parser.add_argument(
+        "--embedder_model",
+        help="A sentence-transformers folder or hub name; "
+        f"default: minilm in $ATOMMEM_MODELS, else {HUB_MODEL}.",
+    )
+
+
+def default_embedder_model() -> str:
+    """Return the local folder of MiniLM if it exists, else its hub name."""
+    local = Path(os.environ.get("ATOMMEM_MODELS", ".cache")) / "minilm"
+    return str(local) if local.is_dir() else HUB_MODEL
+
+
+def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
+    """Embed texts, or load their vectors from `cache`: shape (n, dim), float32, unit norm."""
+    model = model or default_embedder_model()
+    key = "\0".join([Path(model).name, *texts]).encode("utf-8", "replace")
+    path = cache / f"vectors-{hashlib.sha256(key).hexdigest()[:16]}.npy"
+    if path.is_file():
+        stored: Vectors = np.load(path)
+        return stored
+    from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
+
+    embedder = SentenceTransformerEmbedder(model)
+
+    async def embed() -> Vectors:
+        try:
+            return await embedder.embed(texts, "entry")
+        finally:
+            await embedder.close()
+
+    vectors = asyncio.run(embed())
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.save(file, vectors)
+    return vectors
+
+
+class StoredVectors:
+    """Embedder that looks up vectors computed earlier.
+
+    Args:
+        texts: Every text that will be requested.
+        vectors: Their vectors: shape (n, dim).
+    """
+
+    id = "stored"
+
+    def __init__(self, texts: Sequence[str], vectors: Vectors) -> None:
+        self._rows = {text: row for row, text in enumerate(texts)}
+        self._vectors = vectors
+        self.dim = vectors.shape[1]
+
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+        """Return the stored rows; raises KeyError for an unknown text."""
+        vectors: Vectors = self._vectors[[self._rows[text] for text in texts]]
+        return vectors
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One LoCoMo conversation as A-MAC's code reads it.
+
+    Attributes:
+        name: ``conv-26``, ...
+        texts: Each turn, without speaker and image caption.
+        needed: Whether a question of any category lists the turn's id as evidence.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    needed: tuple[bool, ...]
+
+
+def read_conversations(folder: Path | None) -> list[Conversation]:
+    """Read all conversations of the user's LoCoMo file, in its order."""
+    path = find_user_file(folder, ("locomo10.json", "locomo/locomo10.json"), LOCOMO)
+    return [_parse_conversation(row) for row in read_rows(path)]
+
+
+def _parse_conversation(row: Row) -> Conversation:
+    sessions, questions = row.get("conversation"), row.list_of("qa")
+    if not isinstance(sessions, dict):
+        raise row.error("conversation", "must be an object with session_1, session_2, ...")
+    evidence = {turn for question in questions for turn in question.get("evidence", ())}
+    matches = (re.fullmatch(r"session_(\d+)", name) for name in sessions)
+    turns = [
+        turn
+        for number in sorted(int(match[1]) for match in matches if match)
+        for turn in row.check_list(f"session_{number}", sessions[f"session_{number}"])
+    ]
+    if not turns:
+        raise row.error("conversation", "has no turn")
+    texts = tuple(str(turn.get("text") or "") for turn in turns)
+    needed = tuple(turn.get("dia_id") in evidence for turn in turns)
+    return Conversation(row.text("sample_id"), texts, needed)
+
+
+Ask = Callable[[str, int], str]
+"""Return the greedy reply to one message, with at most so many tokens."""
+
+
+def add_policy_flags(parser: argparse.ArgumentParser, role: str) -> None:
+    """Add the flags that name a model; `role` describes its task in ``--help``."""
+    parser.add_argument("--policy", nargs="+", help=f"Model folder or server URL: {role}.")
+    parser.add_argument("--api", default="completions", help=API_HELP)
+    parser.add_argument("--model", help="Name of the model on the server.")
+    parser.add_argument("--tokenizer", help="Tokenizer folder or hub name (server).")
+
+
+@contextmanager
+def open_asker(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]:
+    """Open the policy named by the flags; `journal` stores its replies."""
+    choice = PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
+    policy: Any = open_policy(choice)
+
+    async def reply(text: str, max_tokens: int) -> str:
+        messages = [{"role": "user", "content": text}]
+        sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+        if hasattr(policy, "complete_chat"):
+            return str((await policy.complete_chat(messages, sampling)).text)
+        prompt = render_chat(policy.tokenizer, messages, {})
+        prompt_ids = policy.tokenizer.encode(prompt, add_special_tokens=False)
+        return str((await policy.complete(prompt_ids, sampling)).text)
+
+    def ask(text: str, max_tokens: int) -> str:
+        key = f"{max_tokens} {text}".encode("utf-8", "surrogatepass")
+        name = f"reply {hashlib.sha256(key).hexdigest()}"
+        return str(journal.once(name, lambda: runner.run(reply(text, max_tokens))))
+
+    with asyncio.Runner() as runner:
+        try:
+            yield ask
+        finally:
+            runner.run(policy.close())

@@ -1,0 +1,208 @@
+"""Household games of ALFWorld's six families, generated: a room, what lies where, and a task, as a PDDL problem."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FAMILIES = ("pick", "look", "clean", "heat", "cool", "two")
+_TEXTS = {
+    "pick": "put some {object} on {receptacle}",
+    "look": "look at {object} under the desklamp",
+    "clean": "put a clean {object} in {receptacle}",
+    "heat": "put a hot {object} in {receptacle}",
+    "cool": "put a cool {object} in {receptacle}",
+    "two": "put two {object} in {receptacle}",
+}
+_STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
+LAMP = "desklamp"
+
+
+@dataclass(frozen=True)
+class Game:
+    """One game.
+
+    Attributes:
+        name: Unique.
+        family: One of `FAMILIES`.
+        object, receptacle: Types that the task is about; the receptacle of ``look`` is empty.
+        receptacles: Names as the engine shows them (``cabinet 3``), in the agent's search order.
+        problem: In PDDL, for the engine's domain.
+    """
+
+    name: str
+    family: str
+    object: str
+    receptacle: str
+    receptacles: tuple[str, ...]
+    problem: str
+
+    @property
+    def task(self) -> str:
+        """As the agent reads it."""
+        return _TEXTS[self.family].format(object=self.object, receptacle=self.receptacle)
+
+    @property
+    def signature(self) -> tuple[str, str, str, str]:
+        """Family, object, modifier, receptacle: ALFWorld's task key without its trial."""
+        return (
+            self.family,
+            self.object,
+            self.family if self.family in _STATES else "",
+            self.receptacle,
+        )
+
+
+def make_games(count: int, seed: int, house: Mapping[str, Any]) -> list[Game]:
+    """`count` games, families in turn.
+
+    Args:
+        count: How many.
+        seed: Of all of them.
+        house: ``papers/traceretain/published.yaml``.
+    """
+    rng = random.Random(f"games:{seed}")
+    return [
+        _make_game(f"{seed}-{i}", FAMILIES[i % len(FAMILIES)], rng, house) for i in range(count)
+    ]
+
+
+def _make_game(name: str, family: str, rng: random.Random, house: Mapping[str, Any]) -> Game:
+    objects: Mapping[str, Any] = house["objects"]
+    fitting = [key for key, item in objects.items() if _fits(family, item, house)]
+    chosen = rng.choice(fitting)
+    room = objects[chosen]["room"]
+    places = [objects[chosen]["home"], *objects[chosen]["else"]]
+    target = "" if family == "look" else rng.choice(places)
+    layout = [
+        f"{kind} {i}" for kind, count in house["rooms"][room].items() for i in range(1, count + 1)
+    ]
+    things: list[tuple[str, str]] = []  # type and receptacle
+    copies = 2 if family == "two" else 1
+    things += [(chosen, _place(objects[chosen], target, rng, house, layout)) for _ in range(copies)]
+    if family == "look":
+        things.append(
+            (
+                LAMP,
+                rng.choice([place for place in layout if place.split()[0] in house["lamp"][room]]),
+            )
+        )
+    others = [key for key, item in objects.items() if item["room"] == room and key != chosen]
+    strewn = rng.sample(others, min(4, len(others)))
+    things += [(kind, _place(objects[kind], "", rng, house, layout)) for kind in strewn]
+    search = layout.copy()
+    rng.shuffle(search)
+    problem = _problem(family, chosen, target, layout, things, house)
+    return Game(name, family, chosen, target, tuple(search), problem)
+
+
+def _fits(family: str, item: Mapping[str, Any], house: Mapping[str, Any]) -> bool:
+    if family == "look":
+        return item["room"] in house["lamp"]
+    return bool(item.get(family)) if family in _STATES else True
+
+
+def _place(
+    item: Mapping[str, Any],
+    target: str,
+    rng: random.Random,
+    house: Mapping[str, Any],
+    layout: list[str],
+) -> str:
+    """Mostly at home; never where the task wants it to be."""
+    kinds = [kind for kind in item["else"] if kind != target]
+    kind = (
+        item["home"]
+        if item["home"] != target and rng.random() < house["at_home"]
+        else rng.choice(kinds)
+    )
+    return rng.choice([place for place in layout if place.split()[0] == kind])
+
+
+def _problem(
+    family: str,
+    chosen: str,
+    target: str,
+    layout: list[str],
+    things: list[tuple[str, str]],
+    house: Mapping[str, Any],
+) -> str:
+    """Every receptacle has a location of its own; the agent starts at another."""
+    room_ids = {place: _identifier(place) for place in layout}
+    items = [(f"{kind}_bar_{i}", kind, place) for i, (kind, place) in enumerate(things, 1)]
+    spots = {place: f"loc_bar_{i}" for i, place in enumerate(layout, 1)}
+    kinds = sorted({place.split()[0] for place in layout})
+    types = sorted({kind for _, kind, _ in items})
+    declared = [
+        "agent1 - agent",
+        "loc_bar_0 - location",
+        *(f"{spot} - location" for spot in spots.values()),
+    ]
+    declared += [f"{name} - receptacle" for name in room_ids.values()]
+    declared += [f"{name} - object" for name, _, _ in items]
+    declared += [
+        f"{_type(kind)} - rtype"
+        for kind in dict.fromkeys([*kinds, "sinkbasin", "microwave", "fridge"])
+    ]
+    declared += ["KnifeType - otype", "ButterKnifeType - otype"]
+    declared += [f"{kind}Type - otype" for kind in types]
+    facts = ["atLocation agent1 loc_bar_0"]
+    for place, name in room_ids.items():
+        kind = place.split()[0]
+        facts += [
+            f"receptacleAtLocation {name} {spots[place]}",
+            f"receptacleType {name} {_type(kind)}",
+        ]
+        facts += [f"openable {name}"] if kind in house["opens"] else []
+    for name, kind, place in items:
+        facts += [f"objectType {name} {kind}Type", f"inReceptacle {name} {room_ids[place]}"]
+        facts += [f"objectAtLocation {name} {spots[place]}"]
+        if kind == LAMP:
+            facts.append(f"toggleable {name}")
+            continue
+        facts.append(f"pickupable {name}")
+        facts += [f"{able} {name}" for flag, able in _ABLE if house["objects"][kind].get(flag)]
+        allowed = {house["objects"][kind]["home"], *house["objects"][kind]["else"]} & set(kinds)
+        facts += [f"canContain {_type(where)} {kind}Type" for where in sorted(allowed)]
+    lines = "\n".join(f"    ({fact})" for fact in dict.fromkeys(facts))
+    return (
+        f"(define (problem household)\n  (:domain alfred)\n  (:objects\n    {' '.join(declared)}\n  )\n"
+        f"  (:init\n{lines}\n    (= (total-cost) 0)\n  )\n  (:goal {_goal(family, chosen, target)})\n"
+        "  (:metric minimize (total-cost))\n)\n"
+    )
+
+
+_ABLE = (("clean", "cleanable"), ("heat", "heatable"), ("cool", "coolable"))
+
+
+def _type(kind: str) -> str:
+    """The three that the domain's actions name are spelled as there."""
+    return {"sinkbasin": "SinkBasinType", "microwave": "MicrowaveType", "fridge": "FridgeType"}.get(
+        kind, f"{kind}Type"
+    )
+
+
+def _identifier(place: str) -> str:
+    """As the engine's names are made of: it writes ``sinkbasin 1`` for ``sink_bar_1_bar_sinkbasin``."""
+    kind, number = place.split()
+    if kind.endswith("basin"):
+        return f"{kind.removesuffix('basin')}_bar_{number}_bar_{kind}"
+    return f"{kind}_bar_{number}"
+
+
+def _goal(family: str, chosen: str, target: str) -> str:
+    if family == "look":
+        return (
+            f"(exists (?l - object ?o - object ?a - agent) (and (objectType ?l {LAMP}Type) (toggleable ?l) "
+            f"(isToggled ?l) (objectType ?o {chosen}Type) (holds ?a ?o)))"
+        )
+    there = f"(receptacleType ?r {_type(target)})"
+    if family == "two":
+        return (
+            f"(exists (?r - receptacle ?o1 - object ?o2 - object) (and {there} (not (= ?o1 ?o2)) "
+            f"(objectType ?o1 {chosen}Type) (objectType ?o2 {chosen}Type) (inReceptacle ?o1 ?r) (inReceptacle ?o2 ?r)))"
+        )
+    state = f" ({_STATES[family]} ?o)" if family in _STATES else ""
+    return f"(exists (?r - receptacle ?o - object) (and {there} (objectType ?o {chosen}Type) (inReceptacle ?o ?r){state}))"

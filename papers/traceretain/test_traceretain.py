@@ -1,0 +1,230 @@
+"""TraceRetain: games, agent and bank on a stand-in of the engine; two games on ALFWorld's own where it is there."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.errors import ConfigError, OutageError
+from papers.amac.test_amac import drawn
+from papers.experience import Bank
+from papers.inputs import StoredVectors, load_published
+from papers.journal import Journal
+from papers.report import Report
+from papers.traceretain.agent import play
+from papers.traceretain.engine import Engine, engine_python
+from papers.traceretain.episodes import Player, Stream, is_relevant, run_tasks
+from papers.traceretain.experiment import Bench, compare, sign_test, solvable
+from papers.traceretain.games import FAMILIES, Game, make_games
+
+PAPER = load_published("traceretain")
+GAMES = make_games(30, 1, PAPER)
+_STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
+
+
+class Household:
+    """A stand-in for ALFWorld's engine that reads the same problems: for tests of what stands around it.
+
+    It understands the commands that the agent uses, and the goals of `games`; it always tells what is where it is.
+    """
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    def load(self, problem: str, plan: bool = False) -> dict[str, Any]:
+        """Start; there is a plan of one command, which wins nothing."""
+        self.loads += 1
+        start, _, self.goal = problem.partition("(:goal")
+        shown = engine_names(re.findall(r"(\S+_bar_\S+) - (?:receptacle|object)", start))
+        lying = re.findall(r"\(inReceptacle (\S+) (\S+)\)", start)
+        self.places = {shown[thing]: shown[place] for thing, place in lying}
+        self.closed = {shown[name] for name in re.findall(r"\(openable (\S+)\)", start)}
+        self.done: set[tuple[str, str]] = set()
+        self.at = self.held = ""
+        return {"text": "", "won": False, **({"plan": ["look"]} if plan else {})}
+
+    def step(self, command: str) -> dict[str, Any]:
+        """One command; what is not possible changes nothing."""
+        verb, names = command.split()[0], re.findall(r"[a-z]+ \d+", command) or [""]
+        thing, place = names[0], names[-1]
+        if verb == "go":
+            self.at = place
+        elif verb == "open" and place == self.at:
+            self.closed.discard(place)
+        elif (
+            verb == "take"
+            and not self.held
+            and self.places.get(thing) == place == self.at
+            and self._open()
+        ):
+            self.held, self.places[thing] = thing, ""
+        elif verb == "move" and (thing, place) == (self.held, self.at) and self._open():
+            self.held, self.places[thing] = "", place
+        elif verb in _STATES and (thing, place) == (self.held, self.at):
+            self.done.add((_STATES[verb], thing))
+        elif verb == "use" and self.places.get(thing) == self.at:
+            self.done.add(("isToggled", self.held))
+        inside = [f"a {name}" for name, where in self.places.items() if where == self.at]
+        text = (
+            f"In it, you see {', '.join(inside) or 'nothing'}."
+            if self._open()
+            else f"The {self.at} is closed."
+        )
+        return {"text": text, "won": self._won()}
+
+    def _open(self) -> bool:
+        return self.at not in self.closed
+
+    def _won(self) -> bool:
+        kinds = re.findall(r"objectType \?o\d? (\w+)Type", self.goal)
+        states = set(re.findall(r"\((is\w+) \?", self.goal))
+        target = [kind.lower() for kind in re.findall(r"receptacleType \?r (\w+)Type", self.goal)]
+        # What is looked at under the lamp is held: it lies nowhere.
+        fit = [
+            name
+            for name, at in self.places.items()
+            if [name.split()[0], *at.split()[:1]] == [kinds[0], *target]
+        ]
+        return sum(
+            states <= {state for state, thing in self.done if thing == name} for name in fit
+        ) >= len(kinds)
+
+
+def engine_names(identifiers: list[str]) -> dict[str, str]:
+    """``sink_bar_1_bar_sinkbasin`` as the engine shows it: the last in the alphabet is number 1 of its kind."""
+    kinds: dict[str, list[str]] = {}
+    for identifier in sorted(identifiers, reverse=True):
+        kind, _, *basin = identifier.split("_bar_")
+        kinds.setdefault(basin[0] if basin else kind, []).append(identifier)
+    return {name: f"{kind} {i}" for kind, found in kinds.items() for i, name in enumerate(found, 1)}
+
+
+def player(tmp_path: Path, engine: Any) -> Player:
+    return Player(engine, Journal(tmp_path / "played.jsonl"), 50, lambda text: None)
+
+
+def kept(games: list[Game]) -> StoredVectors:
+    texts = sorted({game.task for game in games})
+    return StoredVectors(texts, drawn(0, len(texts), 12))
+
+
+def test_games_are_of_six_families_and_follow_from_their_seed() -> None:
+    assert {game.family for game in GAMES} == set(FAMILIES)
+    assert make_games(30, 1, PAPER) == GAMES
+    assert make_games(30, 2, PAPER) != GAMES
+    for game in GAMES:
+        assert len(set(game.receptacles)) == len(game.receptacles)
+        # The goal does not hold at the start: nothing of the kind lies where it shall be put.
+        for thing, place in [
+            line.split()[1:] for line in game.problem.splitlines() if "(inReceptacle" in line
+        ][:1]:
+            assert thing.split("_bar_")[0] == game.object
+            assert game.receptacle not in place.rstrip(")").split("_bar_")
+
+
+def test_the_agent_wins_and_a_hint_shortens_the_way() -> None:
+    alone = [play(Household(), game, (), 100) for game in GAMES]
+    assert all(played.won for played in alone)
+    told = [play(Household(), game, one.found, 100) for game, one in zip(GAMES, alone, strict=True)]
+    assert all(played.won for played in told)
+    assert sum(played.steps for played in told) < 0.7 * sum(played.steps for played in alone)
+
+
+def test_an_episode_is_played_once(tmp_path: Path) -> None:
+    engine = Household()
+    first = player(tmp_path, engine).play(GAMES[0], ())
+    again = player(tmp_path, engine)
+    assert again.play(GAMES[0], ()) == first
+    assert engine.loads == 1
+    again.play(GAMES[0], (("object", "shelf"),))
+    assert engine.loads == 2
+
+
+async def test_failed_copies_push_successes_out_of_a_fifo_and_not_past_failures_first(
+    tmp_path: Path,
+) -> None:
+    games = [GAMES[i % 6] for i in range(18)]
+    found = {}
+    for rule in ("fifo", "failures_first"):
+        bank = Bank(kept(GAMES), capacity=8, retention=rule)
+        stream = await run_tasks(
+            player(tmp_path, Household()), games, bank, retrieved=5, failures=3
+        )
+        found[rule] = stream.precision[-6:]
+        assert len(bank) == 8
+        assert all(record.details is not None for record in bank.records())
+    assert sum(found["fifo"]) == 0, "eight records hold two episodes, and every task came six ago"
+    assert sum(found["failures_first"]) > 0
+
+
+def test_what_is_relevant_and_the_sign_test_by_hand() -> None:
+    """Relevant is the family with the object or the receptacle."""
+    game = Game("g", "clean", "mug", "shelf", (), "")
+    for family, thing, place, relevant in (
+        ("clean", "mug", "desk", True),
+        ("clean", "pan", "shelf", True),
+        ("clean", "pan", "desk", False),
+        ("cool", "mug", "shelf", False),
+    ):
+        assert is_relevant([family, thing, family, place], game) == relevant
+    assert (
+        sign_test(Stream(won=[True] * 9 + [False]), Stream(won=[False] * 8 + [True] * 2))
+        == "+8/-1, p 0.0391"
+    )
+    assert sign_test(Stream(won=[True]), Stream(won=[True])) == "+0/-0, p 1"
+
+
+def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> None:
+    paper = {
+        **PAPER,
+        "capacity": 6,
+        "cem": {**PAPER["cem"], "population": 4, "elite": 2, "iterations": 1},
+    }
+    engine = player(tmp_path, Household())
+    report = Report("traceretain", "")
+    solvable(report, engine, GAMES[:3], lambda text: None)
+    bench = Bench(
+        paper, engine, kept(GAMES), GAMES[:18], 12, tmp_path / "cem.json", lambda text: None
+    )
+    bench.tune(GAMES[18:24])
+    compare(report, bench, [42])
+    rows = {str(row[0]): row for row in report.tables[1].rows}
+    assert {
+        "unbounded",
+        "unbounded, newer first",
+        "failures first",
+        "traceretain cem",
+    } <= rows.keys()
+    assert len(report.tables) == 6
+    assert not report.checks[0].holds, "the stand-in's plan wins nothing"
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALFWORLD_PYTHON", raising=False)
+    with pytest.raises(ConfigError, match="pip install alfworld"):
+        engine_python(None)
+    with pytest.raises(ConfigError, match="no such file"):
+        engine_python(str(tmp_path / "python"))
+    with (
+        Engine("/bin/true", tmp_path / "log") as engine,
+        pytest.raises(OutageError, match="has ended"),
+    ):
+        engine.load("")
+
+
+@pytest.mark.slow
+def test_alfworlds_engine_plans_and_plays_them(tmp_path: Path) -> None:
+    if not os.environ.get("ALFWORLD_PYTHON"):
+        pytest.skip("needs ALFWORLD_PYTHON, an environment with alfworld and textworld[pddl]")
+    with Engine(engine_python(None), tmp_path / "log") as engine:
+        real = player(tmp_path, engine)
+        for game in make_games(12, 5, PAPER)[1::5]:
+            assert 0 < real.plan_length(game) < 15
+            played = play(engine, game, (), 100)
+            assert played.won
+            stand_in = play(Household(), game, (), 100)
+            assert played.steps == stand_in.steps, "the stand-in differs from the engine"

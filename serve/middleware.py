@@ -1,0 +1,163 @@
+"""Checks before every request (host, origin, bearer key), and the request log."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+import secrets
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atommem.errors import ConfigError
+from atommem.serve.resources import Metrics
+from atommem.serve.wire import error_response
+
+LOGGER = logging.getLogger("atommem.serve")
+LOCAL = "local"
+"""Owner of everything on a server without keys, which listens on this machine only."""
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+KEYS_VARIABLE = "ATOMMEM_SERVE_KEYS"
+_PUBLIC = ("/health", "/ready", "/ui")
+_SHORTEST_KEY = 16
+
+
+def load_keys(path: str | None = None) -> dict[str, str]:
+    """Load the owner of each key, from a file or else from ``ATOMMEM_SERVE_KEYS``.
+
+    Either has lines ``OWNER=KEY`` (in the variable also separated by commas). An owner may have several keys.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is invalid.
+    """
+    if path is None:
+        name, text = KEYS_VARIABLE, os.environ.get(KEYS_VARIABLE, "").replace(",", "\n")
+    else:
+        name = f"keys={path}"
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: cannot read the file ({error}).") from error
+    owners: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        owner, _, key = (part.strip() for part in line.partition("="))
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not owner or len(owner) > 64 or len(key) < _SHORTEST_KEY or not key.isascii():
+            raise ConfigError(
+                f"{name}, line {number}: not OWNER=KEY with a key of at least {_SHORTEST_KEY} "
+                "ASCII characters. Make a key with: openssl rand -hex 32"
+            )
+        if owners.setdefault(key, owner) != owner:
+            raise ConfigError(f"{name}, line {number}: two owners have the same key.")
+    return owners
+
+
+class RequestMiddleware:
+    """ASGI middleware that checks requests, sets ``scope["state"]["owner"]`` and logs.
+
+    Args:
+        app: The application.
+        metrics: Count requests.
+        keys: Owner by key; empty if everything belongs to `LOCAL`.
+        hosts: Names of this server besides loopback addresses; ``*`` allows any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, keys: Mapping[str, str], hosts: Sequence[str]
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._keys = [(key.encode(), owner) for key, owner in keys.items()]
+        self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started, status, request_id = time.perf_counter(), 0, secrets.token_hex(8)
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = headers
+            await send(message)
+
+        error = None
+        try:
+            app = self._check(scope) or self._app
+            await app(scope, receive, send_with_id)
+        except Exception as raised:
+            error = raised
+            if not status:
+                failed = error_response(500, "server_error", "the server failed.")
+                await failed(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.stages.labels("request").observe(seconds)
+            line = {"event": "request", "id": request_id, "method": scope["method"]}
+            line |= {"route": route, "status": status, "seconds": round(seconds, 4)}
+            line["owner"] = scope.get("state", {}).get("owner")
+            LOGGER.log(
+                logging.ERROR if error else logging.INFO,
+                line if error is None else {**line, **error_location(error)},
+            )
+
+    def _check(self, scope: Scope) -> Response | None:
+        """Set the owner, or return the refusal."""
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get(b"host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if "*" not in self._hosts and name not in self._hosts:
+            message = "this server is not known by this name. Add it with --hosts."
+            return error_response(421, "wrong_host", message)
+        origin = headers.get(b"origin")
+        if origin is not None and origin.partition("://")[2].lower() != host:
+            message = "pages of other sites may not send requests to this server."
+            return error_response(403, "wrong_origin", message)
+        owner = self._owner(headers.get(b"authorization", ""))
+        public = scope["path"] in _PUBLIC or scope["path"].startswith("/ui/")
+        if owner is None and not public:
+            message = "the key is missing or unknown. Send Authorization: Bearer KEY."
+            return error_response(401, "invalid_api_key", message)
+        scope.setdefault("state", {})["owner"] = owner
+        return None
+
+    def _owner(self, authorization: str) -> str | None:
+        """Return the owner of the key; the time does not depend on how much of it is right."""
+        if not self._keys:
+            return LOCAL
+        scheme, _, key = authorization.partition(" ")
+        sent = key.encode() if scheme.lower() == "bearer" else b""
+        equal = [owner for key, owner in self._keys if hmac.compare_digest(key, sent)]
+        return next(iter(equal), None)
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats records as JSON lines. Messages of exceptions are left out: they may quote clients."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {"time": round(record.created, 3), "level": record.levelname.lower()}
+        line |= record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
+        return json.dumps(line)
+
+
+def error_location(error: Exception) -> dict[str, Any]:
+    """Return type and place of an exception, for the log."""
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    return {
+        "error": type(error).__name__,
+        "at": [f"{frame.filename}:{frame.lineno}" for frame in frames],
+    }

@@ -1,0 +1,215 @@
+"""The model behind a server: checked against its training settings and identified by a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atommem.config import EmbedderConfig, MemoryConfig, load_config
+from atommem.embedding.embedder import Embedder, TextKind, Vectors
+from atommem.environment import find_environment
+from atommem.envs.questions_shown import TrainedFor, trained_for
+from atommem.errors import ConfigError
+from atommem.face.engine import Engine
+from atommem.observation import Observation
+from atommem.policy.opening import is_server
+from atommem.servers.vllm_process import VllmServer
+from atommem.session import Agent
+
+_HASHED_BYTES = 1 << 20
+
+
+class Float16Embedder:
+    """Rounds vectors to float16, as the log stores them.
+
+    A session in memory then searches with the same vectors as one loaded from the log.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.embedder = embedder
+        self.id = embedder.id
+        self.dim = embedder.dim
+
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+        """Embed texts; norms are 1 to three digits."""
+        return (await self.embedder.embed(texts, kind)).astype(np.float16).astype(np.float32)
+
+    async def close(self) -> None:
+        """Release the embedder."""
+        await self.embedder.close()
+
+
+@dataclass
+class ServedModel:
+    """The model that all conversations of a server share.
+
+    Attributes:
+        name: Its name in the API.
+        checkpoint: Fingerprint, stored with every event.
+        agent: Policy, embedder, environment and settings.
+        trained: Its ``atommem_config.json``; empty for a model that was not trained here.
+    """
+
+    name: str
+    checkpoint: str
+    agent: Agent
+    trained: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
+        """Open a model; `settings` are those of `atommem.face.async_memory.AsyncMemory`.
+
+        Raises:
+            ConfigError: A setting is invalid or differs from the training's.
+            PolicyError: Model or tokenizer cannot be loaded.
+        """
+        names = [policy] if isinstance(policy, str) else list(policy)
+        remote = is_server(names)
+        if not remote:
+            names = [find_checkpoint(names[0])]
+        settings = {key: value for key, value in settings.items() if value is not None}
+        model = str(settings.get("model") or "")
+        folder = str(settings.get("tokenizer") or "") if remote else names[0]
+        trained = load_config(folder) if folder else {}
+        check_settings(trained, settings, folder)
+        engine = Engine.open(names, **settings)
+        name = name or model or Path(names[0]).name
+        return cls.from_engine(engine, name, fingerprint(folder, model), trained)
+
+    @classmethod
+    def open_with_vllm(
+        cls,
+        policy: Sequence[str],
+        log: Path,
+        flags: Sequence[str] = (),
+        *,
+        name: str = "",
+        **settings: Any,
+    ) -> tuple[ServedModel, VllmServer]:
+        """Open a model folder behind a vLLM server, which the caller starts and stops.
+
+        Args:
+            policy: The folder.
+            log: File for vLLM's output.
+            flags: Further flags of vLLM.
+            name, settings: As in `open`.
+
+        Raises:
+            ConfigError: As in `open`; or `policy` is not a folder, or vLLM is not installed.
+        """
+        folder = Path(find_checkpoint(policy[0]))
+        if len(policy) > 1 or not folder.is_dir():
+            raise ConfigError(
+                f"policy={' '.join(policy)}: --vllm serves one model folder. Give a folder."
+            )
+        name = name or folder.absolute().name
+        python = os.environ.get("VLLM_PYTHON") or sys.executable
+        server = VllmServer(python, folder, log, *flags, served_model_name=name, timeout=1800.0)
+        if (folder / "adapter_config.json").is_file():  # vLLM lists the base model, too
+            settings["model"] = name
+        return cls.open([server.url], name=name, **{"tokenizer": str(folder), **settings}), server
+
+    @classmethod
+    def from_engine(
+        cls, engine: Engine, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
+    ) -> ServedModel:
+        """Serve an open engine."""
+        engine.agent.embedder = Float16Embedder(engine.agent.embedder)
+        engine.agent.keep_prompts = True  # the steps can be trained on
+        return cls(name, checkpoint, engine.agent, trained or {})
+
+    @property
+    def trained_for(self) -> TrainedFor | None:
+        """Which questions its training showed; None for a model that was not trained here."""
+        return trained_for(self.trained) if self.trained else None
+
+    def reading(self, parts: Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
+        """Return the observations in which a text in parts is read (blocking)."""
+        text = parts[0] if len(parts) == 1 else parts
+        return self.agent.environments.reading(text, questions)
+
+    def notice(self) -> str:
+        """Return what to print at start."""
+        untrained = "not trained here: it reads and answers as an untrained instruct model"
+        return str(self.trained_for or untrained)
+
+    async def close(self) -> None:
+        """Release models and connections."""
+        await self.agent.environments.close()
+        await self.agent.policy.close()
+        await self.agent.embedder.close()
+
+
+def find_checkpoint(name: str) -> str:
+    """Return the model folder in a run folder (``grpo`` of ``runs/demo``), or `name` itself.
+
+    Raises:
+        ConfigError: The folder has no model, or several without ``grpo``.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or _is_model(folder):
+        return name
+    inside = sorted(item for item in folder.iterdir() if item.is_dir() and _is_model(item))
+    trained = [item for item in inside if item.name == "grpo"] or inside
+    if len(trained) == 1:
+        return str(trained[0])
+    found = ", ".join(map(str, inside)) or "none"
+    raise ConfigError(f"policy={name}: not a model folder. Give one of the models in it: {found}.")
+
+
+def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:
+    """Refuse settings of memory, environment or embedder that differ from the training's.
+
+    Raises:
+        ConfigError: One differs: prompts would not be those of the training.
+    """
+    environment = find_environment(str(trained.get("environment") or "longdoc")).config_class
+    kinds = (MemoryConfig, EmbedderConfig, environment)
+    fixed = {item.name for kind in kinds for item in fields(kind)} - environment.operational
+    wrong = sorted(
+        name
+        for name in fixed & {*given} & {*trained}
+        if trained[name] != given[name] and not name.endswith("_url")
+    )
+    if wrong:
+        shown = ", ".join(
+            f"{name}={given[name]!r}: trained with {trained[name]!r}" for name in wrong
+        )
+        flags = " ".join(f"--{name}" for name in wrong)
+        raise ConfigError(
+            f"{shown} ({folder}/atommem_config.json). Leave out {flags}, or train a checkpoint with it."
+        )
+
+
+def fingerprint(folder: str, model: str = "") -> str:
+    """Return 16 hexadecimal digits that identify a model's files.
+
+    Small files count whole, large ones by start and end. A server's weights are not visible: its model name and the
+    files of its tokenizer count.
+    """
+    digest = hashlib.sha256(model.encode())
+    path = Path(folder).expanduser()
+    if not folder or not path.is_dir():
+        digest.update(folder.encode())
+        return digest.hexdigest()[:16]
+    suffixes = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
+    for file in sorted(path.iterdir()):
+        if file.suffix in suffixes and file.is_file():
+            size = file.stat().st_size
+            digest.update(f"{file.name}\0{size}\0".encode())
+            with file.open("rb") as stream:
+                digest.update(stream.read(_HASHED_BYTES))
+                stream.seek(max(stream.tell(), size - _HASHED_BYTES))
+                digest.update(stream.read())
+    return digest.hexdigest()[:16]
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))

@@ -1,0 +1,221 @@
+"""Recorded calls: replayed, frozen, shared, paid for, and made into a corpus."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.web.net.freeze import freeze
+from atommem.envs.web.net.recording import RecordedCall, Recorder, Recording
+from atommem.envs.web.sources import make_sources
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
+from atommem.envs.web.web_cli import main
+from atommem.episode import Episode
+from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
+from tests.envs.web.test_environment import ANSWER, call, play, use
+
+CALL = RecordedCall.of("search", "engine 1", {"query": "Ann"})
+RESULT = ToolResult("Ann \ud800 lives", False, "Ann", (Link("Bob", "b"),), "https://a.test/")
+MADE: list[str] = []
+
+
+class Engine(ToolSource):
+    """Counts the calls that it gets."""
+
+    backend = "engine 1"
+
+    @property
+    def tools(self) -> list[Tool]:
+        """One tool."""
+
+        async def run(query: str, task: Any) -> ToolResult:
+            MADE.append(query)
+            await asyncio.sleep(0.05)
+            if query == "gone":
+                raise OutageError("the engine is gone")
+            missing = query == "nothing"
+            return ToolResult(f"found {query}", is_error=missing, origin=f"https://{query}.test/")
+
+        return [text_tool("search", "Finds.", "query", "Words.", run)]
+
+
+ENGINE = "tests.envs.web.net.test_recording:Engine"
+
+
+@pytest.fixture(autouse=True)
+def _none_made() -> None:
+    MADE.clear()
+
+
+def settings(path: Path, **more: Any) -> dict[str, Any]:
+    return {"tools": [ENGINE], "recording": str(path), **more}
+
+
+def search(path: Path, *queries: str, **more: Any) -> list[ToolResult | BaseException]:
+    """Return the results of queries that are made at once."""
+
+    async def run() -> list[ToolResult | BaseException]:
+        config = environment_config("web", **settings(path, **more))
+        (source,) = make_sources(config.tools, config)
+        run = source.tools[0].run
+        try:
+            calls = (run({"query": query}, None) for query in queries)
+            return await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def record(path: Path, *recorded: tuple[RecordedCall, ToolResult]) -> Path:
+    recording = Recording(path)
+    for made, result in recorded:
+        recording.add(made, result)
+    recording.close()
+    return path
+
+
+def test_recording_returns_what_was_added_for_the_same_backend_and_arguments(
+    tmp_path: Path,
+) -> None:
+    recording = Recording(record(tmp_path / "c.db", (CALL, RESULT)), read_only=True)
+    assert recording.find(CALL) == RESULT
+    assert list(recording.results()) == [(CALL, RESULT)]
+    assert recording.find(RecordedCall.of("search", "engine 2", {"query": "Ann"})) is None
+    one, same = ({"x": 1, "y": 2}, {"y": 2, "x": 1})
+    assert RecordedCall.of("a", "b", one) == RecordedCall.of("a", "b", same)
+
+
+def test_equal_calls_are_made_once_and_replayed(tmp_path: Path) -> None:
+    queries = [*["Ann"] * 8, "Bob", "nothing"]
+    results = search(tmp_path / "c.db", *queries)
+    for mode in ("record", "replay", "frozen"):
+        assert results == search(tmp_path / "c.db", *queries, recording_mode=mode)
+    assert sorted(MADE) == ["Ann", "Bob", "nothing"], "a missing page is recorded too"
+    (missing,) = search(tmp_path / "c.db", "new", recording_mode="replay")
+    assert isinstance(missing, OutageError)
+    (absent,) = search(tmp_path / "c.db", "new", recording_mode="frozen")
+    assert isinstance(absent, ToolResult)
+    assert absent.is_error
+
+
+def test_outage_is_shared_by_waiting_calls_and_not_recorded(tmp_path: Path) -> None:
+    results = search(tmp_path / "c.db", *["gone"] * 4)
+    assert [str(result) for result in results] == ["the engine is gone"] * 4
+    search(tmp_path / "c.db", "gone")
+    assert MADE == ["gone"] * 2
+
+
+def test_cancelled_call_leaves_the_others_waiting(tmp_path: Path) -> None:
+    async def run() -> None:
+        recorder = Recorder(environment_config("web", **settings(tmp_path / "c.db")))
+
+        async def make() -> ToolResult:
+            await asyncio.sleep(0.2)
+            return RESULT
+
+        first, second = (asyncio.create_task(recorder.call(CALL, make)) for _ in range(2))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        assert await second == RESULT
+        recorder.close()
+
+    asyncio.run(run())
+
+
+def test_budgets_of_calls_and_money_are_never_exceeded(tmp_path: Path) -> None:
+    results = search(tmp_path / "c.db", "a", "b", "c", call_budget=2)
+    assert len(MADE) == 2
+    assert [type(one) for one in results].count(BudgetSpentError) == 1
+    assert search(tmp_path / "c.db", MADE[0], call_budget=2)[0] in results, (
+        "recorded calls are free"
+    )
+    prices = {"call_prices": ["search=0.1"], "cost_budget": 0.3}
+    results = search(tmp_path / "d.db", "a", "b", "c", "d", **prices)
+    assert [type(result) for result in results].count(BudgetSpentError) == 1
+    spent = Recording(tmp_path / "d.db", read_only=True).spent()
+    assert spent == {"search": (3, pytest.approx(0.3))}
+    with pytest.raises(BudgetSpentError, match=r"call_budget=1 is spent"):
+        play(
+            [call("search", query="a"), call("search", query="b")],
+            **settings(tmp_path / "e.db", call_budget=1),
+        )
+
+
+def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path: Path) -> None:
+    def episode(**more: Any) -> Episode:
+        calls = [call("search", query=query) for query in ("Ann", "nothing")]
+        return play([*calls, ANSWER], **settings(tmp_path / "c.db", **more))
+
+    recorded, replayed = episode(), episode(recording_mode="replay")
+    observations = [[step.observation for step in one.steps] for one in (recorded, replayed)]
+    assert observations[0] == observations[1]
+    denied = episode(recording_mode="replay", deny_hosts=["ann.test"])
+    assert recorded.steps[1].observation.values("text") == ["found Ann"]
+    assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
+
+
+@pytest.mark.parametrize("result", [b"no zlib", zlib.compress(b"{}"), zlib.compress(b"[1]"), None])
+def test_damaged_result_is_a_data_error(tmp_path: Path, result: Any) -> None:
+    path = record(tmp_path / "c.db", (CALL, RESULT))
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE calls SET result = ?", [result])
+    with pytest.raises(DataError, match="is damaged"):
+        Recording(path, read_only=True).find(CALL)
+
+
+def test_missing_or_foreign_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database " * 100)
+    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
+    for name, read_only, error, message in (
+        ("none.db", True, ConfigError, "no such recording"),
+        ("nowhere/c.db", False, ConfigError, "cannot be opened"),
+        ("other.db", True, DataError, "not a recording"),
+        ("text.db", False, DataError, "not a recording"),
+    ):
+        with pytest.raises(error, match=message):
+            Recording(tmp_path / name, read_only=read_only)
+
+
+def visited(page: str, text: str, title: str, **more: Any) -> tuple[RecordedCall, ToolResult]:
+    return RecordedCall.of("visit", "engine", {"page": page}), ToolResult(text, title=title, **more)
+
+
+def test_recording_is_frozen_into_a_corpus_and_grows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tantivy")
+    path, web = record(tmp_path / "c.db"), tmp_path / "web"
+    with pytest.raises(ConfigError, match="nothing to freeze"):
+        freeze(Recording(path), web)
+    links = (Link("Ann", "https://a.test/"), Link("C", "https://c.test/"))
+    record(
+        path,
+        (CALL, ToolResult("Ann: a", links=links)),
+        visited("http://a.test", "Ann Gray lives here.", "Ann Gray", origin="https://a.test/"),
+        visited("https://b.test/", "Bob wrote to Ann Gray.", "Bob", origin="https://b.test/"),
+        visited("https://gone.test/", "https://gone.test/ answers 404.", "", is_error=True),
+    )
+    assert main(["freeze", str(path), "--out", str(web)]) == 0
+    assert "2 pages. 1 pages that searches found" in capsys.readouterr().out
+    assert main(["show", str(path)]) == 0
+    assert "3 visit of engine" in capsys.readouterr().out
+    config = environment_config("web", tools=["corpus"], corpus=str(web))
+    (source,) = make_sources(["corpus"], config)
+    pages = ("http://a.test", "https://a.test/", "Bob", "x")
+    visits = [("visit", {"page": page}) for page in pages]
+    query = ("search", {"query": "who lives here"})
+    found, requested, origin, bob, missing = use(source, query, *visits)
+    assert found.links[0].title == "Ann Gray"
+    assert requested.text == origin.text == "Ann Gray lives here."
+    assert (requested.title, requested.origin) == ("Ann Gray", "https://a.test/")
+    assert [link.title for link in bob.links] == ["Ann Gray"]
+    assert missing.is_error
+    record(path, visited("https://c.test/", "C is here.", "C", origin="https://c.test/"))
+    assert freeze(Recording(path), web) == {"pages": 3, "unread": 0}

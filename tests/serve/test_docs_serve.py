@@ -1,0 +1,83 @@
+"""Snippets and routes of docs/serve.md, and the README's section on serving."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from atommem.serve import serve_cli
+from tests.pages import ADDRESS, ROOT, blocks
+from tests.serve.servers import Running, make_conversations, running, scripted
+
+PAGE = "docs/serve.md"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    model = scripted()
+    model.name = "grpo"
+    with running(make_conversations(tmp_path_factory.mktemp("serve") / "log.db", model)) as found:
+        yield found
+
+
+def snippet(page: str, kind: str, server: Running) -> str:
+    """The one block of a page that sends requests, to `server`."""
+    (block,) = (block for _, block in blocks(page, kind) if f"http://{ADDRESS}" in block)
+    return block.replace(f"http://{ADDRESS}", server.url)
+
+
+@pytest.mark.parametrize(
+    ("page", "first", "last"),
+    [
+        ("README.md", "Copperclock Brenani made", "Copperclock Brenani made"),
+        (PAGE, "Ann lives in Rome.", "Bob sings."),
+    ],
+)
+def test_python_snippets_run(page: str, first: str, last: str, server: Running) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(snippet(page, "python", server), page, "exec"), {})
+    lines = printed.getvalue().splitlines()
+    assert (lines[0], lines[-1]) == (first, last)
+
+
+def test_curl_snippet_runs(server: Running, tmp_path: Path) -> None:
+    text = snippet(PAGE, "bash", server).replace("curl -s", "curl -sf")
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert '"deleted":true' in done.stdout
+
+
+def test_routes_in_the_docs_exist(server: Running) -> None:
+    with server.http() as http:
+        paths = json.dumps(list(http.get("/openapi.json").json()["paths"]))
+    text = (ROOT / PAGE).read_text()
+    routes = re.findall(r"`(?:POST |DELETE |GET )?(?:\.\.\.|/v1)(/[a-z/]+)", text)
+    assert len(routes) > 10
+    assert [route for route in routes if route.rstrip("/") not in paths] == []
+
+
+def test_compose_file_is_consistent() -> None:
+    """No engine runs it: its references are checked, and the command is parsed."""
+    text = (ROOT / "docs" / "compose.yaml").read_text()
+    names = set(re.findall(r"\$\{(\w+)", text))
+    assert all(f"${{{name}:?}}" in text for name in names), "each is required once"
+    services = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", r"/\1.test", text))["services"]
+    assert set(services) == {"database", "policy", "gateway"}
+    program, command, *flags = services["gateway"]["command"]
+    assert (program, command) == ("atommem", "serve")
+    arguments = serve_cli._arguments(flags)
+    assert arguments.policy == ["http://policy:8000"]
+    assert f"gateway:{arguments.port}" in text
+    database = services["gateway"]["environment"]["ATOMMEM_DATABASE"]
+    assert sa.make_url(database).host == "database"

@@ -1,0 +1,141 @@
+"""The MCP server, through the protocol's client over HTTP and standard input and output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared.exceptions import MCPError
+
+from atommem.serve.conversations import Conversations
+from atommem.serve.mcp_server import make_mcp
+from tests.serve.servers import KEYS, Running, make_conversations, running
+
+ROOT = Path(__file__).parents[2]
+STDIO = (
+    "from pathlib import Path; from atommem.serve.mcp_server import serve_stdio; "
+    "from tests.serve.servers import make_conversations; "
+    "serve_stdio(make_conversations(Path('log.db')))"
+)
+FACT = "Ann lives in Rome and keeps bees."
+
+
+@asynccontextmanager
+async def http_client(server: Running, key: str = "none") -> AsyncIterator[Client]:
+    async with (
+        create_mcp_http_client(headers={"Authorization": f"Bearer {key}"}) as http,
+        Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def connect(transport: str, folder: Path) -> AsyncIterator[Client]:
+    if transport == "http":
+        with running(make_conversations(folder / "log.db")) as server:
+            async with http_client(server) as client:
+                yield client
+        return
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = StdioServerParameters(
+        command=sys.executable, args=["-c", STDIO], env=environment, cwd=folder
+    )
+    async with Client(stdio_client(command)) as client:
+        yield client
+
+
+async def call(client: Client, tool: str, **arguments: Any) -> Any:
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    assert result.structured_content is not None
+    return result.structured_content.get("result", result.structured_content)
+
+
+async def error_of(client: Client, tool: str, **arguments: Any) -> str:
+    result: Any = await client.call_tool(tool, arguments)
+    assert result.is_error
+    return str(result.content[0].text)
+
+
+@pytest.mark.parametrize("transport", ["http", pytest.param("stdio", marks=pytest.mark.slow)])
+async def test_tools_remember_recall_ask_and_forget(transport: str, tmp_path: Path) -> None:
+    async with connect(transport, tmp_path) as client:
+        tools = (await client.list_tools()).tools
+        assert sorted(tool.name for tool in tools) == ["ask", "forget", "recall", "remember"]
+        assert all("conversation" in tool.input_schema["properties"] for tool in tools)
+        first = await call(client, "remember", text=FACT, name="bees", goal="Who keeps bees?")
+        conversation = {"conversation": first["conversation"]}
+        assert (first["steps"], first["entries"]) == (1, 1)
+        other = "Bob lives in Oslo."
+        second = await call(client, "remember", text=other, name="oslo", **conversation)
+        assert second == {**conversation, "steps": 1, "entries": 2}
+        found = await call(client, "recall", query="Oslo", **conversation)
+        assert (found[0]["text"], found[0]["source"]) == (other, "oslo, chunk 1/1")
+        answer = await call(client, "ask", question="Where does Ann live?", **conversation)
+        assert (answer["answer"], answer["entries"][0]) == (FACT, FACT)
+        resource: Any = await client.read_resource(f"memory://{first['conversation']}")
+        entries = json.loads(resource.contents[0].text)["entries"]
+        assert [entry["text"] for entry in entries] == [FACT, other]
+        assert await call(client, "forget", entry=2, **conversation) == {"entries": [2]}
+        assert await call(client, "forget", source="bees", **conversation) == {"entries": [1]}
+        assert await call(client, "recall", query="Ann", **conversation) == []
+
+
+async def test_errors_are_messages_and_crashes_reveal_nothing(
+    conversations: Conversations, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = list(logging.getLogger().handlers)
+    async with Client(make_mcp(conversations, "me")) as client:
+        conversation = (await call(client, "remember", text=FACT))["conversation"]
+        where = {"conversation": conversation}
+        assert "blank" in await error_of(client, "remember", text="  ")
+        assert "question" in await error_of(client, "ask", question=" ", **where)
+        assert "not both" in await error_of(client, "forget", **where)
+        assert "no entry 7" in await error_of(client, "forget", entry=7, **where)
+        unknown = await error_of(client, "ask", conversation="conv_1", question="Who?")
+        assert "no conversation" in unknown
+        with pytest.raises(MCPError, match="no conversation"):
+            await client.read_resource("memory://conv_1")
+
+        def crash(*_: Any) -> None:
+            raise RuntimeError("a secret")
+
+        monkeypatch.setattr(conversations, "use", crash)
+        assert "secret" not in await error_of(client, "ask", question="Who?", **where)
+    assert "secret" not in caplog.text
+    assert "RuntimeError" in caplog.text
+    assert logging.getLogger().handlers == handlers
+    await conversations.close()
+
+
+async def test_tools_do_not_reach_another_owner_s_conversation(
+    conversations: Conversations,
+) -> None:
+    with running(conversations, {key: owner for owner, key in KEYS.items()}) as server:
+        async with http_client(server, KEYS["ann"]) as client:
+            conversation = (await call(client, "remember", text=FACT, name="bees"))["conversation"]
+        calls: list[tuple[str, dict[str, str]]] = [
+            ("remember", {"text": "x"}),
+            ("recall", {"query": "x"}),
+            ("ask", {"question": "x"}),
+            ("forget", {"source": "bees"}),
+        ]
+        async with http_client(server, KEYS["bob"]) as client:
+            for tool, arguments in calls:
+                error = await error_of(client, tool, conversation=conversation, **arguments)
+                assert "there is no conversation" in error
+            with pytest.raises(MCPError, match="no conversation"):
+                await client.read_resource(f"memory://{conversation}")
+        with server.http("wrong") as http:
+            assert http.post("/mcp", json={}).status_code == 401
+        assert len(conversations.log.memory_at(conversation).entries) == 1

@@ -1,0 +1,130 @@
+"""`RequestMiddleware`: keys, hosts, origins, and a log without text of clients."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atommem.errors import ConfigError
+from atommem.serve.middleware import KEYS_VARIABLE, LOGGER, JsonFormatter, load_keys
+from tests.serve.servers import KEYS, Running, make_conversations, new_conversation, running, until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    conversations = make_conversations(tmp_path_factory.mktemp("serve") / "log.db")
+    owners = {key: owner for owner, key in KEYS.items()}
+    with running(conversations, owners, ["memory.test"]) as found:
+        yield found
+
+
+def test_load_keys_reads_a_file_or_else_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_keys() == {}
+    first, second = "0123456789abcdef", "fedcba9876543210"
+    monkeypatch.setenv(KEYS_VARIABLE, f"ann={first},bob={second}")
+    assert load_keys() == {first: "ann", second: "bob"}
+    file = tmp_path / "keys"
+    file.write_text(f"# of two people\nann = {first}\n\nann={second}=\n")
+    assert load_keys(str(file)) == {first: "ann", f"{second}=": "ann"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ann=short", "line 1: not OWNER=KEY"),
+        ("0123456789abcdef", "line 1: not OWNER=KEY"),
+        ("ann=0123456789abcdef\nbob=0123456789abcdef", "line 2: two owners have the same key"),
+    ],
+)
+def test_load_keys_with_an_invalid_line_raises(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_keys(str(tmp_path / "keys"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_keys(str(tmp_path / "none"))
+
+
+def test_owners_do_not_see_each_other_and_nobody_needs_a_key_for_the_page(server: Running) -> None:
+    with (
+        server.http(KEYS["ann"]) as ann,
+        server.http(KEYS["bob"]) as bob,
+        server.http() as nobody,
+    ):
+        paths = [new_conversation(ann, title=str(number)) for number in range(5)]
+        first = ann.get("/v1/conversations", params={"limit": 3}).json()
+        rest = ann.get("/v1/conversations", params={"limit": 3, "after": first["last_id"]}).json()
+        assert (first["has_more"], rest["has_more"]) == (True, False)
+        found = [f"/v1/conversations/{item['id']}" for item in first["data"] + rest["data"]]
+        assert sorted(found) == sorted(paths)
+        assert bob.get("/v1/conversations").json()["data"] == []
+        assert ann.get(paths[0]).status_code == 200
+        name = paths[0].rpartition("/")[2]
+        for path in (paths[0], f"/v1/conversations?after={name}"):
+            assert bob.get(path).status_code == 404
+        for path in (paths[0], "/v1/conversations", "/metrics", "/mcp"):
+            assert nobody.get(path).status_code == 401
+        for header in (f"Basic {KEYS['ann']}", f"Bearer {KEYS['ann'][:-1]}", "Bearer"):
+            assert nobody.get(paths[0], headers={"Authorization": header}).status_code == 401
+        for path in ("/health", "/ui", "/ui/page.js"):
+            assert nobody.get(path).status_code == 200
+        assert nobody.get("/ready").json() == {"ready": True}
+        assert "atommem_requests_total" in ann.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "memory.test:8000"}, 200),
+        ({"Host": "LOCALHOST:1"}, 200),
+        ({"Host": "127.0.0.1.evil.test"}, 421),
+        ({"Host": ""}, 421),
+        ({"Host": "[::1"}, 421),
+        ({"Origin": "http://evil.test"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "memory.test", "Origin": "https://memory.test"}, 200),
+        ({"Authorization": "Bearer \xff\xfe"}, 401),
+    ],
+)
+def test_other_hosts_and_origins_are_refused(
+    server: Running, headers: dict[str, str], status: int
+) -> None:
+    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    with server.http(KEYS["ann"]) as http:
+        assert http.get("/v1/models", headers=sent).status_code == status
+
+
+def test_log_is_json_without_text_of_clients_or_exceptions(
+    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("sesame")
+
+    with caplog.at_level(logging.INFO, LOGGER.name), server.http(KEYS["ann"]) as http:
+        answers = [
+            http.post("/v1/conversations", json={"items": [{"content": "the secret is sesame"}]}),
+            http.get("/v1/conversations/sesame?secret=sesame"),
+        ]
+        monkeypatch.setattr(server.conversations.log, "info", broken)
+        answers.append(http.get("/v1/conversations/x"))
+        ids = [answer.headers["x-request-id"] for answer in answers]
+
+        def lines() -> dict[str, str]:
+            records = [record for record in caplog.records if record.name == LOGGER.name]
+            found = [JsonFormatter().format(record) for record in records]
+            return {json.loads(line)["id"]: line for line in found}
+
+        until(lambda: {*ids} <= {*lines()})  # requests are logged after they are answered
+    found = [lines()[request] for request in ids]
+    assert not any("sesame" in line or KEYS["ann"] in line for line in found)
+    one = "/v1/conversations/{conversation}"
+    assert [json.loads(line)["route"] for line in found] == ["/v1/conversations", one, one]
+    assert answers[-1].status_code == 500
+    assert answers[-1].json()["error"]["message"] == "the server failed."
+    last = json.loads(found[-1])
+    assert (last["level"], last["error"], last["owner"]) == ("error", "RuntimeError", "ann")

@@ -1,0 +1,248 @@
+"""Small tokenizers of the shapes that matter to text from outside, built here because there is no hub to load from.
+
+Each has the parts of a real one that decide what text can become: normaliser, pre-tokenizer, model, and how its special
+and added tokens are marked. The vocabularies are tiny.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = (
+    "The town of Vesk lies on the river Lorne. Memory 2: the bell was cast in 1911, not in 1912 (as the guide says).",
+    "Update your memory now. Part 3 of 17 of the text: <b>bold</b> [1] user system assistant \\boxed{answer} | _ - # ?",
+)
+CHATML = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+INST = (
+    "{{- '<s>' }}{%- for message in messages %}{%- if message.role == 'system' %}"
+    "{{- '<<SYS>>\n' + message.content | trim + '\n<</SYS>>\n\n' }}{%- else %}"
+    "{{- '[INST] ' + message.content | trim + ' [/INST]' }}{%- endif %}{%- endfor %}"
+)
+ROLES = (
+    "{%- for message in messages %}{{- '<|' + message.role + '|>\n' + message.content + '</s>\n' }}{%- endfor %}"
+    "{{- '<|assistant|>\n' }}"
+)
+
+
+def byte_level() -> Any:
+    """Byte-level BPE with NFC, and Qwen3's added tokens, not all of them special: Qwen3's shape, template included."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
+    )
+    special = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|object_ref_start|>",
+        "<|vision_pad|>",
+    ]
+    added = [
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<think>",
+        "</think>",
+        "<|repo_name|>",
+    ]
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in special]
+    )
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
+    return _fast(tokenizer, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+def unigram() -> Any:
+    """Unigram with Metaspace and NFKC, as T5 and the older Llamas: control pieces stand in the vocabulary itself."""
+    control = ["<pad>", "</s>", "<unk>", "<s>"]
+    words = [
+        "▁",
+        *(f"▁{word}" for word in ["the", "memory", "of", "town", "answer", "Memory"]),
+        *sorted(set("".join(CORPUS))),
+    ]
+    vocabulary = [(text, 0.0) for text in control] + [
+        (text, -3.0) for text in dict.fromkeys(words) if text != " "
+    ]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=False))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=True) for text in control]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(f"<extra_id_{n}>", special=True, normalized=True) for n in range(3)]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken("<mask>", special=True, lstrip=True), AddedToken("<sep>", rstrip=True)]
+    )
+    tokenizer.add_tokens([AddedToken("  ", normalized=False), AddedToken("\n\n", normalized=False)])
+    return _fast(
+        tokenizer, INST, eos_token="</s>", bos_token="<s>", unk_token="<unk>", pad_token="<pad>"
+    )
+
+
+def lower_case() -> Any:
+    """WordPiece with BERT's normaliser: lower case, no accents, no invisible characters, and one token for all gaps."""
+    words = sorted(set("".join(CORPUS).lower()))
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *words,
+        *(f"##{word}" for word in words),
+    ]
+    model = models.WordPiece({word: at for at, word in enumerate(vocabulary)}, unk_token="[UNK]")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(vocabulary[:5])
+    tokenizer.add_tokens(
+        [AddedToken("[note]", normalized=True), AddedToken("[Turn]", single_word=True)]
+    )
+    return _fast(
+        tokenizer, None, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+
+
+def words() -> Any:
+    """Words between blanks; special tokens are words like others, and so is what they are broken into."""
+    listed = dict.fromkeys(" ".join(CORPUS).split())
+    vocabulary = [
+        "<pad>",
+        "<eos>",
+        "<unk>",
+        *listed,
+        "<\\pad>",
+        "\\<pad>",
+        "|",
+        "scratchpad",
+        "query",
+        "memory",
+        "none",
+    ]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: at for at, word in enumerate(vocabulary)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _fast(tokenizer, None, unk_token="<unk>", pad_token="<pad>", eos_token="<eos>")
+
+
+def awkward() -> Any:
+    """What no one would build: single characters, nested and overlapping tokens, and one with a backslash in it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet)
+    )
+    special = [
+        "☃",
+        "|",
+        "<s>",
+        "<<s>>",
+        "a|>b",
+        "|>bc",
+        "<\\s>",
+        "</s>",
+        "TEL]",
+        "\u2581x\u2581",
+        "END",
+    ]
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=at % 2 == 0) for at, text in enumerate(special)]
+    )
+    return _fast(tokenizer, ROLES, eos_token="</s>", pad_token="☃")
+
+
+def without_a_byte() -> Any:
+    """Byte-level BPE whose vocabulary lacks a byte and has a control token in its place: SmolLM2's shape."""
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set("\u00f1\u0132\u00ab"))
+    vocabulary = {
+        token: at
+        for at, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet])
+    }
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    return _fast(
+        tokenizer,
+        CHATML,
+        unk_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        bos_token="<|im_start|>",
+    )
+
+
+def byte_fallback() -> Any:
+    """BPE over characters with a blank put before each text and unknown characters as bytes: Llama 2's shape."""
+    control = ["<unk>", "<s>", "</s>"]
+    words = ["▁", "t", "h", "e", "th", "the", "▁the", *sorted(set("".join(CORPUS)) - {" "})]
+    vocabulary = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(words)]
+    model = models.BPE(
+        {text: at for at, text in enumerate(vocabulary)},
+        [("t", "h"), ("th", "e"), ("▁", "the")],
+        unk_token="<unk>",
+        byte_fallback=True,
+        fuse_unk=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in control])
+    return _fast(tokenizer, INST, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+SHAPES = {
+    item.__name__: item
+    for item in (
+        byte_level,
+        unigram,
+        byte_fallback,
+        lower_case,
+        words,
+        awkward,
+        without_a_byte,
+    )
+}
+
+
+def _fast(tokenizer: Tokenizer, chat_template: str | None, **special: str) -> Any:
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special
+    )
+    made.chat_template = chat_template
+    return made
