@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from quick import add_quick, command_line, last_line
+from common import command_line, last_line
 
 from atommem import plugins
 from atommem.actions import Action
@@ -120,12 +120,11 @@ async def create(rule: str, rows: Vectors, capacity: int) -> float:
 
 def main() -> int:
     """Run both parts; print the tables and the JSON line."""
-    parser = command_line(__doc__)
+    parser = command_line(__doc__, creates=300, capacity=50, streams=1)
     parser.add_argument("--creates", type=int, default=10_000)
     parser.add_argument("--capacity", type=int, default=1000)
     parser.add_argument("--streams", type=int, default=4, help="Of each rule in part 1.")
     parser.add_argument("--dim", type=int, default=384)
-    add_quick(parser, creates=300, capacity=50, streams=1)
     args = parser.parse_args()
     result: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as name:

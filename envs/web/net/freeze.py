@@ -15,8 +15,7 @@ from atommem.text_safety import clean
 
 
 def recorded_pages(recording: Recording) -> Iterator[Page]:
-    """Yield the last version of each page; its id is the address it was requested by, if
-    another."""
+    """Yield the last version of each page, with its requested address as id."""
     pages: dict[str, Page] = {}
     for call, result in recording.results():
         if result.is_error or not result.title:

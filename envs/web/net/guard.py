@@ -1,4 +1,4 @@
-"""SSRF guard at the socket: resolve a name once, check its addresses, connect to a checked one.
+"""SSRF guard at the socket: resolve once, check, connect to a checked address.
 
 Checks of a URL's text miss what a resolver makes of it (127.1, 0x7f000001, a name that points
 inside), and a second lookup can give another answer (DNS rebinding). Here the connection goes to

@@ -105,8 +105,7 @@ class BrowsingExpert:
 def _known(
     chain: Sequence[str], begin: str, noted: Sequence[Statement], read: Sequence[Statement]
 ) -> tuple[Statement | None, str]:
-    """Return the last known statement of the path from `begin`, and the relation to look for
-    next."""
+    """Return the last known statement after `begin`, and the relation to look for."""
     known, at, name = None, 0, begin
     for one in noted:
         if one.relation in chain[:-1]:
