@@ -26,7 +26,7 @@ from common import command_line
 
 FILES = (
     *(
-        "atommem/parsing.py",
+        "atommem/grammar.py",
         "atommem/prompts.py",
         "atommem/memory/working.py",
         "atommem/session.py",

@@ -24,9 +24,9 @@ from atommem.envs.longdoc import Environments
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
+from atommem.grammar import Grammar
 from atommem.memory.operations import Outcome
 from atommem.memory.working import WorkingMemory
-from atommem.parsing import Grammar
 from tests.fakes import WordEmbedder, WordTokenizer, load_script
 from tests.pages import ROOT, Reader, blocks
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, ActionSpec, Body, Problem
 from atommem.dialects import get_dialect
-from atommem.parsing import Grammar
+from atommem.grammar import Grammar
 from atommem.text_safety import clean
 
 SEARCH = ActionSpec(
