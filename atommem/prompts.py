@@ -19,9 +19,9 @@ from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, fill, split_template
 from atommem.environment import EnvironmentFactory
 from atommem.errors import ConfigError, DialectError
-from atommem.memory.entries import MemoryView
+from atommem.grammar import THINK
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, Piece
-from atommem.parsing import THINK
 from atommem.text_safety import (
     Headings,
     SegmentEncoder,

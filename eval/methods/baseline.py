@@ -27,11 +27,9 @@ from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, run_jobs, set_score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
-from atommem.memory.contents import Contents
-from atommem.memory.entries import MemoryView
-from atommem.memory.operations import Operation
+from atommem.grammar import parse_whole
+from atommem.memory.log import Contents, MemoryView, Operation
 from atommem.observation import Observation, Piece, StopReason
-from atommem.parsing import parse_whole
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.session import request_sampling
