@@ -297,7 +297,10 @@ def make_named(setting: str, name: str) -> Any:
             f"{setting}={name!r}: write options as NAME(option=value, option=value), each once."
         )
     parser = Parser(f"{setting}={name}")
-    parser.add_class_arguments(found, fail_untyped=False)
+    if isinstance(found, type):
+        parser.add_class_arguments(found, fail_untyped=False)
+    else:
+        parser.add_function_arguments(found, fail_untyped=False)
     flags = [f"--{''.join(part.split())}" for part in parts]
     try:
         return found(**vars(parser.parse_args(flags)))
