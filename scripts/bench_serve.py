@@ -90,7 +90,7 @@ def fill(url: str, count: int, like: str) -> None:
 
 def measured(url: str, asks: int, conversations: int, latency: float, seed: int) -> dict[str, Any]:
     """A fresh gateway asked by 64 clients at once."""
-    gateway = Gateway(url, latency=latency, active=256, waiting=4096, open_count=500)
+    gateway = Gateway(url, latency=latency, max_requests=4096, max_open=500)
     quick = Gateway(url)
     try:
         quick.start()

@@ -74,11 +74,9 @@ def run_gateway(url: str, port: int, latency: float, bounds: dict[str, Any]) -> 
     from atommem.serve.served_model import ServedModel
 
     engine = Engine.open(Secretary(latency), embedder="hashing", max_reads=2)  # type: ignore[arg-type]
-    turns = {name: bounds[name] for name in ("active", "waiting") if name in bounds}
-    idle = {name: value for name, value in bounds.items() if name not in turns}
     model = ServedModel.from_engine(engine, "secretary", "script")
-    resources = Resources(model, ConversationLog(open_database(url)), **turns)
-    app = make_app(Conversations(resources, **idle))
+    resources = Resources(model, ConversationLog(open_database(url)), active=256)
+    app = make_app(Conversations(resources, **bounds))
     gc.unfreeze()  # what a bench froze before the fork; `run` freezes all that is loaded, as in `atommem serve`
     run(app, host="127.0.0.1", port=port, log_level="error")
 

@@ -1,8 +1,9 @@
 """``atommem data from-conversations``: make training data of served conversations with feedback.
 
-A conversation counts if the feedback on one of its answers gives ``consent`` and nothing was deleted from it. It
-becomes a trace for ``atommem train sft``, with the sampled token ids and the mean rating as reward; and a task for
-``atommem train grpo``, with the questions whose right answer is known from the feedback or a rating of 1.
+A conversation counts if the feedback on one of its answers gives ``consent`` and nothing was
+deleted from it. It becomes a trace for ``atommem train sft``, with the sampled token ids and the
+mean rating as reward; and a task for ``atommem train grpo``, with the questions whose right answer
+is known from the feedback or a rating of 1.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
             tasks += [task] if task.questions else []
     if not traces:
         raise DataError(
-            f"db={args.db}: none of {len(found)} conversations has an answer to train on. Give consent in the feedback "
-            "on an answer (POST /v1/conversations/ID/feedback)."
+            f"db={args.db}: none of {len(found)} conversations has an answer to train on. Give "
+            "consent in the feedback on an answer (POST /v1/conversations/ID/feedback)."
         )
     if tasks:
         save_tasks(tasks, args.out / "tasks.jsonl")

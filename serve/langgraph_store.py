@@ -3,8 +3,8 @@
     store = AtomMemStore("http://127.0.0.1:8765", conversation="conv_...", api_key="...")
     graph = builder.compile(store=store)
 
-The policy reads each value that is put and decides what to remember; the value itself is stored unchanged. `search` with
-a query ranks values by the entries written from them. A value that is put again is read again.
+The policy reads each value that is put and decides what to remember; the value itself is stored
+unchanged. `search` with a query ranks values by the entries written from them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Place = tuple[tuple[str, ...], str]
 
 
 class AtomMemStore(BaseStore):
-    """Values by namespace and key, as texts of one conversation; `index` and time to live are ignored.
+    """Values by namespace and key, as texts of one conversation; `index` is ignored.
 
     Args:
         url: The server, without ``/v1``.

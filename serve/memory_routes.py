@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import AfterValidator, BaseModel, Field
 
 from atommem.errors import DataError
-from atommem.serve.events import Event
+from atommem.serve.events import Event, source_name
 from atommem.serve.openai_routes import Idempotency, Info, Owner, Server
 from atommem.serve.wire import (
     ConversationId,
@@ -39,7 +39,7 @@ class EntryUpdate(BaseModel):
 
 
 class Feedback(BaseModel):
-    """Body of ``POST .../feedback``: rating of an answer, the right one, and consent to train on it."""
+    """Body of ``POST .../feedback``: rating, right answer, and consent to train on it."""
 
     response: Name
     reward: Annotated[float, Field(ge=0, le=1)]
@@ -159,9 +159,10 @@ async def delete_entry(
 async def delete_source(
     conversation: ConversationId, name: Text, owner: Owner, server: Server
 ) -> dict[str, Any]:
-    """Remove what was written while reading texts with this name (or id), and stop reading them."""
+    """Delete the texts with this name (or id), with what was written while they were read."""
+    items = await server.in_thread(server.log.items_of_source, conversation, owner, name)
     async with server.use(conversation, owner, full=True) as held:
-        return listing(await held.forget(name))
+        return listing(await held.delete(items, name))
 
 
 @router.delete("/items/{item}")
@@ -169,7 +170,7 @@ async def delete_item(info: Info, item: str, server: Server) -> dict[str, Any]:
     """Delete a text, with what was written while it was read."""
     event = await server.in_thread(server.log.item, info.id, item)
     async with server.use(info.id, info.owner, full=True) as held:
-        await held.delete_item(event)
+        await held.delete([event], source_name(event))
     return conversation_object(info)
 
 
