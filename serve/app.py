@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -102,14 +101,8 @@ def run(app: FastAPI, **options: Any) -> None:
     import uvicorn
 
     sys.setswitchinterval(0.001)  # commits run in a thread that waits for the event loop's GIL
-    logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     with frozen_heap():
         uvicorn.run(app, access_log=False, **options)
-
-
-def _is_not_cancellation(record: logging.LogRecord) -> bool:
-    # After a second Ctrl-C uvicorn would print the traceback of the cancelled lifespan.
-    return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
 
 def _add_page(app: FastAPI) -> None:

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel
 
 from atommem.errors import DataError
-from atommem.serve.events import Event, source_name
+from atommem.serve.events import source_name
 from atommem.serve.openai_routes import Idempotency, Info, Owner, Server
 from atommem.serve.wire import (
     ConversationId,
-    Name,
     NonBlank,
     Number,
     Text,
@@ -36,15 +35,6 @@ class EntryUpdate(BaseModel):
     """Body of ``POST .../entries/{entry}``."""
 
     text: NonBlank
-
-
-class Feedback(BaseModel):
-    """Body of ``POST .../feedback``: rating, right answer, and consent to train on it."""
-
-    response: Name
-    reward: Annotated[float, Field(ge=0, le=1)]
-    answer: Annotated[Text, Field(max_length=4000)] = ""
-    consent: bool = False
 
 
 @list_router.get("/conversations")
@@ -182,19 +172,6 @@ async def switch_checkpoint(
     async with server.use(conversation, owner, any_checkpoint=True) as held:
         await held.switch_checkpoint()
         return {**conversation_object(held.state.info), "checkpoint": server.model.checkpoint}
-
-
-@router.post("/feedback")
-async def create_feedback(
-    conversation: ConversationId, body: Feedback, owner: Owner, server: Server, key: Idempotency
-) -> dict[str, Any]:
-    """Rate an answer; with consent, `atommem data from-conversations` uses it for training."""
-    found, _, _ = await server.in_thread(server.log.response, body.response, owner)
-    if found != conversation:
-        raise DataError(f"response {body.response!r} belongs to another conversation.")
-    async with server.use(conversation, owner) as held:
-        event = await held.note(Event("feedback", body.model_dump()), key)
-    return {"object": "feedback", "version": event.version, **body.model_dump()}
 
 
 def _check_at(length: int, at: int | None) -> int:

@@ -57,7 +57,7 @@ events = sa.Table(
 version, the second fails and retries on top of the first. Kinds: ``item`` (a text to read in
 ``chunks`` steps), ``ask``, ``step`` (of the item or question ``parent``; ``tokens`` were sampled),
 ``answer`` and ``stopped`` (of ``parent``), ``edit`` (by the owner), ``deleted`` (the item
-``parent``), ``checkpoint`` (changed), ``fork``, ``feedback``."""
+``parent``), ``checkpoint`` (changed), ``fork``."""
 
 operations = sa.Table(
     "operations",
