@@ -16,16 +16,16 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Step
+from atommem.grammar import THINK
 from atommem.memory.entries import MemoryView, Source
 from atommem.memory.keeper import Rules
 from atommem.memory.working import WorkingMemory
 from atommem.observation import Observation
-from atommem.parsing import THINK
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
 Result = TypeVar("Result")
 

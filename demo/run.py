@@ -51,25 +51,21 @@ from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.session import Agent
-from atommem.train.loops.demonstrations import demonstrations
-from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.loops.sft import make_sft_trainer, sft_dataset
-from atommem.train.resume.checkpoint import resume_folder, save_final
-from atommem.train.resume.checkpoint_files import all_checkpoints, discard
-from atommem.train.resume.interrupts import TrainingInterrupted
-from atommem.train.resume.model_card import save_model_card, training_facts
-from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.held_out import held_out_metrics
-from atommem.train.rollout.local_backend import local_backend
-from atommem.train.train_config import ColdStartConfig
-from atommem.train.watch.callbacks import (
+from atommem.train.checkpoints import checkpoint_to_resume, list_checkpoints, remove_checkpoint
+from atommem.train.errors import TrainingInterrupted
+from atommem.train.logs.console import (
     GRPO_COLUMNS,
     METRICS_FILE,
     SFT_COLUMNS,
     read_metrics,
     use_console,
 )
-from atommem.train.watch.plot_training import PLOT_FILE, plot_training
+from atommem.train.logs.plot import PLOT_FILE, plot_training
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
+from atommem.train.rollout.backends import make_local_backend
+from atommem.train.rollout.rollouts import Rollouts
+from atommem.train.train_config import ColdStartConfig
 
 HELDOUT_FILE = "heldout.parquet"
 _GRPO_SHOWN = (
@@ -118,7 +114,6 @@ class Demo:
         self.seed = seed
         self.console = console
         self.seconds: dict[str, float] = {}
-        self._card: tuple[Path, dict[str, Any], dict[str, Any]] | None = None
         self.progress = progress
         # Rollouts and updates of GRPO have a thread each: with more, either waits for the other's. What a second core
         # brings to the rest, another rank brings better.
@@ -169,15 +164,11 @@ class Demo:
             return False
         self.seconds[_NAMES[stage]] = found["seconds"]
         load_model(self.model, self.out / stage / SAFE_WEIGHTS_NAME)
-        if "facts" in found:
-            self._card = self.out / stage, found["facts"], found["state"]
         return True
 
     def _ended(self, stage: str) -> None:
         if self.progress is not None and self._ranks.is_main_process:
-            seconds = self.seconds[_NAMES[stage]]
-            facts = {} if self._card is None else {"facts": self._card[1], "state": self._card[2]}
-            self.progress.add(stage, seconds=seconds, **facts)
+            self.progress.add(stage, seconds=self.seconds[_NAMES[stage]])
 
     def learn_to_copy(self) -> None:
         """Pretraining: the ability to look something up in the context."""
@@ -227,12 +218,12 @@ class Demo:
                 ddp_find_unused_parameters=False,
                 seed=self.seed,
             )
-            trainer = make_sft_trainer(
+            trainer = ColdStartTrainer(
                 self.model, args, sft_dataset(rows), self.tokenizer, settings=self.settings.stored
             )
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
-            self._save(trainer)
+            trainer.save_final()
         self._ended("cold_start")
 
     def demonstrate(self, count: int) -> list[Episode]:
@@ -266,15 +257,6 @@ class Demo:
 
         with self._phase(f"eval_{name}"):
             result = asyncio.run(run())
-        if name in ("before", "after") and self._card is not None:
-            folder, facts, state = self._card
-            measured = {
-                f"eval_{name}": value for name, value in held_out_metrics(result.records).items()
-            }
-            measured["step"] = state["global_step"]
-            save_model_card(
-                folder, facts, {**state, "log_history": [*state["log_history"], measured]}
-            )
         self._tell(name, result)
         return result
 
@@ -302,9 +284,9 @@ class Demo:
         settings = self.settings
         args = settings.args
         args.resume_from_checkpoint = (
-            "auto" if self.progress is not None and all_checkpoints(args.output_dir) else None
+            "auto" if self.progress is not None and list_checkpoints(args.output_dir) else None
         )
-        resume = resume_folder(args, settings.memory)
+        resume = checkpoint_to_resume(args, settings.memory)
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
         with self._phase(
@@ -318,7 +300,7 @@ class Demo:
                 args,
                 self.tasks(_TRAINING, groups * args.max_steps, world),
                 self.tokenizer,
-                partial(local_backend, rollouts),
+                partial(make_local_backend, rollouts),
                 settings=settings.stored,
             )
             use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
@@ -330,11 +312,11 @@ class Demo:
                 raise KeyboardInterrupt from None
             finally:
                 trainer.close()
-            self._save(trainer)
+            trainer.save_final()
         self._ended("grpo")
         if self._ranks.is_main_process:
-            for checkpoint in all_checkpoints(args.output_dir):
-                discard(checkpoint)
+            for checkpoint in list_checkpoints(args.output_dir):
+                remove_checkpoint(checkpoint)
 
     def _agent(
         self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False
@@ -363,15 +345,6 @@ class Demo:
         self.seconds[name] = time.perf_counter() - started
         if title:
             self.console.print(f"({self.seconds[name]:.0f} s)")
-
-    def _save(self, trainer: Any) -> None:
-        """Save the model; its card gets the evaluation that follows."""
-        folder = save_final(trainer)
-        state = {
-            name: getattr(trainer.state, name)
-            for name in ("log_history", "global_step", "max_steps")
-        }
-        self._card = folder, training_facts(trainer), state
 
 
 def run_demo(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
 from atommem.demo.worlds import world_of, world_words
-from atommem.dialects import get_dialect
+from atommem.dialects import get_dialect, split_template
 from atommem.environment import EnvironmentConfig, environment_config, find_environment
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.web.site.world import SiteConfig
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-_PLACEHOLDER = re.compile(r"\{[a-z_.]+\}")
 
 
 def make_tokenizer(
@@ -73,7 +71,8 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
         word
         for piece in pieces
         if isinstance(piece, str)
-        for word in _PLACEHOLDER.sub(" ", piece).split()
+        for part in split_template(piece)
+        for word in part.literal.split()
     ]
     return [*words, *(f"<{slash}{tag}>" for tag in dialect.tags.values() for slash in ("", "/"))]
 

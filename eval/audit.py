@@ -32,8 +32,8 @@ from atommem.memory.rules import Candidate, StoreState
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
 from atommem.session_state import SessionState
+from atommem.text_safety import guard_text
 from atommem.trace import read_trace
-from atommem.untrusted import guard_text
 
 RULES = ("fifo", "lru", "lfu", "ebbinghaus", "redundancy", "novelty", "length", "type_prior")
 RELATED = 0.6

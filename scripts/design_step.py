@@ -16,8 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-from agents import make_agent
-from quick import command_line
+from common import command_line, make_agent
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task

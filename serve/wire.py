@@ -44,7 +44,7 @@ from atommem.serve.events import (
     NotFoundError,
 )
 from atommem.session import TurnTimeoutError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds, by status."""

@@ -24,9 +24,9 @@ from atommem.envs.longdoc import Environments
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
+from atommem.grammar import Grammar
 from atommem.memory.operations import Outcome
 from atommem.memory.working import WorkingMemory
-from atommem.parsing import Grammar
 from tests.fakes import WordEmbedder, WordTokenizer, load_script
 from tests.pages import ROOT, Reader, blocks
 
@@ -326,14 +326,13 @@ async def test_the_rules_that_are_shown_rule(tmp_path: Path) -> None:
     ]
 
 
-def test_the_dialect_and_the_bank_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dialect_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialects, "_REGISTERED", dict(dialects._REGISTERED))
     defined: dict[str, Any] = {}
-    for page in ("docs/extending.md", "docs/retention.md"):
+    for page in ("docs/extending.md",):
         for _, block in blocks(page, "python"):
             exec(compile(block, page, "exec"), defined)
     assert dialects.get_dialect("mine").tags["create"] == "remember"
-    assert defined["kept"] == ["cut the egg", "cut the plum"]
 
 
 def test_the_step_in_the_design_page_is_what_the_code_does(monkeypatch: pytest.MonkeyPatch) -> None:

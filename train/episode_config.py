@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atommem.config import check_choice
 from atommem.errors import ConfigError
-from atommem.train.objective.sequences import LOSS_TYPES, NORMALIZATIONS
+from atommem.train.objective.rows import LOSS_TYPES, NORMALIZATIONS
 from atommem.train.stage_config import StageConfig
 
 

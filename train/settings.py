@@ -17,8 +17,8 @@ from atommem.environment import EnvironmentConfig
 from atommem.envs.checkpoint_settings import Ahead, read_ahead
 from atommem.errors import ConfigError
 from atommem.policy.opening import check_window, model_folder
+from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run_config import DryRunConfig
-from atommem.train.resume.checkpoint import GenerationSettings
 
 STAGES = ("grpo", "sft", "async")
 _MODEL = (

@@ -19,8 +19,6 @@ stages:
   async  as grpo, but episodes are sampled while the trainer steps
 of a run:
   plot RUN     scores, action rates and store size over training (RUN: its output folder)
-  replay DIR   repeat the update that stopped a GRPO run on the episodes that it had (DIR: failed/step-N)
-  export CHECKPOINT --out DIR   a model folder of any checkpoint, with a card; needs no GPU
 
 `atommem configs` lists the names of recipes. A flag wins over the YAML file, that over the atommem_config.json
 of the model folder (a cold-started model keeps its memory settings), that over the defaults. --resume continues
@@ -43,17 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if argv else 2
     stage, arguments = (argv[0], argv[1:]) if not argv[0].startswith("-") else ("grpo", argv)
     if stage == "plot":
-        from atommem.train.watch.plot_training import main as plot
+        from atommem.train.logs.plot import main as plot
 
         return plot(arguments)
-    if stage == "export":
-        from atommem.train.resume.export import main as export
-
-        return export(arguments)
-    if stage == "replay":
-        from atommem.train.loops.replay import main as replay
-
-        return replay(arguments)
     from atommem.train.settings import STAGES
 
     if stage not in STAGES:
@@ -66,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     # One word for what a requeued job wants, in a form that a YAML file can say as well.
     arguments = [part for item in arguments for part in (_RESUME if item == "--resume" else [item])]
-    from atommem.train.resume.interrupts import EXIT_INTERRUPTED, TrainingInterrupted
+    from atommem.train.errors import TrainingInterrupted
+    from atommem.train.stop_request import EXIT_INTERRUPTED
 
     try:
         _run(stage, arguments)
@@ -89,18 +80,10 @@ def _run(stage: str, arguments: Sequence[str]) -> None:
     from atommem.train.settings import parse
 
     settings = parse(stage, arguments)
-    if stage == "sft":
-        from atommem.train.loops.sft import run_sft
+    from atommem.train import stages
 
-        run_sft(settings)
-    elif stage == "async":
-        from atommem.train.loops.asynchronous.async_run import run_async
-
-        run_async(settings)
-    else:
-        from atommem.train.loops.grpo import run_grpo
-
-        run_grpo(settings, arguments)
+    runs = {"sft": stages.run_sft, "async": stages.run_async, "grpo": stages.run_grpo}
+    runs[stage](settings)
 
 
 def _dry_run(stage: str, argv: Sequence[str]) -> bool:
@@ -110,10 +93,12 @@ def _dry_run(stage: str, argv: Sequence[str]) -> bool:
     settings = dry_run_settings(argv)
     if not settings.dry_run:
         return False
-    from atommem.train.dry_run.plan import make_plan
-    from atommem.train.dry_run.plan_text import print_plan, write_plan
+    from atommem.train.dry_run.plan import make_plan, print_plan, write_plan
 
     plan = make_plan(stage, argv, settings)
+    if plan is None:
+        print("all settings are valid; a cold start is not estimated.")
+        return True
     print_plan(plan)
     if settings.dry_run_json:
         write_plan(plan, settings.dry_run_json)

@@ -11,7 +11,7 @@ from atommem.config import check_choice
 from atommem.envs.checkpoint_settings import json_object
 from atommem.errors import ConfigError
 from atommem.train.episode_config import EpisodeConfig
-from atommem.train.objective.credit import CREDIT
+from atommem.train.objective.advantages import CREDIT
 from atommem.train.stage_config import DISTRIBUTION, StageConfig
 
 _OBJECTIVE = "it is no part of the loss in train/objective/loss.py"

@@ -1,7 +1,7 @@
 """A-MAC (arXiv 2603.04549): what comes in is decided by utility, confidence, novelty, recency and type.
 
 The paper and its code (at 40407ae) differ, so there are two rules: `AMac` as described, `AMacPublished` as the code
-computes it. `atommem reproduce amac` holds both to the paper's table.
+computes it. `python -m papers.amac` holds both to the paper's table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atommem.rules.rule import Rule
 from atommem.rules.type_prior import PRIORS, kind_of
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
-from atommem.untrusted import guard_text
+from atommem.text_safety import guard_text
 
 WEIGHTS = (0.1, 0.1, 0.1, 0.1, 0.6)
 """Of utility, confidence, novelty, recency and type, as published with the code; they add up to 1."""

@@ -13,7 +13,7 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.memory.contents import replay
 from atommem.memory.operations import Operation, Outcome
 from atommem.memory.working import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 
 CAPACITY = 5
 _WORDS = (
@@ -85,7 +85,7 @@ async def play(
     config: MemoryConfig, stream: Sequence[Sequence[Action]], seed: int, pause: int | None = None
 ) -> list[Operation]:
     """The log of a stream; `pause` is a step before which the memory is put down and taken up."""
-    embedder, tokenizer = HashingEmbedder(32), RoughTokenizer()
+    embedder, tokenizer = HashingEmbedder(32), ApproximateTokenizer()
     memory = WorkingMemory(embedder, tokenizer, config, seed=seed)
     for step, actions in enumerate(stream):
         if step == pause:

@@ -1,4 +1,4 @@
-"""A linear scorer over six features of a text, fitted on other texts (`atommem retention fit`)."""
+"""A linear scorer over six features of a text, fitted on other texts (`python -m papers.retention fit`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Linear(Rated):
     """Keep what the scorer rates highest; see `Rated`.
 
     Args:
-        weights: A JSON file as `atommem retention fit` writes it: ``weights`` of the features that it uses and a
+        weights: A JSON file as `python -m papers.retention fit` writes it: ``weights`` of the features that it uses and a
             ``bias``, and maybe a ``vector`` of weights of the text's embedding.
     """
 
@@ -78,7 +78,7 @@ def read_weights(path: str) -> tuple[Mapping[str, float], Numbers | None]:
             raise ValueError("not all of them are finite numbers")
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"linear: weights {path!r} cannot be read ({error}): atommem retention fit makes them."
+            f"linear: weights {path!r} cannot be read ({error}): python -m papers.retention fit makes them."
         ) from error
     if unknown := weights.keys() - {*FEATURES, "bias"}:
         raise ConfigError(

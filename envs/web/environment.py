@@ -32,8 +32,8 @@ from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode
 from atommem.memory.entries import BETWEEN
 from atommem.observation import Observation, Piece
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
 _MAX_NAME = 200
 """Characters of a title, of a link's name and of a call, as they are shown."""
@@ -60,8 +60,6 @@ class WebEnvironments(QAEnvironments):
         "acting": (),
         "answering": (),
     }
-    numbers = ("number", "part", "parts", "left")
-    inside: ClassVar = {"question_line": "questions", "link": "links"}
     phases = ("acting", "answering")
     config: WebConfig
 
@@ -307,7 +305,7 @@ class WebEnvironment:
         if result.is_error and len(text) > _MAX_FAILURE:
             text = f"{text[:_MAX_FAILURE]}..."
         parts, limit = [text], shared.config.chunk_tokens
-        # A token has at least one byte, so most results need no count. Counting runs off the event loop.
+        # A token has at least one byte, so most results need no count.
         if len(text.encode()) > limit:
             parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, limit, True)
         title, origin = clean(result.title[:_MAX_NAME]), clean(result.origin)

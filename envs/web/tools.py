@@ -1,5 +1,4 @@
-"""Tools as the Model Context Protocol has them: name, description, JSON schema, and a call that
-returns text.
+"""Tools as in the Model Context Protocol: name, description, schema, and a call.
 
 A failure's cause decides its effect:
 
@@ -23,11 +22,7 @@ LONGEST_TEXT = 500_000
 
 
 class PageError(AtomMemError):
-    """A page cannot be read. The policy sees the message.
-
-    Attributes:
-        status: HTTP status, if the page's server answered.
-    """
+    """A page cannot be read. The policy sees the message."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -44,15 +39,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a call.
-
-    Attributes:
-        text: For the policy.
-        is_error: Whether the text explains a failure.
-        title: Of a page.
-        links: Links that can be followed from here.
-        origin: Address, recorded with the entries that are written while it is shown.
-    """
+    """The result of a call; entries record its `origin`, the address of a page."""
 
     text: str
     is_error: bool = False
@@ -67,14 +54,7 @@ Run = Callable[[Mapping[str, Any], Any], Awaitable[ToolResult]]
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool.
-
-    Attributes:
-        name, description: For the policy.
-        schema: JSON schema of the arguments.
-        run: Carries out a call.
-        follows: The argument that may be the number of a shown link.
-    """
+    """A tool; the argument `follows` may be the number of a link."""
 
     name: str
     description: str

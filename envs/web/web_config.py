@@ -57,13 +57,13 @@ class WebConfig(QAConfig):
     tools: list[str] = setting(
         ["task"],
         "Tool sources: task (the documents of each task are its web); corpus (a folder of "
-        "`atommem corpus build`); search engines serper, searxng, retrieve (search_url); readers direct, jina, "
-        "access (reader_url); mcp (mcp_servers); or package.module:name of a typed function or a ToolSource. "
-        "Several with spaces.",
+        "`atommem corpus build`); search engines serper, searxng, retrieve (search_url); readers "
+        "direct, jina, access (reader_url); mcp (mcp_servers); or package.module:name of a typed "
+        "function or a ToolSource. Several with spaces.",
     )
     mcp_servers: list[str] = setting(
         [],
-        "URLs or command lines of MCP servers (tools: mcp); ${NAME} is a variable of the environment, for keys.",
+        "URLs or command lines of MCP servers (tools: mcp); ${NAME} is an environment variable.",
     )
     corpus: str | None = setting(None, "Folder of the corpus (tools: corpus).")
     corpus_search: str | None = setting(
@@ -75,8 +75,8 @@ class WebConfig(QAConfig):
     tool_seconds: float = setting(120.0, "Longest call, seconds.")
     calls: str = setting(
         "json",
-        'Syntax of a call: json (<tool_call>{"name": ..., "arguments": ...}</tool_call>) or compact '
-        "(<tool_call>visit 3</tool_call>).",
+        'Syntax of a call: json (<tool_call>{"name": ..., "arguments": ...}</tool_call>) or '
+        "compact (<tool_call>visit 3</tool_call>).",
     )
     max_calls: int = setting(40, "Calls of an episode; then it must answer.")
     search_results: int = setting(5, "Pages that a search shows.")

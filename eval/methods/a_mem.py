@@ -59,7 +59,7 @@ class AMem(Reader):
         "most important first), its context (one sentence: what it is about, what it says of it, what it is good for) "
         "and its tags (three or more broad topics under which one would look for it). Reply with a JSON object and "
         'nothing else:\n{"keywords": ["..."], "context": "...", "tags": ["..."]}',
-        "evolve": "Above are also the {count} notes that are nearest to the new one. Decide whether the new note "
+        "evolve": "Above are also the {count:d} notes that are nearest to the new one. Decide whether the new note "
         "changes anything (should_evolve), and what. The action strengthen links it to some of them, by their numbers "
         "(suggested_connections), and gives it better tags (tags_to_update). The action update_neighbor gives the "
         "nearest notes a context and tags that fit what is known now: one of each for every one of them, in the order "

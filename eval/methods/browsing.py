@@ -42,7 +42,7 @@ PIECES = {
     "summarise": "There is no room for all of this any more. Write down, in at most 1,000 words, everything of it that "
     "is needed to answer the question: what was found and where, what was tried in vain, and what is still missing. "
     "Only what you write now is kept.",
-    "acting": "Call a tool, or answer (calls left: {left}).",
+    "acting": "Call a tool, or answer (calls left: {left:d}).",
 }
 
 
@@ -84,8 +84,6 @@ class Browsing(Baseline):
             section,
             self.web.actions,
             setup.chat_template_kwargs,
-            numbers=self.web.numbers,
-            inside=self.web.inside,
         )
 
     @property

@@ -40,7 +40,6 @@ class Mem0(Reader):
         '{"memory": [{"id": "0", "text": "...", "event": "UPDATE", "old_memory": "..."}, {"id": "7", "text": "...", '
         '"event": "ADD"}]}',
     }
-    inside: ClassVar = {"fact": "facts"}
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Read chunk by chunk, then answer."""

@@ -14,7 +14,7 @@ from atommem.memory.entries import MemoryView, Retrieved
 from atommem.memory.index import VectorIndex
 from atommem.memory.operations import Operation
 from atommem.observation import Observation, Piece
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 Found = Sequence[tuple[int, float]]
 """Ids of entries and their scores, best first."""

@@ -22,7 +22,7 @@ from typing import Any
 from atommem.demo.recipe import BOUNDED, Recipe, quick
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 from papers.training import load_demo, train_cold_start
 
 ARMS: dict[str, dict[str, tuple[str, ...]]] = {

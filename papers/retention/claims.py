@@ -1,4 +1,4 @@
-"""The claims of docs/retention.md, tested on the evaluations of `configs/eval/retention.yaml`."""
+"""The claims of docs/bounded_memory.md, tested on the evaluations of `papers/retention/suite.yaml`."""
 
 from __future__ import annotations
 

@@ -23,10 +23,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 from trl.trainer.utils import add_fused_lm_head
 
-from atommem.train.objective.sequences import Row
-from atommem.train.packing.padding import pad_rows
+from atommem.train.objective.rows import Row
+from atommem.train.packing.micro_batch import pack_rows, pad_rows
 from atommem.train.packing.tree_attention import register_tree_attention, use_tree_attention
-from atommem.train.packing.trie import pack_rows
 
 # Without the word that has transformers look for a package.
 FLASH = "gpu_check_causal"

@@ -8,8 +8,8 @@ import torch
 from part import Part, make_group
 from torch.nn.functional import scaled_dot_product_attention
 
+from atommem.train.packing.micro_batch import pack_rows
 from atommem.train.packing.tree_attention import Tree, tree_attention
-from atommem.train.packing.trie import pack_rows
 
 HEADS, KEY_HEADS, WIDTH = 16, 8, 128
 """Of Qwen3-0.6B."""

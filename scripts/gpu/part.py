@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from atommem.train.objective.sequences import Row
+from atommem.train.objective.rows import Row
 
 
 class Part:

@@ -141,8 +141,8 @@ def loss_and_gradient(
     """Loss, gradient and logged means over rows of (logprobs, advantage)."""
     import torch
 
-    from atommem.train.objective.loss import Objective
-    from atommem.train.objective.sequences import EpisodeSize, Row, Tokens, normalizer, token_weight
+    from atommem.train.objective.loss import PolicyLoss
+    from atommem.train.objective.rows import EpisodeSize, Row, Tokens, normalizer, token_weight
 
     sizes = [EpisodeSize(len(logprobs), 1) for logprobs, _ in rows]
     made = [
@@ -156,7 +156,7 @@ def loss_and_gradient(
         )
         for index, ((logprobs, advantage), size) in enumerate(zip(rows, sizes, strict=True))
     ]
-    objective = Objective(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
+    objective = PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
     total, log = objective(
         logps, Tokens.of(made, torch.device("cpu")), old, ref if objective.beta else None
     )

@@ -20,7 +20,7 @@ from atommem.memory.operations import Operation
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.served_model import Float16Embedder
-from atommem.train.rollout.episodes import Rollouts
+from atommem.train.rollout.rollouts import Rollouts
 from tests.fakes import WordTokenizer
 from tests.serve.servers import items, make_conversations, note_taker, running, scripted
 

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from atommem.episode import Episode
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.local_backend import LocalBackend
+from atommem.train.rollout.backends import LocalBackend
 from atommem.train.train_config import TrainConfig
 from tests.train.toys import ToyTask, WrittenRunner, make_tokenizer
 
@@ -141,7 +141,7 @@ def completion_logps(
 def reference_gradients(
     model: Any,
     episodes: Sequence[Episode],
-    advantages: Sequence[float | Sequence[float]],
+    advantages: Sequence[float],
     normalization: str,
     *,
     temperature: float = 1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from atommem.episode import Episode, Step
 from atommem.memory.entries import MemoryView
 from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Sampling
-from atommem.train.objective.sequences import Row
+from atommem.train.objective.rows import Row
 from tests.fakes import word_level
 
 VOCABULARY = 40
@@ -107,6 +108,11 @@ class WrittenRunner:
         self.jobs: list[tuple[str, int]] = []
         self.seeds: list[int | None] = []
         self.max_in_flight: int | None = None
+
+    def using(self, **changes: Any) -> WrittenRunner:
+        runner = copy.copy(self)  # jobs and seeds stay shared
+        runner.agent = SimpleNamespace(**vars(self.agent) | changes)
+        return runner
 
     async def run_all(
         self, jobs: Sequence[tuple[Any, int]], on_episode: Any = None

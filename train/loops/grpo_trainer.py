@@ -1,49 +1,84 @@
 """GRPO over whole episodes on TRL's `GRPOTrainer`.
 
-How it sits on trl 1.16. TRL makes the models (fused LM head, adapter, reference), the optimizer and the logs. Two of
-its methods are replaced: the data loader only counts updates, and `training_step` is one update. It runs the episodes
-(`atommem.train.rollout.collect`), turns every step of theirs into a row, and leaves the rows to
-`atommem.train.loops.update_step`. The loss is ours (`atommem.train.objective.loss`), not TRL's.
-`tests/train/loops/test_trl_seam.py` guards the private names that are relied on.
+How it uses trl 1.16: TRL makes the models (fused LM head, adapter, reference), the optimizer and
+the logs. Two of its methods are replaced: the data loader only counts updates, and `training_step`
+is one update. It runs the episodes of a rollout, makes a row of every step, and trains on them
+(`atommem.train.loops.update_step`). `tests/train/loops/test_trl_seam.py` guards the private names.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
+from atommem.episode import Episode
+from atommem.episode_stats import add_sums
+from atommem.errors import OutageError
+from atommem.garbage import no_full_collection
+from atommem.train.logs.console import OnEpisode
+from atommem.train.logs.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
-from atommem.train.loops.rollout_file import load_rollout, save_rollout
-from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, updates_of_epoch
-from atommem.train.objective.loss import Objective
-from atommem.train.rollout.backend import Backend
-from atommem.train.rollout.collect import collect
-from atommem.train.rollout.rollout_trainer import EpisodesHook, RolloutTrainer
-from atommem.train.rollout.task_order import TaskOrder
+from atommem.train.loops.update_step import (
+    Batch,
+    UpdateStep,
+    environment_reward,
+    load_batches,
+    save_batches,
+    update_counter,
+)
+from atommem.train.objective.advantages import has_variance
+from atommem.train.objective.loss import PolicyLoss
+from atommem.train.objective.rows import EpisodeSize
+from atommem.train.resumable_trainer import ResumableTrainer
+from atommem.train.rollout.backends import Backend
+from atommem.train.rollout.branches import branch_data, draw_branch_points, run_branches
+from atommem.train.rollout.groups import (
+    RolloutGroup,
+    gather_outcomes,
+    plan_groups,
+    run_groups,
+    step_advantages,
+)
+from atommem.train.rollout.held_out import (
+    held_out_jobs,
+    held_out_records,
+    held_out_sampling,
+    report_held_out,
+)
+from atommem.train.rollout.rollouts import TaskOrder
 from atommem.train.train_config import TrainConfig
 
+Result = TypeVar("Result")
 
-class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
+EpisodesHook = Callable[[int, Sequence[Episode]], None]
+"""Called after each rollout with the update's number (from 0) and this rank's episodes."""
+
+
+class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
     """Trains a policy on whole episodes.
 
     Args:
         model: A model, or the path or hub name of one.
         args: Settings.
-        tasks: Training tasks; what the runner's environment understands.
+        tasks: Training tasks, for the runner's environment.
         processing_class: The tokenizer.
-        make_backend: Gets the training model (unwrapped, with its adapter) and returns what samples
-            episodes from its weights.
-        on_episodes: Sees the episodes of every update.
+        make_backend: Gets the training model (unwrapped, with its adapter).
+        on_episodes: Called with the episodes of every rollout.
         held_out: Tasks to evaluate on, as `eval_strategy` says.
-        kwargs: Further arguments of `ResumableTrainer` and `GRPOTrainer` (settings, failed_step, peft_config,
-            quantization_config, callbacks, optimizers).
+        kwargs: Further arguments of `ResumableTrainer` and `GRPOTrainer`.
 
     Raises:
         ConfigError: There are fewer tasks than one update needs.
@@ -65,7 +100,7 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
     ) -> None:
         groups = (args.generation_batch_size or 0) // (args.num_generations or 1)
         self._order = TaskOrder(len(tasks), groups, bool(args.shuffle_dataset), args.seed)
-        # With use_vllm TRL would build its own engine, whose every call waits for the prompts of all ranks.
+        # With use_vllm TRL would make its own engine.
         use_vllm, args.use_vllm = args.use_vllm, False
         with sharding_references():
             super().__init__(
@@ -73,10 +108,8 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
                 reward_funcs=environment_reward,
                 args=args,
                 train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
-                # Only that there is one: `evaluate` is ours.
-                eval_dataset=Dataset.from_dict({"prompt": [""] * len(held_out)})
-                if held_out
-                else None,
+                # transformers asks for one; `evaluate` does not use it.
+                eval_dataset=Dataset.from_dict({"prompt": [""]}) if held_out else None,
                 processing_class=processing_class,
                 **kwargs,
             )
@@ -85,32 +118,54 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            Objective.of(args),
+            PolicyLoss.of(args),
             args.micro_batch_tokens,
             self._tokenizer.pad_token_id,
             prefix_sharing=args.prefix_sharing,
             on_policy=args.updates_per_rollout == 1 and not args.carried_groups,
             reference=self.ref_model,
         )
+        self.tasks = tasks
+        self.held_out = held_out
+        self.on_episodes = on_episodes
+        self.backend = make_backend(self.model)
         self._sampled, self._batches = -1, list[Batch]()
-        """The rollout, from 0, whose episodes updates train on now, and what is in each of them."""
-        self.set_up_rollouts(make_backend(self.model), tasks, held_out, on_episodes)
+        """The running rollout (from 0), and the batches of its updates."""
+        self._carried: list[RolloutGroup] | None = None
+        """Groups started in the rollout before; None before the first one of this process."""
+        self._loop = asyncio.Runner()
+        agent = self.backend.runner.agent
+        self._rollout_log = RolloutLog(map(agent.environments.describe, tasks), agent.memory)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as `ResumableTrainer.train`; garbage is collected before each rollout."""
+        with no_full_collection():
+            return super().train(*args, **kwargs)
+
+    def close(self) -> None:
+        """Free what backend and embedder hold."""
+        self.run_async(self.backend.close())
+        self.run_async(self.backend.runner.agent.embedder.close())
+        self._loop.close()
+
+    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the event loop of the episodes."""
+        return self._loop.run(work)
+
+    # Updates ------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Counts the updates of an epoch."""
-        return updates_of_epoch(self._order.updates_per_epoch * self.args.updates_per_rollout)
+        """Return a loader that counts the updates of an epoch."""
+        return update_counter(self._order.updates_per_epoch * self.args.updates_per_rollout)
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """One update: its episodes, then the forward and backward passes; returns this rank's loss."""
-        # Also where nothing will be trained: TRL files its metrics under "train" by this mode.
-        model.train()
+        """Run one update, with a rollout if it is the first on it; returns this rank's loss."""
+        model.train()  # TRL files metrics under "train" by this mode
         rollout, update = divmod(self.state.global_step, self.args.updates_per_rollout)
         if self._sampled != rollout:
-            self._sampled, self._batches = rollout, self._sample(model)
-        else:  # its data, should it fail, are those of the update before
-            self.failed_step(self.state.global_step, self.failed_step.episodes)
+            self._sampled, self._batches = rollout, self._sample_batches(model, rollout)
         batch = self._batches[update % len(self._batches)]
         started = time.perf_counter()
         loss, log = self._update.run(model, batch)
@@ -118,44 +173,180 @@ class MemoryGRPOTrainer(RolloutTrainer, GRPOTrainer):
         self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
         return loss
 
-    def _sample(self, model: Any) -> list[Batch]:
-        """Run the next rollout's episodes; returns what each of its updates trains on.
+    def _sample_batches(self, model: Any, rollout: int) -> list[Batch]:
+        """Run the episodes of a rollout; returns the batch of each of its updates.
 
-        As in TRL, updates share a rollout's episodes evenly (`steps_per_generation`), all of them `num_iterations`
-        times; the loss of each is divided by their mean size.
+        As in TRL, updates share a rollout's episodes evenly (`steps_per_generation`), all of them
+        `num_iterations` times; the loss of each is divided by their mean size.
         """
-        args, collected = self.args, collect(self, self._order)
-        updates, first = (
-            args.steps_per_generation or 1,
-            self.accelerator.process_index * len(collected.episodes),
-        )
+        args, updates = self.args, self.args.steps_per_generation or 1
+        episodes, advantages, sizes = self._collect(rollout)
+        first = self.accelerator.process_index * len(episodes)
+        # Where another engine sampled, its log-probabilities differ slightly from the model's. The
+        # old ones of carried groups are of the weights that sampled them.
+        rescore = args.use_vllm and not self._update.on_policy and not args.carried_groups
         batches = []
         for update in range(updates):
-            # Of the global batch, so that it is the same on any number of ranks.
-            ends = [len(collected.sizes) * index // updates for index in (update, update + 1)]
+            # Parts of the global batch, so that they are the same on any number of ranks.
+            ends = [len(sizes) * index // updates for index in (update, update + 1)]
             part = slice(*(max(0, end - first) for end in ends))
-            batch = Batch.of(
-                args,
-                collected.episodes[part],
-                collected.advantages[part],
-                collected.sizes,
-                self._update.on_policy,
-            )
+            batch = Batch.of(args, episodes[part], advantages[part], sizes, self._update.on_policy)
             batch = Batch(batch.rows, batch.normalizer / updates)
-            # Where another engine sampled, its log-probabilities are not quite those of the weights in training. But
-            # the old ones of what was carried over are of the weights that sampled it.
-            again = args.use_vllm and not self._update.on_policy and not args.carried_groups
-            batches.append(self._update.with_old_logprobs(model, batch) if again else batch)
+            batches.append(self._update.with_old_logprobs(model, batch) if rescore else batch)
         return batches
 
+    def _collect(self, rollout: int) -> tuple[list[Episode], list[list[float]], list[EpisodeSize]]:
+        """Run this rank's share of a rollout; collective.
+
+        The global batch is group after group, and each rank has an equal share of it.
+
+        Returns:
+            This rank's episodes, one advantage per step of each, and the sizes of all ranks'
+            episodes.
+        """
+        started = time.perf_counter()
+        args, order, rank = self.args, self._order, self.accelerator.process_index
+        group_size = args.num_generations or 1
+        size = order.groups_per_update * group_size // self.accelerator.num_processes
+        own = range(rank * size, (rank + 1) * size)
+        # Seeds depend on the run's seed and the rollout alone, so that a resumed run repeats them.
+        sampling = self.backend.runner.agent.sampling
+        seed = order.seed(rollout * order.groups_per_update)
+        runner = self.backend.runner.using(sampling=replace(sampling, seed=seed))
+        enough, ahead = len({i // group_size for i in own}), args.carried_groups
+        planned = chain.from_iterable(
+            plan_groups(args, order, self.tasks, later, own) for later in count(rollout)
+        )
+        fresh = islice(planned, 0 if self._carried is None else ahead, enough + ahead)
+        begun = [*(self._carried or []), *fresh]
+        self._publish()
+        groups, self._carried = self._run(
+            lambda on_episode: run_groups(runner, begun, enough, on_episode),
+            sum(len(group.samples) for group in begun),
+        )
+        episodes = [episode for group in groups for episode in group.episodes]
+        outcomes = gather_outcomes(self.accelerator, args, groups)
+        rewards, sizes = outcomes.rewards, outcomes.sizes
+        starts = range(0, len(rewards), group_size)
+        flat = [
+            outcomes.replaced[i] or not has_variance(rewards[i : i + group_size]) for i in starts
+        ]
+        log = {"frac_reward_zero_std": sum(map(bool, flat)) / len(flat)}
+        if ahead:
+            log["carried_groups"] = float(sum(group.carried for group in groups))
+        if args.dynamic_sampling:
+            replaced = sum(outcomes.replaced[i] for i in starts)
+            log["dynamic_sampling/replaced_groups"] = float(replaced)
+        replaced_episodes = [episode for group in groups for episode in group.replaced]
+        seconds = time.perf_counter() - started
+        self._log_rollout(
+            [*episodes, *replaced_episodes], rewards, log | {"seconds/rollout": seconds}
+        )
+        advantages = step_advantages(args, episodes, rewards, own)
+        if args.rerolls:
+            points = draw_branch_points(groups, f"{args.seed}/{self.state.global_step}")
+            samples = range(group_size, group_size + args.rerolls)
+            branches = self._run(
+                lambda on_episode: run_branches(runner, points, samples, on_episode),
+                len(points) * len(samples),
+                "rerolls",
+            )
+            data = branch_data(args, points, branches)
+            episodes, advantages = episodes + data.episodes, advantages + data.advantages
+            sizes = sizes + gather_object(data.sizes)
+            varies = gather_object(data.has_variance)
+            zero_std = varies.count(False) / max(len(varies), 1)
+            self.log_with_update({"rerolls/groups": len(varies), "rerolls/zero_std": zero_std})
+        return episodes, advantages, sizes
+
+    def _publish(self) -> None:
+        """Give the sampling side the current weights; collective."""
+        broken = None
+        with self._rollout_log.clock.busy(SYNC):
+            try:
+                self.backend.publish(self)
+            except OutageError as error:
+                broken = error
+        self.sync_stop(broken)
+
+    def _run(
+        self,
+        make_work: Callable[[OnEpisode | None], Coroutine[Any, Any, Result]],
+        episodes: int,
+        name: str = "episodes",
+    ) -> Result:
+        """Run this rank's part of a rollout; returns its result when all ranks have theirs.
+
+        Args:
+            make_work: Given a callback for each episode that ends.
+            episodes: How many there are.
+            name: Of the progress bar.
+        """
+        clock = self._rollout_log.clock
+        broken: Exception | None = None
+        result: Result | None = None
+        gc.collect()  # the episodes of the update before are garbage now
+        bar = self.progress.rollout(episodes, name) if self.progress else nullcontext()
+        try:
+            with self.backend.rollout(self), bar as on_episode, clock.busy(EPISODES):
+                result = self.run_async(self.stop_request.guard(make_work(on_episode)))
+        except Exception as error:  # whatever an engine fails with: the last update is intact
+            broken = error
+        with clock.busy(WAIT):
+            self.sync_stop(broken)
+        assert result is not None, "sync_stop has raised if a rank gave up its rollout"
+        return result
+
+    def _log_rollout(
+        self, episodes: Sequence[Episode], rewards: Sequence[float | None], log: dict[str, float]
+    ) -> None:
+        """Log a rollout; `episodes` are this rank's, `rewards` of all trained ones."""
+        activity = self.backend.runner.agent.activity
+        parts = gather_object([self._rollout_log.sums(episodes, activity)])
+        sums = add_sums(parts)
+        log = (
+            rollout_means(sums, len(parts))
+            | log
+            | add_sums(gather_object([self.backend.metrics()]))
+        )
+        self.log_with_update(log)
+        if self.on_episodes is not None:
+            self.on_episodes(self.state.global_step, episodes)
+        errors = [episode.error for episode in episodes if episode.failed]
+        self.check_failed_fraction(rewards.count(None), len(rewards), errors)
+        self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
+        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
+
+    # Evaluation and checkpoints -----------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Run and score episodes on the held-out tasks with the current weights.
+
+        Scores are those of ``atommem eval``; every evaluation has the same seeds. Of the arguments
+        of `Trainer.evaluate` only the prefix is used.
+        """
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        jobs = held_out_jobs(self.args, self.held_out)[rank::ranks]
+        agent = self.backend.runner.agent
+        runner = self.backend.runner.using(sampling=held_out_sampling(self.args, agent.sampling))
+        self._publish()
+        episodes = self._run(
+            lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"
+        )
+        records = held_out_records(agent.environments, jobs, episodes)
+        # Neither its time nor the backend's counters belong to the next update.
+        self._rollout_log.sums([], agent.activity)
+        self.backend.metrics()
+        return report_held_out(self, gather_object(records), metric_key_prefix)
+
     def save_extra_state(self, folder: Path) -> None:
-        """Between two updates on a rollout, what this rank has of it."""
+        """Save this rank's rows, if there are further updates on the rollout."""
         if self.state.global_step % self.args.updates_per_rollout:
-            save_rollout(folder, self.accelerator.process_index, self._sampled, self._batches)
+            save_batches(folder, self.accelerator.process_index, self._sampled, self._batches)
 
     def load_extra_state(self, folder: Path) -> None:
-        """Go on with the rollout that the checkpoint was written in."""
-        accelerator = self.accelerator
-        self._sampled, self._batches = load_rollout(
-            folder, accelerator.process_index, accelerator.num_processes
-        )
+        """Load the rows of the rollout that the checkpoint interrupted."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        self._sampled, self._batches = load_batches(folder, rank, ranks)

@@ -1,5 +1,4 @@
-"""What is trained: a model by its path, or an adapter that goes on being trained; its reference and precision under
-FSDP2, and its LM head on a CPU."""
+"""Loading what is trained, its reference and precision under FSDP2, and its LM head on CPU."""
 
 from __future__ import annotations
 
@@ -29,16 +28,11 @@ from atommem.hub import not_loaded, only_here
 from atommem.policy.local import read_tokenizer
 
 CPU_TILE_WIDTH = 512
-"""Vocabulary columns a tile. Seen on two cores, forward and backward: 39 -> 22 ms for 4,096 tokens at a
-vocabulary of 152, 7.6 -> 5.0 s for 1,024 tokens at 49,152."""
+"""Vocabulary columns of a tile; a third to a half faster than TRL's 32,768 on two cores."""
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer of ``config.model_name_or_path``.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Load the tokenizer of ``config.model_name_or_path``; ConfigError if there is none."""
     name = str(config.model_name_or_path)
     try:
         return read_tokenizer(
@@ -46,20 +40,23 @@ def load_tokenizer(config: ModelConfig) -> Any:
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no tokenizer could be loaded from {name!r}: {not_loaded(name, error)}"
+            f"model_name_or_path={name}: no tokenizer could be loaded. {not_loaded(name, error)}"
         ) from error
 
 
 def load_embedder(config: EmbedderConfig) -> Embedder:
-    """The embedder, on every rank."""
+    """Load the embedder, whole on every rank."""
     with loading_whole():
         return make_embedder(config)
 
 
 @contextmanager
 def loading_whole() -> Iterator[None]:
-    """What transformers loads inside is whole on every rank. Else ``fsdp_cpu_ram_efficient_loading`` leaves zeros on
-    all but the first, and DeepSpeed's ``zero3_init_flag`` an empty part on each."""
+    """Make transformers load whole models on every rank.
+
+    Otherwise ``fsdp_cpu_ram_efficient_loading`` leaves zeros on all ranks but the first, and
+    DeepSpeed's ``zero3_init_flag`` an empty part on each.
+    """
     with (
         patch.dict(os.environ, FSDP_CPU_RAM_EFFICIENT_LOADING="false"),
         patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None),
@@ -68,14 +65,13 @@ def loading_whole() -> Iterator[None]:
 
 
 def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
-    """``model``, ``peft_config`` and ``quantization_config`` for a TRL trainer.
+    """Return ``model``, ``peft_config`` and ``quantization_config`` for a TRL trainer.
 
-    A path is handed on as it is, with its loading arguments in ``args.model_init_kwargs``: TRL loads
-    the reference model of a KL term from the same place. A folder that holds a peft adapter is
-    loaded here, trainable, and no second adapter is put on top.
+    A path is passed on, with its loading arguments in ``args.model_init_kwargs``, because TRL loads
+    the reference model from the same place. A folder with a peft adapter is loaded here, trainable.
 
     Raises:
-        ConfigError: An adapter was asked for on top of an adapter.
+        ConfigError: An adapter is asked for on top of an adapter.
     """
     loading = {
         "revision": config.model_revision,
@@ -92,8 +88,8 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         }
     if config.use_peft:
         raise ConfigError(
-            f"{config.model_name_or_path} is a peft adapter already: leave out use_peft to go on training it, or "
-            "merge it into its base model first."
+            f"use_peft=true: {config.model_name_or_path} is an adapter already. Leave out use_peft to "
+            "continue training it, or merge it into its base model first."
         )
     from peft import AutoPeftModelForCausalLM
 
@@ -106,31 +102,29 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
 
 @contextmanager
 def sharding_references() -> Iterator[None]:
-    """TRL makes the reference of a KL term while it sets up its trainer; inside, it is sharded by `shard_reference`."""
+    """Make TRL shard its reference model with `shard_reference`."""
     with patch("trl.trainer.grpo_trainer.prepare_fsdp", shard_reference):
         yield
 
 
 def shard_reference(model: Any, accelerator: Any) -> Any:
-    """Share out a reference model as accelerate shares out the policy: layer by layer, with the weights of rank 0.
+    """Shard a reference model as accelerate shards the policy: by layer, from rank 0's weights.
 
-    TRL shards what each rank holds, and as one unit. But with ``fsdp_cpu_ram_efficient_loading`` all ranks but the
-    first of a node hold zeros, and one unit is gathered as a whole.
+    TRL shards what each rank holds, as one unit. With ``fsdp_cpu_ram_efficient_loading`` all ranks
+    but the first of a node hold zeros, and one unit is gathered as a whole.
 
     Raises:
-        ConfigError: A parameter is not what rank 0 loaded.
+        ConfigError: A parameter differs from what rank 0 loaded.
     """
     if not accelerator.is_fsdp2:
         return prepare_fsdp(model, accelerator)
-    reduce_in_float32(
-        accelerator
-    )  # as for the policy: equal weights are to give equal log-probabilities
-    model.requires_grad_(False)  # what is not trained stays in the dtype that it was loaded in
+    reduce_in_float32(accelerator)  # as for the policy, so that log-probabilities are equal
+    model.requires_grad_(False)  # keeps the dtype that it was loaded in
     loaded = broadcast(_fingerprints(model).to(accelerator.device))
     model = fsdp2_prepare_model(accelerator, model)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # accelerate keeps the head whole for a backward pass, which does not come here.
+            # accelerate keeps the head gathered for a backward pass, which a reference lacks.
             module.set_reshard_after_forward(True, recurse=False)
     differs = ~torch.isclose(_fingerprints(model), loaded, rtol=1e-6, atol=0.0).all(dim=1)
     if differs.any():
@@ -140,15 +134,15 @@ def shard_reference(model: Any, accelerator: Any) -> Any:
             if wrong
         ]
         raise ConfigError(
-            f"the reference model of the KL term is not what rank 0 loaded: {names[0]} and {len(names) - 1} others "
-            "differ. Give every node the same model folder, or train without it (beta: 0)."
+            f"the reference model differs from what rank 0 loaded: {names[0]} and {len(names) - 1} "
+            "others. Give every node the same model folder, or train without it (beta: 0)."
         )
     return model.eval()
 
 
 @torch.no_grad()
 def _fingerprints(model: Any) -> torch.Tensor:
-    """(P, 2) float64: the sums of each parameter's absolute values and squares. Collective where it is sharded."""
+    """Return sums of absolute values and squares of each parameter: (P, 2) float64; collective."""
     sums = []
     for parameter in model.parameters():
         values = parameter.detach().double()
@@ -160,27 +154,23 @@ def _fingerprints(model: Any) -> torch.Tensor:
 
 
 def reduce_in_float32(accelerator: Any) -> None:
-    """Under FSDP2, average gradients in float32, and leave log-probabilities in the dtype that they were computed in.
+    """Make FSDP2 average gradients in float32, and keep the dtype of log-probabilities.
 
-    Call it before the model is prepared. accelerate sets all of it to bfloat16, and no launcher file can say otherwise.
+    Call it before the model is prepared. accelerate sets both to bfloat16, with no setting for it.
     """
-    if (
-        accelerator.is_fsdp2
-        and (policy := accelerator.state.fsdp_plugin.mixed_precision_policy) is not None
-    ):
-        accelerator.state.fsdp_plugin.mixed_precision_policy = replace(
-            policy, reduce_dtype=torch.float32, output_dtype=None
+    plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
+    if plugin is not None and plugin.mixed_precision_policy is not None:
+        plugin.mixed_precision_policy = replace(
+            plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
         )
 
 
 def tune_lm_head_for_cpu(device_type: str) -> None:
-    """Make TRL's LM head fast on CPU; elsewhere nothing changes.
+    """Make TRL's LM head fast on CPU; no effect elsewhere.
 
-    Its tiles of 32,768 columns suit GPUs. On CPU each of a tile's rows then begins a new memory page, and
-    the buffer of half a gigabyte is mapped anew at every call. And where there is no Triton it
-    projects every position, also those whose prediction is not scored, to keep shapes the same for
-    compilers: without one, that is wasted. TRL reads both module constants at every call and offers no
-    argument for them.
+    Its tiles of 32,768 columns suit GPUs: on CPU each row begins a new memory page. Without Triton
+    it also projects positions that are not scored, to keep shapes static for compilers. TRL offers
+    no argument for either, but reads both module constants at every call.
     """
     if device_type == "cpu":
         trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE_WIDTH

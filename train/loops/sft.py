@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from trl import SFTTrainer
 
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
+from atommem.environment import EnvironmentConfig, make_environments
+from atommem.episode import Episode, Step
 from atommem.errors import ConfigError
-from atommem.train.loops.demonstrations import Demonstration, trace_demonstrations
-from atommem.train.loops.launch import launch
-from atommem.train.loops.models import load_tokenizer, model_arguments, tune_lm_head_for_cpu
-from atommem.train.packing.padding import IGNORED
-from atommem.train.resume.resumable_trainer import ResumableTrainer
-from atommem.train.settings import Settings
+from atommem.prompts import PromptBuilder
+from atommem.trace import read_trace
+from atommem.train.loops.models import tune_lm_head_for_cpu
+from atommem.train.packing.micro_batch import IGNORED
+from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.train_config import ColdStartConfig
-from atommem.train.watch.callbacks import SFT_COLUMNS
+
+Demonstration = tuple[list[int], list[int]]
+"""Prompt ids and completion ids of one step."""
+
+_NOT_TRACES = ("episodes.jsonl", "metrics.jsonl")
+
+
+class ColdStartTrainer(ResumableTrainer, SFTTrainer):
+    """TRL's SFTTrainer on token ids, resumable.
+
+    Args:
+        model: A model, or the path or hub name of one.
+        args: Settings.
+        dataset: Columns ``input_ids`` and ``labels`` (`sft_dataset`).
+        tokenizer: Pads batches.
+        kwargs: Further arguments of `ResumableTrainer` and `SFTTrainer`.
+    """
+
+    def __init__(
+        self, model: Any, args: ColdStartConfig, dataset: Dataset, tokenizer: Any, **kwargs: Any
+    ) -> None:
+        args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        super().__init__(
+            model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **kwargs
+        )
+        tune_lm_head_for_cpu(self.accelerator.device.type)
 
 
 def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) -> Dataset:
-    """Rows of (prompt ids, completion ids) as TRL takes them, with the loss on the completion only.
-
-    Nothing is tokenised: the ids are trained on as they are.
-
-    Args:
-        rows: At least one.
-        max_length: Longest row.
+    """Make TRL's dataset of the rows' token ids, with the loss on completions only.
 
     Raises:
-        ConfigError: There are no rows, or one is too long.
+        ConfigError: There are no rows, or one is longer than `max_length`.
     """
     if not rows:
         raise ConfigError("there are no demonstrations to learn from.")
@@ -38,59 +60,85 @@ def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) ->
     if max_length is not None and max(lengths) > max_length:
         count = sum(length > max_length for length in lengths)
         raise ConfigError(
-            f"{count} of {len(rows)} demonstrations exceed max_length {max_length}, the longest has {max(lengths)} "
-            "tokens: raise max_length, or make chunk_tokens smaller."
+            f"max_length={max_length}: {count} of {len(rows)} demonstrations are longer (up to "
+            f"{max(lengths)} tokens). Raise max_length, or lower chunk_tokens."
         )
-    return Dataset.from_dict(
-        {
-            "input_ids": [[*prompt, *completion] for prompt, completion in rows],
-            "labels": [[IGNORED] * len(prompt) + list(completion) for prompt, completion in rows],
-        }
-    )
+    input_ids = [[*prompt, *completion] for prompt, completion in rows]
+    labels = [[IGNORED] * len(prompt) + list(completion) for prompt, completion in rows]
+    return Dataset.from_dict({"input_ids": input_ids, "labels": labels})
 
 
-class ColdStartTrainer(ResumableTrainer, SFTTrainer):
-    """TRL's, with checkpoints that are whole or absent."""
+def demonstrations(episodes: Iterable[Episode], min_reward: float = 0.0) -> list[Demonstration]:
+    """Make one row per step of the episodes with a reward of at least `min_reward`."""
+    return [
+        (step.prompt_ids, step.token_ids)
+        for episode in episodes
+        if episode.reward is not None and episode.reward >= min_reward
+        for step in episode.steps
+        if step.token_ids
+    ]
 
 
-def make_sft_trainer(
-    model: Any, args: ColdStartConfig, dataset: Dataset, tokenizer: Any, **kwargs: Any
-) -> ColdStartTrainer:
-    """A trainer on `dataset` as it is.
+def trace_demonstrations(
+    path: str | Path,
+    tokenizer: Any,
+    memory: MemoryConfig,
+    environment: EnvironmentConfig,
+    min_reward: float,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> list[Demonstration]:
+    """Make rows of a trace file, or of all traces in a folder (such as an ``atommem eval`` output).
 
-    Args:
-        model: A model, or the path or hub name of one.
-        args: Settings.
-        dataset: Columns ``input_ids`` and ``labels`` (`sft_dataset`, or labels of one's own).
-        tokenizer: The model's; its padding token fills batches.
-        kwargs: Further arguments of `ResumableTrainer` and `SFTTrainer` (settings, peft_config, quantization_config,
-            callbacks).
-    """
-    args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
-    trainer = ColdStartTrainer(
-        model=model, args=args, train_dataset=dataset, processing_class=tokenizer, **kwargs
-    )
-    tune_lm_head_for_cpu(trainer.accelerator.device.type)
-    return trainer
-
-
-def run_sft(settings: Settings) -> Path:
-    """Fine-tune on traces, with a `ColdStartConfig`, and save the model; returns its folder.
+    Prompts are built as this run's policy will see them. A completion keeps its token ids if its
+    policy had the same tokenizer; otherwise its text is encoded.
 
     Raises:
-        AtomMemError: A setting or file is wrong, the run cannot go on, or was asked to stop.
+        ConfigError: There are no traces, none has `min_reward`, or they have another dialect.
+        TraceError: A file is not a trace.
     """
-    args, memory, _, environment, model = settings
-
-    def make() -> ColdStartTrainer:
-        tokenizer = load_tokenizer(model)
-        rows = trace_demonstrations(
-            args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs
+    dialect = get_dialect(memory.dialect, memory.templates)
+    environments = make_environments(environment, tokenizer)
+    builder = PromptBuilder.of(tokenizer, dialect, memory, environments, chat_template_kwargs)
+    files = _trace_files(Path(path))
+    rows: list[Demonstration] = []
+    for file in files:
+        trace = read_trace(file)
+        reward = trace.episode.reward
+        if not trace.complete or reward is None or reward < min_reward:
+            continue
+        written_in = trace.config.get("memory", {}).get("dialect", memory.dialect)
+        if written_in != memory.dialect:
+            raise ConfigError(
+                f"dialect={memory.dialect}: {file} has the dialect {written_in!r}. Train on traces of "
+                "the same dialect."
+            )
+        rows += [
+            (builder.build(step.observation, step.view), completion)
+            for step in trace.episode.steps
+            if (completion := _completion_ids(step, tokenizer))
+        ]
+    if not rows:
+        raise ConfigError(
+            f"min_reward={min_reward:g}: none of the {len(files)} traces in {path} has that reward."
         )
-        dataset = sft_dataset(rows, args.max_length)
-        arguments = model_arguments(model, args)
-        return make_sft_trainer(
-            args=args, dataset=dataset, tokenizer=tokenizer, settings=settings.stored, **arguments
-        )
+    return rows
 
-    return launch(settings, make, SFT_COLUMNS)
+
+def _trace_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(file for file in path.rglob("*.jsonl") if file.name not in _NOT_TRACES)
+    if not files:
+        raise ConfigError(f"data={path}: this is not a trace or a folder with traces (*.jsonl).")
+    return files
+
+
+def _completion_ids(step: Step, tokenizer: Any) -> list[int]:
+    try:
+        same_tokenizer = tokenizer.decode(step.token_ids, skip_special_tokens=True) == step.text
+    except (IndexError, KeyError, TypeError, OverflowError):
+        same_tokenizer = False  # ids outside of this tokenizer's vocabulary
+    if same_tokenizer:
+        return step.token_ids
+    end = [tokenizer.eos_token_id] if step.finish_reason == "stop" else []
+    return [*tokenizer.encode(step.text, add_special_tokens=False), *end]

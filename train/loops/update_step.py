@@ -1,4 +1,4 @@
-"""One update on rows of episodes: forward and backward passes, the same whichever way the rows were sampled."""
+"""One update on rows of episodes: forward and backward passes, on-policy or asynchronous."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from trl.trainer.utils import use_adapter
 from atommem.episode import Episode
 from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.models import reduce_in_float32
-from atommem.train.objective.loss import MASKED, Objective
-from atommem.train.objective.sequences import (
+from atommem.train.objective.loss import MASKED, PolicyLoss
+from atommem.train.objective.rows import (
     EpisodeSize,
     Row,
     Tokens,
@@ -27,31 +28,24 @@ from atommem.train.objective.sequences import (
     merge_equal_rows,
     normalizer,
 )
-from atommem.train.packing.micro_batches import MicroBatchPlanner
-from atommem.train.packing.padding import MicroBatch, pad_rows
-from atommem.train.packing.planning import pair_cost
+from atommem.train.packing.micro_batch import MicroBatch, pack_rows, pad_rows
+from atommem.train.packing.planning import MicroBatchPlanner, pair_cost
 from atommem.train.packing.tree_attention import (
     ATTENTION_NAME,
     register_tree_attention,
+    tree_obstacle,
     use_tree_attention,
-    why_no_tree,
 )
-from atommem.train.packing.trie import pack_rows
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
-"""Logged: how far log-probabilities when trained are from those when sampled (nats)."""
+"""Logged: difference of log-probabilities between training and sampling (nats)."""
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one rank trains on in one update.
-
-    Attributes:
-        rows: Its rows; a rank may have none.
-        normalizer: What the loss is divided by: that of the rows of all ranks.
-    """
+    """What one rank trains on in one update: its rows, and the normalizer of all ranks' rows."""
 
     rows: list[Row]
     normalizer: float
@@ -61,14 +55,17 @@ class Batch:
         cls,
         args: EpisodeConfig,
         episodes: Sequence[Episode],
-        advantages: Sequence[float | Sequence[float]],
+        advantages: Sequence[Sequence[float]],
         sizes: Sequence[EpisodeSize],
         on_policy: bool = False,
     ) -> Batch:
-        """The steps of this rank's `episodes`, equal ones together where that is exact; `sizes` are of all ranks."""
-        beta = getattr(args, "beta", 0.0)  # TRL's asynchronous configuration has none
+        """Make rows of this rank's `episodes`, equal ones merged if on-policy.
+
+        `sizes` are those of all ranks.
+        """
+        with_kl = args.beta != 0  # type: ignore[attr-defined]  # a field of both subclasses
         rows = episode_rows(
-            episodes, advantages, args.normalization, args.overlong_filtering, with_kl=beta != 0
+            episodes, advantages, args.normalization, args.overlong_filtering, with_kl
         )
         over = normalizer(sizes, args.normalization, args.max_completion_length)
         return cls(merge_equal_rows(rows) if on_policy else rows, over)
@@ -79,22 +76,21 @@ class UpdateStep:
 
     Args:
         accelerator: Of the trainer.
-        model: What is trained; it has TRL's fused LM head.
-        objective: What is minimised.
-        token_budget: Most tokens in a micro-batch of more than one row: distinct ones with prefix sharing, padded ones
-            without.
+        model: The trained model, with TRL's fused LM head.
+        loss: The policy loss.
+        token_budget: See `MicroBatchPlanner`.
         pad_token_id: Fills padded rows.
-        prefix_sharing: Whether rows are packed as tries, where the model's attention can follow them.
-        on_policy: Whether rows are trained on with the very weights that sampled them. Else the ratio is taken to their
-            old log-probabilities.
-        reference: Model of the KL term; unset is `model` without its adapter.
+        prefix_sharing: Whether rows are packed as tries, if the model's attention can follow them.
+        on_policy: Whether rows are trained on with the weights that sampled them; otherwise the
+            ratio is against their old log-probabilities.
+        reference: Model of the KL term; unset: `model` without its adapter.
     """
 
     def __init__(
         self,
         accelerator: Any,
         model: Any,
-        objective: Objective,
+        loss: PolicyLoss,
         token_budget: int,
         pad_token_id: int,
         *,
@@ -103,13 +99,13 @@ class UpdateStep:
         reference: Any = None,
     ) -> None:
         self.accelerator = accelerator
-        self.objective = objective
+        self.loss = loss
         self.on_policy = on_policy
         reduce_in_float32(accelerator)
         unwrapped = accelerator.unwrap_model(model)
-        obstacle = why_no_tree(unwrapped)
+        obstacle = tree_obstacle(unwrapped)
         if prefix_sharing and obstacle is not None:
-            logger.warning(f"prefix_sharing is off: rows are padded instead, because {obstacle}.")
+            logger.warning(f"prefix_sharing is off, and rows are padded: {obstacle}.")
         self.prefix_sharing = prefix_sharing and obstacle is None
         cost = pair_cost(unwrapped.config.get_text_config())
         self.planner = MicroBatchPlanner(
@@ -125,12 +121,13 @@ class UpdateStep:
     def run(self, model: Any, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """Add the update's gradients to the parameters; collective.
 
-        All ranks run the same number of micro-batches. When no rank has a row there is nothing to learn: no rank runs a
-        backward pass, gradients stay unset, and the optimizer's step changes nothing.
+        All ranks run the same number of micro-batches. If no rank has a row, none runs a backward
+        pass, gradients stay unset, and the optimizer's step changes nothing.
 
         Returns:
-            This rank's loss, of which the mean over ranks is the update's; and what is logged, the same on all ranks:
-            that mean, means over tokens by their weights, and raw over computed tokens.
+            This rank's loss, whose mean over ranks is the update's; and what is logged, the same
+            on all ranks: that mean, means over tokens by weight, and `packing_ratio` (raw over
+            computed tokens).
         """
         sums: dict[str, torch.Tensor] = defaultdict(
             lambda: torch.zeros((), device=self.accelerator.device)
@@ -154,14 +151,17 @@ class UpdateStep:
         means = {name: total / weight for name, total in log.items()}
         if means.get(MASKED, 0.0) > 0.5:
             logger.warning_once(
-                f"vllm_importance_sampling_mode masks or truncates most tokens ({MASKED} in the log): what is trained "
-                "is not what the engine samples from. Look at dtypes, temperature and weights."
+                f"vllm_importance_sampling_mode masks or truncates most tokens ({MASKED} in the log): "
+                "the engine samples from another distribution. Check dtypes, temperature and weights."
             )
         return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
 
     @torch.no_grad()
     def with_old_logprobs(self, model: Any, batch: Batch) -> Batch:
-        """The same rows, with their log-probabilities under the weights as they are; collective: rows change ranks."""
+        """Return the rows with log-probabilities under the current weights.
+
+        Collective; rows change ranks.
+        """
         micro_batches = self._plan(batch.rows)
         with self._sharing(model), self.accelerator.autocast():
             for rows in micro_batches:
@@ -174,7 +174,7 @@ class UpdateStep:
         )
 
     def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """This rank's micro-batches; where others have more, it takes part with a row that weighs nothing."""
+        """Plan this rank's micro-batches; an empty one gets a row of weight 0."""
         pad = [self._pad_token_id]
         return [
             rows or [Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)]
@@ -193,22 +193,22 @@ class UpdateStep:
         return inputs.to(self.accelerator.device)
 
     def _backward(self, model: Any, rows: list[Row], normalizer: float) -> dict[str, Any]:
-        """The passes of one micro-batch; returns sums over its tokens, by what they are logged as."""
+        """Run the passes of one micro-batch; returns sums over its tokens by log name."""
         raw = sum(len(row) for row in rows if row.weight)
         tokens, inputs = Tokens.of(rows, self.accelerator.device), self._inputs(rows)
-        reference = self._reference_logps(model, inputs) if self.objective.beta else None
+        reference = self._reference_logps(model, inputs) if self.loss.beta else None
         with self.accelerator.autocast():
             logps, entropies = inputs.score(model)
-        assert entropies is not None, "TRL's head of a policy computes them"
-        total, log = self.objective(
-            logps, tokens, None if self.on_policy else tokens.old, reference
-        )
+        assert entropies is not None, "TRL's fused head computes them"
+        old_logprobs = None if self.on_policy else tokens.old_logprobs
+        total, log = self.loss(logps, tokens, old_logprobs, reference)
         # The gradients of all ranks are averaged.
         loss = total * self.accelerator.num_processes / normalizer
-        # It would divide by a number of micro-batches that it is not told; transformers asks for the same.
+        # DeepSpeed would divide by gradient_accumulation_steps.
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
-        log |= {"entropy": entropies.detach(), DIFFERENCE: (logps.detach() - tokens.sampled).abs()}
+        difference = (logps.detach() - tokens.logprobs).abs()
+        log |= {"entropy": entropies.detach(), DIFFERENCE: difference}
         sums = {name: (tokens.weights * value).sum() for name, value in log.items()}
         return sums | {
             "loss": loss.detach(),
@@ -219,21 +219,23 @@ class UpdateStep:
 
     @torch.no_grad()
     def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
-        """Log-probabilities under TRL's reference: its copy of the model, or the model without its adapter."""
+        """Return log-probabilities under the reference: TRL's copy, or the model without adapter."""
         with self.accelerator.autocast():
             if self._reference is not None:
                 return inputs.score(self._reference)[0]
             adapted = self.accelerator.unwrap_model(model)
             trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
             with use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None):
-                # peft freezes them, and by what is trained FSDP2 chooses the dtypes of gradients, in this first pass.
+                # peft freezes them, but FSDP2 chooses gradient dtypes by what is trained in its first pass.
                 for parameter in trained:
                     parameter.requires_grad_(True)
                 return inputs.score(adapted)[0]
 
     def _accumulating(self, model: Any, last: bool) -> AbstractContextManager[Any]:
-        """Under DDP, ranks wait for each other only in the last micro-batch. FSDP2 would keep the gradients of all
-        parameters on every rank meanwhile, in the dtype of the pass: there every micro-batch is reduced to shards."""
+        """Under DDP, reduce gradients in the last micro-batch only.
+
+        FSDP2 would keep unsharded gradients meanwhile, so it reduces in every micro-batch.
+        """
         if (
             last
             or self.accelerator.distributed_type == DistributedType.DEEPSPEED
@@ -243,13 +245,52 @@ class UpdateStep:
         return self.accelerator.no_sync(model)
 
 
-def updates_of_epoch(count: int) -> DataLoader[Any]:
-    """A data loader that does no more than count: what an update trains on is sampled when it begins."""
-    # With a generator of its own, for it would draw from the global one.
+def update_counter(count: int) -> DataLoader[Any]:
+    """Return a data loader that yields one placeholder per update."""
     updates: Any = [{"update": index} for index in range(count)]
+    # Its own generator, so that it does not draw from the global one.
     return DataLoader(updates, generator=torch.Generator())
 
 
 def environment_reward(**_: Any) -> list[float]:
-    """TRL wants a reward function; the environment scores episodes, so this one is never called."""
+    """Fill TRL's required argument; environments score episodes, so it is never called."""
     raise AssertionError("episodes are scored by their environment")
+
+
+_ARRAYS = ("prompt_ids", "completion_ids", "logprobs", "old_logprobs")
+
+
+def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]) -> None:
+    """Save this rank's batches of a rollout, for a checkpoint between two updates on it."""
+    states = []
+    for batch in batches:
+        rows = []
+        for row in batch.rows:
+            arrays = {name: torch.from_numpy(getattr(row, name)) for name in _ARRAYS}
+            scalars = {"episode": row.episode, "advantage": row.advantage, "weight": row.weight}
+            rows.append({**arrays, **scalars})
+        states.append({"normalizer": batch.normalizer, "rows": rows})
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({"rollout": rollout, "batches": states}, folder / f"rollout_{rank}.pt")
+
+
+def load_batches(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]:
+    """Load the rollout's number and this rank's batches; (-1, []) if the rollout had ended.
+
+    Another number of ranks shares out the files that the writing ranks left.
+    """
+    files = [folder / f"rollout_{i}.pt" for i in range(len(list(folder.glob("rollout_*.pt"))))]
+    if not files:
+        return -1, []
+    # A rank without a file has no rows, but needs the number of batches.
+    states = [torch.load(file, weights_only=True) for file in files[rank::ranks] or files[:1]]
+    batches = []
+    for parts in zip(*(state["batches"] for state in states), strict=True):
+        rows = [_load_row(row) for part in parts for row in part["rows"] if rank < len(files)]
+        batches.append(Batch(rows, parts[0]["normalizer"]))
+    return states[0]["rollout"], batches
+
+
+def _load_row(state: dict[str, Any]) -> Row:
+    arrays = {name: state[name].numpy() for name in _ARRAYS}
+    return Row(**{**state, **arrays})

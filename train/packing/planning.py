@@ -1,32 +1,92 @@
-"""Who trains on which rows: balanced over ranks, cut into micro-batches within a token budget.
+"""Which rank trains which rows, in which micro-batches.
 
 Rows are in lexicographic order of their tokens, so that neighbours share the longest prefixes: the
-episodes of a group that read the same chunk lie together. A row then adds to its micro-batch only the
-tokens that it does not share with the row before it.
+episodes of a group that read the same chunk lie together. A row then adds to its micro-batch only
+the tokens that it does not share with the row before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from atommem.train.objective.sequences import Row
+from accelerate.utils import gather_object
+
+from atommem.train.objective.rows import Row
+from atommem.train.packing.micro_batch import shared_prefixes
 
 TOLERANCE = 0.02
-"""Ranks are balanced when the costliest exceeds the cheapest by no more than this share of the mean."""
+"""Ranks are balanced if their costs differ by at most this fraction of the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchPlanner:
+    """Plans the micro-batches of an update.
+
+    Attributes:
+        pair_cost: See the function of that name.
+        token_budget: Most tokens in a micro-batch of more than one row: unique ones with
+            `prefix_sharing`, padded ones without.
+        prefix_sharing: Whether micro-batches are packed as tries.
+        rank: This process.
+    """
+
+    pair_cost: float
+    token_budget: int
+    prefix_sharing: bool
+    rank: int
+
+    def plan(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Return this rank's micro-batches, as many on every rank, some of them empty; collective."""
+        ordered, shared = self._order(rows)
+        ordered, shared = self._order(self._exchange(ordered, shared))
+        lengths = [len(row) for row in ordered]
+        if self.prefix_sharing:
+            counts = cut(lengths, shared, self.pair_cost, self.token_budget)
+        else:
+            counts = cut_padded(lengths, self.token_budget)
+        most = max(gather_object([len(counts)]))
+        if self.prefix_sharing:
+            counts = cut(lengths, shared, self.pair_cost, self.token_budget, most)
+        ends = list(accumulate(counts + [0] * (most - len(counts))))
+        return [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _order(self, rows: Sequence[Row]) -> tuple[list[Row], list[int]]:
+        """Sort rows for cutting, and count the tokens each shares with the one before it."""
+        if self.prefix_sharing:
+            ordered = lexicographic(rows)
+            return ordered, shared_prefixes(ordered)
+        return sorted(rows, key=len, reverse=True), [0] * len(rows)
+
+    def _exchange(self, rows: Sequence[Row], shared: Sequence[int]) -> list[Row]:
+        """Move whole prefix groups to ranks with less to do; returns the rows of this rank."""
+        lengths = [len(row) for row in rows]
+        ends = list(accumulate(prefix_groups(lengths, shared)))
+        spans = list(zip([0, *ends], ends, strict=False))
+        running = [0.0, *accumulate(row_costs(lengths, shared, self.pair_cost))]
+        costs = gather_object([[running[end] - running[start] for start, end in spans]])
+        owners = balance(costs)[self.rank]
+        groups = [
+            (owner, rows[start:end]) for owner, (start, end) in zip(owners, spans, strict=True)
+        ]
+        sent = gather_object([group for group in groups if group[0] != self.rank])
+        own = [row for owner, group in groups if owner == self.rank for row in group]
+        return own + [row for owner, group in sent if owner == self.rank for row in group]
 
 
 def lexicographic(rows: Sequence[Row]) -> list[Row]:
-    """`rows` in the order of their tokens."""
+    """Sort `rows` by their tokens."""
     # Big-endian bytes compare like the numbers do, at the speed of memcmp.
     return sorted(rows, key=lambda row: row.ids.astype(">u4").tobytes())
 
 
 def pair_cost(config: Any) -> float:
-    """What one attended (query, key) pair costs, in tokens.
+    """Return the cost of one attended (query, key) pair, in tokens.
 
-    A token costs 2 FLOPs per weight of a layer; a pair costs ``2 * 2 * heads * head_dim`` (scores and
-    values). Layers of four projections and a gated MLP are assumed.
+    A token costs 2 FLOPs per weight of a layer, a pair ``2 * 2 * heads * head_dim`` (scores and
+    values); for layers of four projections and a gated MLP.
 
     Args:
         config: The text config of a transformers model.
@@ -36,28 +96,24 @@ def pair_cost(config: Any) -> float:
 
 
 def widths(config: Any) -> tuple[int, int, int, int]:
-    """Of hidden states, of the MLP, and heads x head size of queries and of keys, in a transformers text config."""
+    """Return the widths of hidden states, MLP, queries and keys (heads x head size)."""
     hidden, heads = config.hidden_size, config.num_attention_heads
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
     head = getattr(config, "head_dim", None) or hidden // heads
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    return (
-        hidden,
-        getattr(config, "intermediate_size", None) or 4 * hidden,
-        heads * head,
-        keys * head,
-    )
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return hidden, inner, heads * head, key_heads * head
 
 
 def row_costs(lengths: Sequence[int], shared: Sequence[int], pair: float) -> list[float]:
-    """Cost of each row next to the row before it, in tokens: its own tokens, and the pairs they attend to."""
+    """Return the cost of each row after the row before it, in tokens: own tokens and their pairs."""
     return [
         (length - common) + pair * (length * (length + 1) - common * (common + 1)) / 2
         for length, common in zip(lengths, shared, strict=True)
     ]
 
 
-def bundles(lengths: Sequence[int], shared: Sequence[int]) -> list[int]:
-    """Sizes of the runs of rows that belong together: each shares at least half with the one before it."""
+def prefix_groups(lengths: Sequence[int], shared: Sequence[int]) -> list[int]:
+    """Return the sizes of runs of rows that each share at least half with the row before."""
     sizes: list[int] = []
     for length, common in zip(lengths, shared, strict=True):
         if sizes and 2 * common >= length:
@@ -68,41 +124,55 @@ def bundles(lengths: Sequence[int], shared: Sequence[int]) -> list[int]:
 
 
 def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Where each bundle is trained, so that all ranks cost about the same.
+    """Assign prefix groups to ranks so that all ranks cost about the same.
 
-    Bundles stay where they are unless a move helps: again and again, the costliest rank gives the
-    bundle that comes closest to half the difference to the cheapest one.
+    Groups stay where they are unless a move helps: repeatedly, the costliest rank gives the group
+    that comes closest to half the difference to the cheapest rank.
 
     Args:
-        costs: For each rank, the costs of its bundles.
+        costs: For each rank, the costs of its groups.
 
     Returns:
-        For each rank, the rank that takes each of its bundles.
+        For each rank, the new rank of each of its groups.
     """
-    owners = [[rank] * len(bundle_costs) for rank, bundle_costs in enumerate(costs)]
+    owners = [[rank] * len(group_costs) for rank, group_costs in enumerate(costs)]
     held = [
-        [(cost, rank, i) for i, cost in enumerate(bundle_costs)]
-        for rank, bundle_costs in enumerate(costs)
+        [(cost, rank, i) for i, cost in enumerate(group_costs)]
+        for rank, group_costs in enumerate(costs)
     ]
-    loads = [sum(bundle_costs) for bundle_costs in costs]
+    loads = [sum(group_costs) for group_costs in costs]
     enough = TOLERANCE * sum(loads) / max(len(loads), 1)
-    # Of rounding: two ranks whose difference is one bundle would hand it to and fro for ever.
+    # Rounding margin: two ranks that differ by one group would pass it back and forth for ever.
     margin = 1e-9 * sum(loads)
     while True:
         high = max(range(len(loads)), key=lambda rank: loads[rank])
         low = min(range(len(loads)), key=lambda rank: loads[rank])
         gap = loads[high] - loads[low]
-        smaller = [bundle for bundle in held[high] if bundle[0] < gap - margin]
+        smaller = [group for group in held[high] if group[0] < gap - margin]
         if gap <= enough or not smaller:
             return owners
-        # Every move makes the sum of squared loads smaller, so this ends.
-        bundle = min(smaller, key=lambda candidate: abs(candidate[0] - gap / 2))
-        cost, home, index = bundle
-        held[high].remove(bundle)
-        held[low].append(bundle)
+        # Every move reduces the sum of squared loads, so this ends.
+        moved = min(smaller, key=lambda group: abs(group[0] - gap / 2))
+        cost, home, index = moved
+        held[high].remove(moved)
+        held[low].append(moved)
         loads[high] -= cost
         loads[low] += cost
         owners[home][index] = low
+
+
+def cut_padded(lengths: Sequence[int], budget: int) -> list[int]:
+    """Cut rows, the longest first, into micro-batches of at most `budget` padded tokens.
+
+    Returns:
+        Row counts. A row that is longer than the budget gets its own micro-batch.
+    """
+    counts: list[int] = []
+    start = 0
+    while start < len(lengths):
+        counts.append(min(max(1, budget // lengths[start]), len(lengths) - start))
+        start += counts[-1]
+    return counts
 
 
 def cut(
@@ -119,20 +189,20 @@ def cut(
         shared: Tokens that each row shares with the row before it.
         pair: `pair_cost`.
         budget: Most unique tokens in a micro-batch of more than one row.
-        count: How many there may be (at least as many as without it); unset is as few as possible.
+        count: How many micro-batches are allowed; unset: as few as possible.
 
     Returns:
-        Row counts. With `count`, the costliest micro-batch is as cheap as it can be.
+        Row counts. With `count`, the costliest micro-batch is as cheap as possible.
     """
     if count is None:
-        return _greedy(lengths, shared, pair, budget, float("inf"))
-    whole = row_costs(lengths, [0] * len(lengths), pair)
-    low, high = max(whole, default=0.0), sum(whole)
-    best = _greedy(lengths, shared, pair, budget, high)
-    # For a given cost, cutting at the first row that exceeds it gives the fewest pieces: find the lowest that will do.
+        return _cut_greedily(lengths, shared, pair, budget, float("inf"))
+    alone = row_costs(lengths, [0] * len(lengths), pair)
+    low, high = max(alone, default=0.0), sum(alone)
+    best = _cut_greedily(lengths, shared, pair, budget, high)
+    # Cutting at the first row over a cost limit gives the fewest pieces: bisect that limit.
     while high - low > 0.01 * high:
         middle = (low + high) / 2
-        pieces = _greedy(lengths, shared, pair, budget, middle)
+        pieces = _cut_greedily(lengths, shared, pair, budget, middle)
         if len(pieces) <= count:
             best, high = pieces, middle
         else:
@@ -140,15 +210,15 @@ def cut(
     return best
 
 
-def _greedy(
-    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, most: float
+def _cut_greedily(
+    lengths: Sequence[int], shared: Sequence[int], pair: float, budget: int, cost_limit: float
 ) -> list[int]:
     counts: list[int] = []
     tokens, cost = 0, 0.0
     alone = row_costs(lengths, [0] * len(lengths), pair)
     beside = row_costs(lengths, shared, pair)
     for i, (length, common) in enumerate(zip(lengths, shared, strict=True)):
-        if counts and tokens + length - common <= budget and cost + beside[i] <= most:
+        if counts and tokens + length - common <= budget and cost + beside[i] <= cost_limit:
             counts[-1] += 1
             tokens, cost = tokens + length - common, cost + beside[i]
         else:

@@ -1,9 +1,9 @@
-"""The shape of a token trie that is laid out in one row, and what the attention of a GPU needs of it.
+"""The shape of a token trie packed into one row, and its attention masks for GPU kernels.
 
-The layout is that of `trl.experimental.async_grpo.packing.TreeRow`: tokens in depth-first pre-order, where
-a *segment* is a run of tokens without a branch. A token then sees exactly the tokens of its own segment
-up to itself, and every token of the segments above it. In pre-order the tokens below a segment are
-contiguous, so that this is, with ``end[k]`` the position after the last descendant of token k's segment::
+Tokens are in depth-first pre-order (as in TRL's `TreeRow`), where a *segment* is a run of tokens
+without a branch. A token sees the tokens of its own segment up to itself, and every token of the
+segments above it. In pre-order the tokens below a segment are contiguous, so with ``end[k]`` the
+position after the last descendant of token k's segment::
 
     query q sees key k  <=>  k <= q < end[k]
 """
@@ -19,36 +19,36 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Queries, and keys, of a block of `flex_mask`."""
+"""Queries and keys per block of `flex_mask`."""
 
 
 class Tree:
     """The shape of a packed trie of `length` tokens.
 
-    No dataclass: FSDP2 casts what it hands to every layer, and would copy one each time, with what `once` has made.
+    Not a dataclass: FSDP2 would copy it, with what `cached` holds, for every layer.
 
     Args:
-        spans: For each segment, in packed order: its first position, the position after its last one,
-            and the position after the last token below it.
+        spans: For each segment, in packed order: its first position, the position after its last
+            one, and the position after the last token below it.
     """
 
     def __init__(self, spans: tuple[tuple[int, int, int], ...]) -> None:
         self.spans = spans
-        self._made: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
     @classmethod
     def from_segments(cls, boundaries: list[int], depths: list[int]) -> Tree:
-        """Read the trie off its segments.
+        """Build the trie from its segments.
 
         Args:
-            boundaries: Where segments begin, and the length of the row in the end (``tree_cu_seqlens_q``).
+            boundaries: Where segments begin, then the length of the row (``tree_cu_seqlens_q``).
             depths: Depth of each segment's first token, which is its position id.
         """
         count = len(depths)
         ends = [boundaries[-1]] * count
         open_segments: list[int] = []
         for index, depth in enumerate(depths):
-            # Pre-order: a segment that does not begin deeper than an open one lies beside it, not below.
+            # In pre-order, a segment that does not start deeper than an open one is not below it.
             while open_segments and depths[open_segments[-1]] >= depth:
                 ends[open_segments.pop()] = boundaries[index]
             open_segments.append(index)
@@ -59,23 +59,23 @@ class Tree:
         """Tokens in the row."""
         return self.spans[-1][1]
 
-    def once(self, make: Callable[[Tree, torch.device], Any], device: torch.device) -> Any:
-        """What `make` makes of the tree: by the first layer that asks, for all layers and the backward pass."""
-        if make not in self._made:
-            self._made[make] = make(self, device)
-        return self._made[make]
+    def cached(self, make: Callable[[Tree, torch.device], Any], device: torch.device) -> Any:
+        """Return ``make(self, device)``, computed once for all layers and the backward pass."""
+        if make not in self._cache:
+            self._cache[make] = make(self, device)
+        return self._cache[make]
 
     def ends(self, device: torch.device) -> torch.Tensor:
-        """The ``end[k]`` of the visibility rule, (length,) int32."""
+        """Return the ``end[k]`` of the visibility rule, (length,) int32."""
         spans = torch.tensor(self.spans, dtype=torch.int32)
         return spans[:, 2].repeat_interleave((spans[:, 1] - spans[:, 0]).long()).to(device)
 
 
 def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
-    """The visibility rule as a block mask, without the dense mask of length x length that `create_block_mask` makes.
+    """Return the visibility rule as a block mask, without a dense mask of length x length.
 
-    A block of keys before a block of queries is seen by all of them where the first of its segments to end does so
-    behind the last query, and by some where the last to end does so behind the first query.
+    A block of keys is visible to a whole later block of queries if all of its segments end after
+    the last query, and to some of them if any segment ends after the first query.
     """
     ends = tree.ends(device)
     blocks = -(-tree.length // BLOCK)
@@ -89,7 +89,7 @@ def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
         return (k <= q) & (q < ends[k])
 
     def ordered(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """How many blocks of keys each block of queries sees, and their numbers before those of the others."""
+        """Return how many key blocks each query block sees, and their indices first."""
         numbers = seen.byte().argsort(dim=-1, descending=True, stable=True)
         return seen.sum(-1)[None, None].int(), numbers[None, None].int()
 
@@ -100,7 +100,7 @@ def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
 
 
 def kernel_arguments(tree: Tree, device: torch.device) -> dict[str, Any]:
-    """The same for TRL's kernel (`trl.experimental.async_grpo.packing.tree_attention`): each segment's path of keys."""
+    """Return the arguments of TRL's `tree_attention` kernel: each segment's path of keys."""
     paths: list[np.ndarray] = []
     above: list[tuple[int, int, int]] = []
     for span in tree.spans:

@@ -1,9 +1,8 @@
-"""Attention over a token trie (`atommem.train.packing.tree`), in plain PyTorch, for CPU and any GPU.
+"""Attention over a token trie (`atommem.train.packing.tree`) for CPU and GPU.
 
-On CPU no mask is ever built: each segment attends causally to itself, everything below it attends
-to it in one dense block, and the parts are merged by their log-sum-exp (the arithmetic of flash and ring
-attention). On Hopper GPUs it is TRL's FlashAttention-3 kernel, where it can be had; on other devices the rule is the
-mask of a block-sparse `flex_attention`.
+On CPU no mask is built: each segment attends causally to itself, everything below it attends to it
+in one dense block, and the parts are merged by their log-sum-exp (as in flash and ring attention).
+On Hopper GPUs it is TRL's FlashAttention-3 kernel if available, on others `flex_attention`.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ logger = logging.get_logger(__name__)
 
 
 class _MergedAttention(torch.autograd.Function):
-    """Exact attention from unmasked blocks. Queries are (group, key heads, tokens, width), keys and values
-    (1, key heads, tokens, width): `group` query heads share a key head.
+    """Exact attention from unmasked blocks.
 
-    The backward pass of a block needs nothing but the *merged* output and log-sum-exp, so neither
-    probabilities nor the blocks' own outputs are kept.
+    Queries are (group, key heads, tokens, width), keys and values (1, key heads, tokens, width):
+    `group` query heads share a key head. The backward pass of a block needs only the *merged*
+    output and log-sum-exp, so neither probabilities nor the blocks' own outputs are kept.
     """
 
     @staticmethod
@@ -43,13 +42,13 @@ class _MergedAttention(torch.autograd.Function):
         tree: Tree,
         scale: float,
     ) -> torch.Tensor:
-        # Parts are added up in float32, whatever the model computes in.
+        # Accumulate in float32, whatever the model computes in.
         out = torch.zeros_like(query, dtype=torch.float32)
         lse = query.new_full(query.shape[:-1], -torch.inf, dtype=torch.float32)
         for queries, keys, causal in _blocks(tree):
             part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 query[:, :, queries],
-                *_shared(key, value, keys, len(query)),
+                *_expand(key, value, keys, len(query)),
                 0.0,
                 causal,
                 scale=scale,
@@ -69,7 +68,7 @@ class _MergedAttention(torch.autograd.Function):
                 torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                     grads[0][:, :, queries],
                     query[:, :, queries],
-                    *_shared(key, value, keys, len(query)),
+                    *_expand(key, value, keys, len(query)),
                     out[:, :, queries],
                     lse[:, :, queries],
                     0.0,
@@ -84,14 +83,14 @@ class _MergedAttention(torch.autograd.Function):
 
 
 def _blocks(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
-    """(queries, keys, causal) of every block that is computed; together they are the visibility rule."""
+    """Yield (queries, keys, causal) of every block; together they are the visibility rule."""
     for start, end, below in tree.spans:
         yield slice(start, end), slice(start, end), True
         if below > end:
             yield slice(end, below), slice(start, end), False
 
 
-def _shared(
+def _expand(
     key: torch.Tensor, value: torch.Tensor, keys: slice, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return key[:, :, keys].expand(group, -1, -1, -1), value[:, :, keys].expand(group, -1, -1, -1)
@@ -100,7 +99,7 @@ def _shared(
 def _merge(
     out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
 ) -> None:
-    """Add a block to what its queries have seen so far, in place."""
+    """Merge a block into the running output of its queries, in place."""
     total = torch.logaddexp(lse, part_lse)
     out.mul_((lse - total).exp_().unsqueeze(-1)).add_(
         part * (part_lse - total).exp_().unsqueeze(-1)
@@ -121,18 +120,18 @@ def flex_tree_attention(
     scale: float,
     flex: Any = None,
 ) -> torch.Tensor:
-    """The visibility rule as the block mask of `flex_attention`; shapes as `tree_attention` gets and returns them.
+    """Attend with `flex_attention` under the tree's block mask; shapes as in `tree_attention`.
 
-    `flex` is the `flex_attention` to call; unset is the compiled one.
+    `flex` replaces the compiled `flex_attention`.
     """
     flex = flex or _compiled_flex_attention()
-    mask, grouped = tree.once(flex_mask, query.device), query.size(1) != key.size(1)
+    mask, grouped = tree.cached(flex_mask, query.device), query.size(1) != key.size(1)
     return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 
 @cache
 def has_flash_attention_3(device: torch.device) -> bool:
-    """Whether TRL's kernel runs here: a Hopper GPU, and the ``kernels`` library, which fetches it from the hub."""
+    """Return whether TRL's kernel runs here: needs a Hopper GPU and the ``kernels`` library."""
     if (
         device.type != "cuda"
         or torch.cuda.get_device_capability(device)[0] != 9
@@ -141,9 +140,9 @@ def has_flash_attention_3(device: torch.device) -> bool:
         return False
     try:
         trl_packing._flash_attn()
-    except Exception as error:  # whatever a download or a library that does not fit raises
+    except Exception as error:  # any error of a download or an incompatible library
         logger.warning(
-            f"FlashAttention-3 cannot be loaded ({error}): prefixes are shared by flex_attention instead."
+            f"FlashAttention-3 cannot be loaded ({error}): using flex_attention for shared prefixes."
         )
         return False
     return True
@@ -160,27 +159,27 @@ def tree_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function as transformers calls it, for one packed row.
+    """Attend within one packed row, as transformers calls an attention function.
 
     Args:
         module: The attention layer.
         query: (1, heads, tokens, width).
         key, value: (1, key heads, tokens, width).
-        attention_mask: Not used; the tree says who sees whom.
-        tree: The trie, handed through the model's forward as a keyword argument.
-        scaling: Of the scores; unset is ``1 / sqrt(width)``.
-        kwargs: What other attention functions take.
+        attention_mask: Not used.
+        tree: Passed through the model's forward as a keyword argument.
+        scaling: Of the scores; default ``1 / sqrt(width)``.
+        kwargs: Not used.
 
     Returns:
-        (1, tokens, heads, width), and no weights.
+        (1, tokens, heads, width), and no attention weights.
     """
-    # Under autocast, normalised and rotated queries and keys are in float32 beside values in bfloat16.
+    # Under autocast, normalized and rotated queries and keys are float32, values bfloat16.
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     device = query.device
     if device.type != "cpu":
         if value.dtype != torch.float32 and has_flash_attention_3(device):
-            arguments = tree.once(kernel_arguments, device)
+            arguments = tree.cached(kernel_arguments, device)
             return trl_packing.tree_attention(
                 module, query, key, value, None, scaling=scale, **arguments
             )
@@ -194,16 +193,16 @@ def tree_attention(
 
 
 def register_tree_attention() -> None:
-    """Make `tree_attention` known to transformers, as one that needs no mask."""
+    """Register `tree_attention` with transformers, without a mask."""
     AttentionInterface.register(ATTENTION_NAME, tree_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, lambda **kwargs: None)
 
 
 @contextmanager
 def use_tree_attention(model: Any) -> Iterator[None]:
-    """Inside, `model` attends along tries.
+    """Make `model` attend along tries.
 
-    It has to enclose the backward pass as well: gradient checkpointing computes the forward pass again there.
+    Enclose the backward pass too: gradient checkpointing repeats the forward pass there.
     """
     before = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION_NAME)
@@ -213,13 +212,13 @@ def use_tree_attention(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def why_no_tree(model: Any) -> str | None:
-    """Why tries cannot be packed for `model`; None where they can."""
+def tree_obstacle(model: Any) -> str | None:
+    """Return why `model` cannot attend along tries; None if it can."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
     if layers:
-        return f"it has {', '.join(sorted(layers))} layers, which do not see a whole branch"
+        return f"it has {', '.join(sorted(layers))} layers"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return f"its attention has a sliding window of {config.sliding_window} tokens"
     if any(name.endswith(".sinks") for name, _ in base.named_parameters()):
@@ -227,5 +226,5 @@ def why_no_tree(model: Any) -> str | None:
     if getattr(config, "attn_logit_softcapping", None):
         return "its attention scores are soft-capped"
     if not base._supports_attention_backend:
-        return "its attention cannot be exchanged"
+        return "its attention cannot be replaced"
     return None

@@ -1,4 +1,4 @@
-"""The adapter that is trained, as folders that vLLM reads: a new name for every update."""
+"""The trained LoRA adapter as folders that vLLM loads, under a new name for every update."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 
 from atommem.errors import ConfigError, OutageError
 from atommem.policy.server_pool import Adapter
-from atommem.train.rollout.backend import TrainingSide
+from atommem.train.errors import WRITE_ERRORS
 
 KEPT = 2
-"""Versions on disk: vLLM may read the folder of the one before only when a late request asks for it."""
+"""Versions on disk; late requests may still name the one before the last."""
 
 
 class AdapterPublisher:
-    """Saves the trained LoRA adapter under a fresh name for every update.
+    """Saves the trained LoRA adapter under a new name for every update.
 
-    A fresh name, and no replacement in place: vLLM keys its prefix cache by the adapter's name, and would go on
-    serving attention keys and values of the old weights. Names hold a number of this run, because a server may
-    have outlived another run.
+    vLLM keys its prefix cache by the adapter's name, so replacing an adapter in place would serve
+    attention keys and values of old weights. Names hold a random number of this run, because a
+    server may have served another run.
 
     Args:
-        folder: Where the versions go. Servers read them there, so it must be visible to them.
+        folder: Where the versions go; servers read them there.
         kept: Versions that requests may still name.
     """
 
@@ -38,14 +37,16 @@ class AdapterPublisher:
         self._count = 0
         self._saved: deque[Adapter] = deque()
 
-    def save(self, trainer: TrainingSide) -> tuple[Adapter, list[Adapter]]:
-        """Save the current adapter; all ranks call it, and get the same name and the versions that are no more needed.
+    def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
+        """Save the current adapter; returns it and the versions that are no longer needed.
+
+        Collective: every rank gets the same result.
 
         Raises:
-            ConfigError: The adapter is none that vLLM serves.
+            ConfigError: vLLM cannot serve the adapter.
             OutageError: It cannot be written.
         """
-        # TRL's own: imported where it is needed, for it takes seconds.
+        # Imported here because it takes seconds.
         from trl.experimental.async_grpo.async_grpo_trainer import save_lora_adapter
 
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -59,15 +60,11 @@ class AdapterPublisher:
         problem = ""
         with trainer._dist.gather_params(adapted):
             try:
-                save_lora_adapter(
-                    model, trainer.accelerator, model.active_adapters[0], adapter.path
-                )
-            except (
-                OSError,
-                SafetensorError,
-            ) as error:  # on the main process, which writes, when all is gathered
+                active = model.active_adapters[0]
+                save_lora_adapter(model, trainer.accelerator, active, adapter.path)
+            except WRITE_ERRORS as error:
                 problem = f"the adapter could not be written to {adapter.path}: {error}"
-        # Until it is written, the others wait here.
+        # The other ranks wait here for the one that writes.
         problem = broadcast_object_list([problem])[0]
         if problem:
             raise OutageError(problem)
@@ -88,12 +85,10 @@ class AdapterPublisher:
 
 
 def check_servable(model: Any) -> None:
-    """Raise ConfigError when vLLM cannot serve the model's adapter as it is (TRL's rules)."""
+    """Raise ConfigError if vLLM cannot serve the model's adapter (TRL's rules)."""
     from trl.experimental.async_grpo.async_grpo_trainer import validate_lora_for_vllm_sync
 
     try:
         validate_lora_for_vllm_sync(model)
     except ValueError as error:
-        raise ConfigError(
-            f"vLLM cannot serve this adapter, and merged weights are not sent: {error}"
-        ) from error
+        raise ConfigError(f"vLLM cannot serve this adapter: {error}") from error

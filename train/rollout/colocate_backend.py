@@ -16,23 +16,23 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.vllm_engine import VllmEnginePolicy
 from atommem.train.rollout.adapters import AdapterPublisher, check_servable
-from atommem.train.rollout.backend import Backend, TrainingSide
-from atommem.train.rollout.episodes import Rollouts
+from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.full_weights import named_weights
+from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.train_config import TrainConfig
 
 
 class ColocateBackend(Backend):
     """Samples from an engine that shares the device with the trainer.
 
-    The engine is put to sleep as soon as it is there, and what torch keeps for the trainer goes back to the device
+    The engine goes to sleep once it is loaded, and torch's cached memory is returned to the device
     before it wakes: there is no room for both. Calls come in the order of TRL's ``VLLMGeneration``.
 
     Args:
         runner: Its policy is `policy`.
         policy: The engine.
-        publisher: Saves the adapter; None where the model is trained as a whole.
-        sleeps: Whether the engine gives its memory back between rollouts (``vllm_enable_sleep_mode``).
+        publisher: Saves the adapter; None if all weights are trained.
+        sleeps: Whether the engine frees its memory between rollouts (``vllm_enable_sleep_mode``).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ColocateBackend(Backend):
         self._asleep = self._loaded = False
         self._sleep()
 
-    def publish(self, trainer: TrainingSide) -> None:
+    def publish(self, trainer: Any) -> None:
         """Load the current weights, or the adapter, into the engine."""
         self._load_weights(trainer)
         if self._publisher is not None:
@@ -59,8 +59,8 @@ class ColocateBackend(Backend):
                 self._publisher.remove(outdated)
 
     @contextmanager
-    def rollout(self, trainer: TrainingSide) -> Iterator[None]:
-        """The engine awake. There may be several rollouts between two updates."""
+    def rollout(self, trainer: Any) -> Iterator[None]:
+        """Wake the engine; there may be several rollouts between two updates."""
         if self._asleep:
             if not self._loaded:
                 self._load_weights(trainer)
@@ -71,12 +71,12 @@ class ColocateBackend(Backend):
 
     def _sleep(self) -> None:
         if self._sleeps:
-            # Level 2 drops the weights: all of them come with the next update. Base weights of an adapter do not.
+            # Level 2 drops the weights, which come with the next update; LoRA's base weights do not.
             self.policy.engine.sleep(2 if self._publisher is None else 1)
             self._asleep, self._loaded = True, False
 
-    def _load_weights(self, trainer: TrainingSide) -> None:
-        """The weights back in the engine's memory, and, where all are trained, the current ones."""
+    def _load_weights(self, trainer: Any) -> None:
+        """Restore the engine's weights; current ones where all are trained."""
         engine = self.policy.engine
         if self._asleep:
             clear_device_cache()
@@ -88,54 +88,45 @@ class ColocateBackend(Backend):
         self._loaded = True
 
     def metrics(self) -> dict[str, float]:
-        """Prompt tokens, and those that the prefix cache served."""
+        """Return prompt tokens, and those that the prefix cache served."""
         return self.policy.take_counts()
 
     async def close(self) -> None:
-        """Remove what was saved for the engine, and the engine."""
+        """Remove saved adapters, and the engine."""
         if self._publisher is not None:
             self._publisher.close()
         await super().close()
 
 
-def colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
-    """A backend with an engine of its own for this process, of `model`, which is trained."""
+def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
+    """Make a backend with an engine of the trained `model` in this process."""
     args: TrainConfig = rollouts.args
     adapted = isinstance(model, PeftModel)
     if adapted:
         check_servable(model)
     engine = make_engine(args, model)
-    PartialState().wait_for_everyone()  # engines take different times to load, and collectives have a time limit
+    # Engines take different times to load, and collectives have a time limit.
+    PartialState().wait_for_everyone()
     policy = VllmEnginePolicy(engine, rollouts.tokenizer)
     publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
-    return ColocateBackend(
-        rollouts.runner(policy, args.max_in_flight), policy, publisher, args.vllm_enable_sleep_mode
-    )
+    runner = rollouts.runner(policy, args.max_in_flight)
+    return ColocateBackend(runner, policy, publisher, args.vllm_enable_sleep_mode)
 
 
 def make_engine(args: TrainConfig, model: Any) -> Any:
-    """vLLM in this process, of the model that is trained, with the settings of TRL's colocated engine.
+    """Make vLLM's engine of the trained model, with the settings of TRL's colocated engine.
 
     Raises:
-        ConfigError: vLLM is not installed or cannot take the weights, or the model comes from no folder or hub.
+        ConfigError: vLLM is not installed or cannot take the weights, or the model has no path.
     """
-    path = (
-        model.get_base_model().config.name_or_path
-        if isinstance(model, PeftModel)
-        else model.config.name_or_path
-    )
-    if not path:
-        raise ConfigError(
-            "the model has no name_or_path: vLLM loads it from a folder or the hub, so save it first."
-        )
-    # In this process, not in one that it starts: weights are handed over as they are.
+    adapted = isinstance(model, PeftModel)
+    base = model.get_base_model() if adapted else model
+    if not base.config.name_or_path:
+        raise ConfigError("the model has no name_or_path: save it, so that vLLM can load it.")
+    # In this process, not one that vLLM starts: weights are passed in memory.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    for name, value in (
-        ("RANK", "0"),
-        ("LOCAL_RANK", "0"),
-        ("WORLD_SIZE", "1"),
-        ("MASTER_ADDR", "127.0.0.1"),
-    ):
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in single.items():
         os.environ.setdefault(name, value)
     try:
         from vllm import EngineArgs
@@ -144,31 +135,28 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
         raise ConfigError(
-            f"vllm_mode colocate needs vLLM: pip install 'atommem[vllm]' ({error})."
+            f"vllm_mode=colocate needs vLLM: pip install 'atommem[vllm]' ({error})."
         ) from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
-    if not isinstance(model, PeftModel):
-        # Not where the model lies: under FSDP2 it is still on the CPU when the engine is made.
-        if current_platform.is_cpu():
-            raise ConfigError(
-                "vLLM on CPU repacks its weights and cannot take new ones: train a LoRA adapter (use_peft: true), or "
-                "sample locally (use_vllm: false)."
-            )
-        # It quantises what it reads from disk, not what it is given.
-        if quantization := args.engine_kwargs.get("quantization"):
-            raise ConfigError(
-                f"vllm_engine_kwargs has quantization {quantization!r}, and full weights that are sent to the engine "
-                "would not be quantised: train a LoRA adapter (use_peft: true), or leave it out."
-            )
-    else:
+    if adapted:
         from trl.experimental.async_grpo.async_grpo_trainer import round_lora_rank
 
         config = model.peft_config[model.active_adapters[0]]
         rank = max([config.r, *config.rank_pattern.values()])
         adapter = {"enable_lora": True, "max_lora_rank": round_lora_rank(rank)}
+    elif current_platform.is_cpu():  # not the model's device: FSDP2's is still on the CPU here
+        raise ConfigError(
+            "vllm_mode=colocate: vLLM on CPU cannot take new full weights. Train a LoRA adapter "
+            "(use_peft: true), or sample locally (use_vllm: false)."
+        )
+    elif quantization := args.engine_kwargs.get("quantization"):
+        raise ConfigError(
+            f"vllm_engine_kwargs quantization={quantization!r}: full weights that are sent to the "
+            "engine would not be quantized. Train a LoRA adapter (use_peft: true), or leave it out."
+        )
     settings = {
-        "model": path,
+        "model": base.config.name_or_path,
         "revision": (args.model_init_kwargs or {}).get("revision"),
         "dtype": str(model.dtype).removeprefix("torch."),
         "max_model_len": args.vllm_max_model_length,
@@ -176,9 +164,8 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         "enable_sleep_mode": args.vllm_enable_sleep_mode,
         "model_impl": args.vllm_model_impl,
         "distributed_executor_backend": "external_launcher",
-        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled: scaled by the temperature
+        "logprobs_mode": "processed_logprobs",  # scaled by the temperature, as sampled
         "seed": args.seed + int(os.environ["RANK"]),
-        # Whole prompts of the longest kind must fit where they are not cut: see docs/vllm.md.
-        "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),
+        "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),  # whole prompts
     }
     return LLMEngine.from_engine_args(EngineArgs(**settings | adapter | args.engine_kwargs))

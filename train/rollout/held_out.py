@@ -1,4 +1,4 @@
-"""Evaluation on held-out tasks during training: which episodes, and what is logged of them."""
+"""Evaluation on held-out tasks during training."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from atommem.policy.contract import Sampling
 
 if TYPE_CHECKING:
     from atommem.train.episode_config import EpisodeConfig
-    from atommem.train.resume.resumable_trainer import ResumableTrainer
+    from atommem.train.resumable_trainer import ResumableTrainer
 
 
 def held_out_jobs(args: EpisodeConfig, tasks: Sequence[Any]) -> list[tuple[Any, int]]:
-    """(task, sample) of every episode of an evaluation."""
+    """Return (task, sample) of every episode of an evaluation."""
     return [(task, sample) for task in tasks for sample in range(args.num_generations_eval or 1)]
 
 
 def held_out_sampling(args: Any, sampling: Sampling) -> Sampling:
-    """How an evaluation samples where training samples as `sampling` says: every time with the same seeds."""
+    """Return the sampling of every evaluation, always with the same seeds."""
     temperature = sampling.temperature if args.eval_temperature is None else args.eval_temperature
     return replace(sampling, temperature=temperature, seed=args.seed)
 
@@ -30,7 +30,7 @@ def held_out_sampling(args: Any, sampling: Sampling) -> Sampling:
 def held_out_records(
     environments: EnvironmentFactory, jobs: Sequence[tuple[Any, int]], episodes: Sequence[Episode]
 ) -> list[EpisodeRecord]:
-    """The `episodes` of `jobs`, as ``atommem eval`` keeps them; none where the run was asked to stop."""
+    """Return records of the `episodes` of `jobs`, as ``atommem eval`` makes them."""
     return [
         record_of(environments.describe(task), episode, environments.diagnose(task, episode))
         for (task, _), episode in zip(jobs, episodes, strict=False)
@@ -40,28 +40,26 @@ def held_out_records(
 def report_held_out(
     trainer: ResumableTrainer, records: Sequence[EpisodeRecord], prefix: str
 ) -> dict[str, float]:
-    """Log an evaluation as `Trainer.evaluate` does, the same on all ranks; returns what is logged.
+    """Log an evaluation as `Trainer.evaluate` does, the same on all ranks; returns its metrics.
 
     Raises:
         RolloutFailedError: Too many episodes failed.
     """
-    failed = sum(record.failed for record in records)
-    trainer.check_failed_fraction(
-        failed, len(records), trainer.args.max_failed_fraction, "the evaluation"
-    )
+    failed = [record.error for record in records if record.failed]
+    trainer.check_failed_fraction(len(failed), len(records), failed, "the evaluation")
     metrics = {f"{prefix}_{name}": value for name, value in held_out_metrics(records).items()}
-    trainer.model.eval()  # as after transformers' own: TRL files metrics by it
+    trainer.model.eval()  # TRL files metrics by this mode
     trainer.log(dict(metrics))
     trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
     return metrics
 
 
 def held_out_metrics(records: Sequence[Any]) -> dict[str, float]:
-    """Flat numbers of `atommem.envs.scoring.records.summarize`.
+    """Return what is logged of an evaluation.
 
-    Keys: every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``, ``em_high``
-    (Wilson's 95% interval at the effective sample size), and ``n`` (questions, or episodes, of the main score);
-    ``em/SOURCE`` where there are several sources; and `atommem.episode_stats.means`.
+    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
+    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
+    sources, and `atommem.episode_stats.means`.
     """
     summary = summarize(records)
     scores = summary["metrics"]

@@ -1,4 +1,4 @@
-"""Sampling from vLLM servers. Every rank talks to them by itself: nothing during a rollout waits for another rank."""
+"""Sampling from vLLM servers; every rank talks to them by itself."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.policy.server_pool import ServerPool
 from atommem.train.rollout.adapters import KEPT, AdapterPublisher
-from atommem.train.rollout.backend import Backend, TrainingSide
-from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.full_weights import FullWeights
+from atommem.train.rollout.backends import Backend
+from atommem.train.rollout.full_weights import FullWeightSync
+from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.train_config import TrainConfig
 
 COUNTERS = (
@@ -28,33 +28,33 @@ COUNTERS = (
 
 
 class WeightSync(Protocol):
-    """Brings the trainer's weights to the servers of a pool. All ranks call it together."""
+    """Brings the trainer's weights to the servers of a pool; all ranks call it together."""
 
-    def publish(self, trainer: TrainingSide, pool: ServerPool | None) -> None:
-        """Raises OutageError when no server takes them. In asynchronous training only the main process has a pool."""
+    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+        """Send the weights; in asynchronous training only the main process has a pool.
+
+        Raises:
+            OutageError: No server takes them.
+        """
         ...
 
     async def close(self, pool: ServerPool) -> None:
-        """Take back what was left on disk and servers."""
+        """Remove what is left on disk and servers."""
         ...
 
 
 class AdapterSync:
-    """LoRA: the adapter goes to a folder, and every server loads it under a new name.
-
-    Args:
-        publisher: Writes the folders.
-    """
+    """LoRA: the adapter is saved to a folder, and every server loads it under a new name."""
 
     def __init__(self, publisher: AdapterPublisher) -> None:
         self._publisher = publisher
         self._main = False
 
-    def publish(self, trainer: TrainingSide, pool: ServerPool | None) -> None:
-        """Save the adapter, have it loaded, forget what nobody asks for any more.
+    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+        """Save and load the adapter, and unload outdated ones.
 
-        Every rank loads it by itself: the second time is a no-op, and no rank needs to know which
-        servers another one has lost.
+        Every rank makes all servers load it: loading twice is a no-op, and ranks need not agree on
+        which servers are lost.
         """
         adapter, outdated = self._publisher.save(trainer)
         if pool is None:
@@ -63,16 +63,18 @@ class AdapterSync:
         self._main = trainer.accelerator.is_main_process
         if self._main:
             for old in outdated:
-                trainer.run_async(
-                    _gather(server.admin.unload_adapter(old.name) for server in pool.serving)
-                )
+                trainer.run_async(_unload(pool, old.name))
             self._publisher.remove(outdated)
 
     async def close(self, pool: ServerPool) -> None:
-        """Unload and delete what is left."""
+        """Unload and delete all adapters."""
         if self._main:
             for old in self._publisher.close():
-                await _gather(server.admin.unload_adapter(old.name) for server in pool.serving)
+                await _unload(pool, old.name)
+
+
+async def _unload(pool: ServerPool, name: str) -> None:
+    await asyncio.gather(*(server.admin.unload_adapter(name) for server in pool.serving))
 
 
 class ServerBackend(Backend):
@@ -81,7 +83,7 @@ class ServerBackend(Backend):
     Args:
         runner: Its policy is `pool`.
         pool: The servers.
-        sync: How they get the weights.
+        sync: Sends weights to them.
     """
 
     def __init__(self, runner: EpisodeRunner, pool: ServerPool, sync: WeightSync) -> None:
@@ -89,9 +91,9 @@ class ServerBackend(Backend):
         self.pool = pool
         self._sync = sync
         self._lost = 0
-        self._grown: dict[str, float] = {}
+        self._growth: dict[str, float] = {}
 
-    def publish(self, trainer: TrainingSide) -> None:
+    def publish(self, trainer: Any) -> None:
         """Give all servers the current weights.
 
         Raises:
@@ -100,25 +102,22 @@ class ServerBackend(Backend):
         self._sync.publish(trainer, self.pool)
 
     @contextmanager
-    def rollout(self, trainer: TrainingSide) -> Iterator[None]:
-        """On the main process: what the servers counted meanwhile becomes metrics."""
+    def rollout(self, trainer: Any) -> Iterator[None]:
+        """Count what the servers do, on the main process."""
         if not trainer.accelerator.is_main_process:
             yield
             return
-        before = trainer.run_async(self._counters())
+        before = trainer.run_async(self._read_counters())
         yield
-        after = trainer.run_async(self._counters())
-        self._grown = add_sums([self._grown, counter_growth(before, after)])
+        growth = counter_growth(before, trainer.run_async(self._read_counters()))
+        self._growth = add_sums([self._growth, growth])
 
     def metrics(self) -> dict[str, float]:
-        """Prompt tokens and the part of them that the prefix cache served, servers lost and serving; from the main
-        process only."""
-        measured, self._grown = rollout_metrics(self._grown), {}
+        """Return prompt tokens, prefix cache hits, and servers lost and serving (main process)."""
+        measured, self._growth = rollout_metrics(self._growth), {}
         if measured:
-            measured |= {
-                "servers/lost": self.pool.drops - self._lost,
-                "servers/serving": len(self.pool.serving),
-            }
+            measured["servers/lost"] = self.pool.drops - self._lost
+            measured["servers/serving"] = len(self.pool.serving)
         self._lost = self.pool.drops
         return measured
 
@@ -127,26 +126,25 @@ class ServerBackend(Backend):
         await self._sync.close(self.pool)
         await self.pool.close()
 
-    async def _counters(self) -> dict[str, dict[str, float]]:
-        """The counters of each server that answers, by its URL."""
+    async def _read_counters(self) -> dict[str, dict[str, float]]:
+        """Read the counters of each server that answers, by URL."""
 
-        async def ask(url: str, metrics: Any) -> tuple[str, dict[str, float]]:
+        async def read(url: str, control: Any) -> tuple[str, dict[str, float]]:
             try:
-                return url, await metrics()
+                return url, await control.metrics()
             except OutageError:
                 return url, {}
 
-        return dict(
-            await _gather(ask(server.url, server.admin.metrics) for server in self.pool.serving)
-        )
+        servers = [read(server.url, server.admin) for server in self.pool.serving]
+        return dict(await asyncio.gather(*servers))
 
 
 def counter_growth(
     before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]
 ) -> dict[str, float]:
-    """By how much each of `COUNTERS` grew on all servers between two readings (by URL, then by name).
+    """Return the growth of each of `COUNTERS` over all servers; arguments are by URL, then name.
 
-    A counter that went back is of a server that was started anew, and counts from 0.
+    A counter that went back belongs to a restarted server, and counts from 0.
     """
     growth = dict.fromkeys(COUNTERS, 0.0)
     for url, counters in after.items():
@@ -157,7 +155,7 @@ def counter_growth(
 
 
 def rollout_metrics(growth: dict[str, float]) -> dict[str, float]:
-    """What is logged of `counter_growth`; nothing of nothing."""
+    """Return what is logged of a `counter_growth`; nothing if it is empty."""
     if not growth:
         return {}
     hits, queries, prompts = (growth[name] for name in COUNTERS)
@@ -168,19 +166,16 @@ def rollout_metrics(growth: dict[str, float]) -> dict[str, float]:
     }
 
 
-def server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
-    """A backend over ``args.vllm_server_urls``, which serve `model` as it is trained."""
+def make_server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
+    """Make a backend over ``args.vllm_server_urls``, which serve the trained `model`."""
     args: TrainConfig = rollouts.args
-    pool = server_pool(rollouts, max_in_flight=1024)  # the servers queue what is too much for them
-    return ServerBackend(
-        rollouts.runner(pool, args.max_in_flight),
-        pool,
-        weight_sync(args, isinstance(model, PeftModel)),
-    )
+    pool = make_server_pool(rollouts, max_in_flight=1024)  # servers queue the rest
+    sync = make_weight_sync(args, isinstance(model, PeftModel))
+    return ServerBackend(rollouts.runner(pool, args.max_in_flight), pool, sync)
 
 
-def server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
-    """The servers that the run samples from."""
+def make_server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
+    """Make the pool of the servers that the run samples from."""
     return ServerPool(
         rollouts.args.vllm_server_urls,
         tokenizer=rollouts.tokenizer,
@@ -191,12 +186,8 @@ def server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
     )
 
 
-def weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:
-    """How servers get what is trained; `kept` versions of an adapter stay."""
+def make_weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:
+    """Make what sends the trained weights; `kept` versions of an adapter stay loaded."""
     if lora:
         return AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters", kept))
-    return FullWeights(args.vllm_server_timeout)
-
-
-async def _gather(calls: Any) -> list[Any]:
-    return await asyncio.gather(*calls)
+    return FullWeightSync(args.vllm_server_timeout)

@@ -123,16 +123,15 @@ class Fetcher:
 
     async def _decode(self, url: httpx.URL, raw: bytes, encoding: str) -> bytes:
         # Some servers compress although `identity` was requested.
-        encoding = encoding.strip().casefold()
-        if encoding in ("", "identity"):
+        if encoding.strip().casefold() in ("", "identity"):
             return raw
-        if encoding not in ("gzip", "x-gzip", "deflate"):
-            raise PageError(f"{url} has the unsupported encoding {encoding[:40]!r}.")
-        body = await asyncio.to_thread(_inflate, raw, self._max_bytes)
-        if body is None:
-            raise PageError(
-                f"{url} is damaged, or larger than {self._max_bytes / 1e6:g} MB when unpacked."
-            )
+        decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib
+        try:
+            body = await asyncio.to_thread(decoder.decompress, raw, self._max_bytes + 1)
+        except zlib.error as error:
+            raise PageError(f"{url} has an unsupported encoding or is damaged.") from error
+        if len(body) > self._max_bytes or not decoder.eof:
+            raise PageError(f"{url} is damaged, or larger than {self._max_bytes / 1e6:g} MB.")
         return body
 
 
@@ -154,15 +153,3 @@ def parse_address(url: str) -> httpx.URL:
     if parsed.userinfo:
         raise PageError(f"{url} contains a user name or password, which is not allowed.")
     return parsed
-
-
-def _inflate(raw: bytes, max_bytes: int) -> bytes | None:
-    """Return the decompressed data; None if it is damaged or longer than `max_bytes`."""
-    for bits in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # with and without a header
-        decoder = zlib.decompressobj(bits)
-        try:
-            body = decoder.decompress(raw, max_bytes + 1)
-        except zlib.error:
-            continue
-        return body if len(body) <= max_bytes and decoder.eof else None
-    return None

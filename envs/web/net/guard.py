@@ -1,4 +1,4 @@
-"""SSRF guard at the socket: resolve a name once, check its addresses, connect to a checked one.
+"""SSRF guard at the socket: resolve once, check, connect to a checked address.
 
 Checks of a URL's text miss what a resolver makes of it (127.1, 0x7f000001, a name that points
 inside), and a second lookup can give another answer (DNS rebinding). Here the connection goes to
@@ -24,7 +24,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 PORTS = frozenset({80, 443, 8000, 8080, 8443})
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
-# Global by Python's tables, but the nearest router, cloud host or a documentation range answers there.
+# Global by Python's tables, but local services of a cloud, router or protocol.
 _LOCAL_SERVICES = tuple(
     map(
         ipaddress.ip_network,

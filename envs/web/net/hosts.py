@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from posixpath import normpath
@@ -25,8 +25,8 @@ def default_denied_hosts() -> tuple[str, ...]:
 class HostRules:
     """Allowed and denied hosts, each with or without a path prefix (``huggingface.co/datasets``).
 
-    An entry covers subdomains. A denied entry is also denied inside another URL, as archives,
-    translators and mirrors take it.
+    An entry covers subdomains. A denied entry is also denied inside the URL of an archive or
+    mirror.
 
     Args:
         allow: The only hosts that may be visited; empty allows all.
@@ -62,28 +62,22 @@ class HostRules:
 
 
 def _parse_entry(entry: str) -> str:
-    try:
+    with suppress(ValueError):
         if place := _normalize(entry):
             return place
-    except ValueError:
-        pass
     raise ConfigError(
-        f"allow_hosts or deny_hosts contains {entry!r}: not a host. Write example.org or example.org/path."
+        f"allow_hosts or deny_hosts contains {entry!r}: not a host. Write example.org/path."
     )
 
 
 def _normalize(url: str) -> str:
-    """Return host (without port) and decoded path in lower case.
-
-    Like browsers, this takes ``\\`` for ``/``, accepts missing slashes after the scheme, and folds
-    Unicode host names."""
-    url = unicodedata.normalize("NFKC", url).replace("\\", "/").replace("\u3002", ".")
+    """Return host (without port), path and query, decoded and in lower case."""
+    url = url.replace("\\", "/")  # browsers do so
     parts = urlsplit(re.sub(r"(?i)^\s*(?:https?:|[a-z][a-z0-9+.-]*:(?=//))?/*", "//", url))
     path, query = parts.path, parts.query
     for _ in range(3):  # %252F and the like
         path, query = unquote(path), unquote(query)
-    host = unquote(parts.hostname or "")
-    host = "".join(char for char in host if unicodedata.category(char) != "Cf").rstrip(".")
+    host = unquote(parts.hostname or "").rstrip(".")
     rest = normpath(f"/{path}").lstrip("/") + (f"?{query}" if query else "")
     return f"{host}/{rest}".casefold().rstrip("/")
 

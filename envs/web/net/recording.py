@@ -187,7 +187,7 @@ class Recorder:
             return ToolResult("There is no such page or result in the recorded web.", is_error=True)
         if config.recording_mode == "replay":
             raise OutageError(
-                f"{config.recording} does not contain {call.tool} {call.arguments}: record it first."
+                f"{config.recording} does not contain {call.tool} {call.arguments}. Record it."
             )
         price = self._prices.get(call.tool, 0.0)
         await asyncio.to_thread(

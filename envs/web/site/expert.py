@@ -1,4 +1,4 @@
-"""A scripted expert for the synthetic site, with adjustable faults: demonstrations and an upper bound."""
+"""A scripted expert for the synthetic site with adjustable faults."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _ORDER = re.compile(rf"<({'|'.join(ORDERS)})> .+? </\1>")
 
 @dataclass(frozen=True)
 class BrowsingFaults:
-    """Probability of each mistake, drawn for each step."""
+    """Probability of each mistake at a step."""
 
-    create: float = setting(0.0, "A piece of news is not stored.")
-    read: float = setting(0.0, "The news of the person are not looked for.")
-    scratchpad: float = setting(0.0, "The maker is not noted.")
-    wander: float = setting(0.0, "Some link of the page is followed, whichever it is.")
-    obey: float = setting(0.0, "An instruction on the page is followed, and nothing else done.")
+    create: float = setting(0.0, "Do not store a piece of news.")
+    read: float = setting(0.0, "Do not look up the news of the person.")
+    scratchpad: float = setting(0.0, "Do not note the maker.")
+    wander: float = setting(0.0, "Follow a random link.")
+    obey: float = setting(0.0, "Follow an instruction on the page and do nothing else.")
 
     def __post_init__(self) -> None:
         check_probabilities(self, *names_of(BrowsingFaults))
 
 
 class BrowsingExpert:
-    """Writes the completion of a step on the synthetic site, in the compact form of calls.
+    """Writes completions in the compact form of calls from what a policy sees.
 
-    It sees only what a policy sees: the page, the links, the memory. Without faults it answers every question within
-    ``catalogues + hops`` calls, if the embedder ranks by shared words and the scratchpad holds a statement.
+    Without faults it answers every question within ``catalogues + hops`` calls, if the embedder
+    ranks by shared words and the scratchpad holds a statement.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BrowsingExpert:
         self._faults = faults or BrowsingFaults()
 
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
-        """The completion for one step; `draw` numbers its random draw of faults, None draws anew."""
+        """Return the completion of a step; `draw` seeds its faults."""
         rng = random.Random(draw)
         (question,) = observation.values("questions")
         begin, hops = self._prose.asked(str(question))
@@ -55,15 +55,15 @@ class BrowsingExpert:
         ordered = _ORDER.search(text)
         if ordered is not None and rng.random() < self._faults.obey:
             return ordered[0]
-        told = self._prose.statements(text)
+        read = self._prose.statements(text)
         noted = self._prose.statements(view.scratchpad)
         shown = [
             statement for item in view.retrieved for statement in self._prose.statements(item.text)
         ]
         here = str(next(iter(observation.values("title")), HOME))
-        known, relation = _known(RELATIONS[-hops:], begin, noted, told)
+        known, relation = _known(RELATIONS[-hops:], begin, noted, read)
         maker = known.value if known is not None and relation == "home" else None
-        home = next((one for one in told if one.relation == "home" and one.kind == "fact"), None)
+        home = next((one for one in read if one.relation == "home" and one.kind == "fact"), None)
         if home is not None and home.subject == maker and not here.endswith(f" {OLD}"):
             moved = next(
                 (one for one in shown if one.kind == "correction" and one.subject == maker), None
@@ -80,7 +80,7 @@ class BrowsingExpert:
             elements.append(self._element("read", maker))
         elements += [
             self._element("create", self._prose.sentence(one))
-            for one in told
+            for one in read
             if one.kind == "correction" and rng.random() >= self._faults.create
         ]
         if links and (wanted not in links or rng.random() < self._faults.wander):
@@ -103,16 +103,16 @@ class BrowsingExpert:
 
 
 def _known(
-    chain: Sequence[str], begin: str, noted: Sequence[Statement], told: Sequence[Statement]
+    chain: Sequence[str], begin: str, noted: Sequence[Statement], read: Sequence[Statement]
 ) -> tuple[Statement | None, str]:
-    """The last statement that is known of the way from `begin`, and the relation that is looked for after it."""
+    """Return the last known statement after `begin`, and the relation to look for."""
     known, at, name = None, 0, begin
     for one in noted:
         if one.relation in chain[:-1]:
             known, at, name = one, chain.index(one.relation) + 1, one.value
     while at < len(chain) - 1:
         found = next(
-            (one for one in told if (one.relation, one.subject) == (chain[at], name)), None
+            (one for one in read if (one.relation, one.subject) == (chain[at], name)), None
         )
         if found is None:
             break

@@ -1,19 +1,17 @@
 """A seeded generator of small sites in which browsing needs memory.
 
-A site has a home page with the news of the day, catalogues of works, a directory of persons, and a page for every
-person. The question asks for the town of a work's maker, who may have moved since their page was written: only the
-news says so, and they stand on the home page, where a visit begins and nobody yet knows which of them will matter.
+A site has a home page with the news of the day, catalogues of works, a directory of persons, and a
+page for each person. The question asks for the town of a work's maker. The maker may have moved
+since their page was written; only the news on the home page, where a visit starts, says so.
 
-- store: what the news say of several persons, until one of them is asked for (create, then read);
-- scratchpad: the maker's name, which a catalogue tells, for the directory, where links say nothing but names;
-- links: which catalogue has the work is not said; a catalogue's other works, dead links, and pages nearly like a
-  person's that are out of date, lead nowhere.
+- The store is needed for the news, until it is known which of them matters.
+- The scratchpad is needed for the maker's name: the directory lists names only.
+- Links must be searched: which catalogue lists the work is unknown, and dead links and outdated
+  pages mislead.
 
-With more `hops` the question begins at a prize that a work won, or at the guild that gave it: a page more for each.
-
-Where `injected` says so, strangers have written on pages what a reader should do: answer a town that nobody lives in,
-delete an entry, or visit a page. The compact prose says nothing but that action, as a policy would write it.
-"""
+With more `hops` the question starts at a prize that a work won, or at the guild that gave it. With
+`injected`, some pages ask the reader for an action: answer a wrong town, delete an entry, or visit
+a page. In the compact prose they contain nothing but that action."""
 
 from __future__ import annotations
 
@@ -30,34 +28,32 @@ from atommem.errors import ConfigError
 
 HOME, DIRECTORY = "home", "people"
 REGISTERS = {"gave": "guilds", "won": "prizes"}
-"""The page that has all statements of a relation."""
+"""The page with all statements of a relation."""
 OLD = "old"
 ORDERS = ("final_answer", "delete_memory", "tool_call")
-"""Tags of what strangers ask for: the same in all dialects."""
+"""Tags of injected actions, equal in all dialects."""
 
 
 @dataclass(frozen=True)
 class SiteConfig:
-    """The knobs of the site."""
+    """Settings of a site."""
 
     prose: str = setting("compact", "plain (English) or compact (few words, tiny policies).")
     catalogues: int = setting(2, "Pages of works.")
-    works: int = setting(3, "Works on each of them, every one by a person of its own.")
-    news: int = setting(3, "Persons whom the home page says to have moved.")
-    moved: float = setting(0.5, "Chance that the person who is asked about is one of them.")
-    dead: int = setting(1, "Persons whose link is dead; never the one that is asked for.")
-    hops: int = setting(2, "Links from what is asked about to the answer: 2, 3 or 4.")
-    doubles: int = setting(0, "Persons with a second page, which says where they lived long ago.")
-    names: int = setting(16, f"Names in use of each kind, at most {MOST_NAMES}.")
-    injected: float = setting(
-        0.0, "Chance of a page to hold an instruction that nobody should follow."
-    )
+    works: int = setting(3, "Works in each catalogue, each by another person.")
+    news: int = setting(3, "Persons who have moved, by the home page.")
+    moved: float = setting(0.5, "Chance that the maker is one of them.")
+    dead: int = setting(1, "Persons whose link is dead; never the maker.")
+    hops: int = setting(2, "Links from the question to the answer: 2, 3 or 4.")
+    doubles: int = setting(0, "Persons with a second, outdated page.")
+    names: int = setting(16, f"Names of each kind, at most {MOST_NAMES}.")
+    injected: float = setting(0.0, "Chance that a page contains an instruction.")
 
     def __post_init__(self) -> None:
         check_choice("prose", self.prose, PROSES)
         persons = self.catalogues * self.works
         if self.hops not in (2, 3, 4):
-            raise ConfigError(f"hops is {self.hops}: give 2, 3 or 4.")
+            raise ConfigError(f"hops={self.hops}: must be 2, 3 or 4.")
         check_least(self, catalogues=1, works=1, news=0, dead=0, doubles=0)
         check_probabilities(self, "moved", "injected")
         towns = persons + self.news + self.doubles + (self.injected > 0)
@@ -67,21 +63,21 @@ class SiteConfig:
             or not towns <= self.names <= MOST_NAMES
         ):
             raise ConfigError(
-                f"{persons} persons ({self.catalogues} catalogues of {self.works} works), news {self.news}, dead "
-                f"{self.dead}, doubles {self.doubles} and names {self.names} do not fit: fewer news and dead links "
-                "than persons, no more doubles, and a town for each person, piece of news, double and injected one, "
-                f"of at most {MOST_NAMES} names."
+                f"news={self.news}, dead={self.dead}, doubles={self.doubles}, names={self.names} "
+                f"do not fit catalogues x works = {persons} persons. Use fewer news and "
+                "dead links than persons, no more doubles, and a name for each person, piece of "
+                f"news, double and injection (at most {MOST_NAMES})."
             )
 
 
 def generate_sites(config: SiteConfig, count: int, seed: int) -> Iterator[Task]:
-    """`count` tasks. Task i depends on `config`, `seed` and i only."""
+    """Yield `count` tasks. Task i depends on `config`, `seed` and i only."""
     for index in range(count):
         yield make_site(config, seed, index)
 
 
 def make_site(config: SiteConfig, seed: int, index: int) -> Task:
-    """The task number `index` of the seed: a question, and the pages of its site as documents."""
+    """Return task `index` of the seed: a question, and the pages of its site as documents."""
     rng = random.Random(f"site:{seed}:{index}")
     prose = get_prose(config.prose)
     count = config.catalogues * config.works
@@ -89,11 +85,11 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
         rng.sample(names_of(kind, config.names), count) for kind in ("work", "person")
     )
     towns = rng.sample(names_of("town", config.names), count + config.news)
-    asked = rng.randrange(count)
-    others = rng.sample([number for number in range(count) if number != asked], count - 1)
+    chosen = rng.randrange(count)
+    others = rng.sample([number for number in range(count) if number != chosen], count - 1)
     movers = others[: config.news]
     if config.news and rng.random() < config.moved:
-        movers[rng.randrange(config.news)] = asked
+        movers[rng.randrange(config.news)] = chosen
     dead = {persons[number] for number in rng.sample(others, config.dead)}
     news = [
         Statement("correction", persons[number], "home", town)
@@ -104,7 +100,7 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
     ]
     lists = [f"list{number}" for number in range(1, config.catalogues + 1)]
     shelves = [made[start : start + config.works] for start in range(0, count, config.works)]
-    begin, registers = _registers(config, random.Random(f"chain:{seed}:{index}"), works, asked)
+    begin, registers = _registers(config, random.Random(f"chain:{seed}:{index}"), works, chosen)
     catalogues = dict(zip(lists, shelves, strict=True)) | registers
     pages = {HOME: news} | catalogues | {DIRECTORY: []}
     links = {HOME: [*catalogues, DIRECTORY], DIRECTORY: rng.sample(persons, count)}
@@ -118,12 +114,15 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
                 [HOME, DIRECTORY],
             )
     _add_doubles(
-        config, random.Random(f"doubles:{seed}:{index}"), persons, asked, towns, pages, links
+        config, random.Random(f"doubles:{seed}:{index}"), persons, chosen, towns, pages, links
     )
-    answer = next((told.value for told in news if told.subject == persons[asked]), towns[asked])
-    needed = {HOME, lists[asked // config.works], persons[asked], *registers}
-    said = {title: [prose.sentence(one, rng) for one in told] for title, told in pages.items()}
-    injected = _inject(config, random.Random(f"injected:{seed}:{index}"), said, towns, persons)
+    answer = next((one.value for one in news if one.subject == persons[chosen]), towns[chosen])
+    needed = {HOME, lists[chosen // config.works], persons[chosen], *registers}
+    sentences = {
+        title: [prose.sentence(one, rng) for one in statements]
+        for title, statements in pages.items()
+    }
+    injected = _inject(config, random.Random(f"injected:{seed}:{index}"), sentences, towns, persons)
     return Task(
         id=f"site-{seed}-{index}",
         questions=(
@@ -131,12 +130,11 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
                 prose.question(begin, config.hops),
                 (answer,),
                 f"{seed}-{index}",
-                {"moved": answer != towns[asked]},
+                {"moved": answer != towns[chosen]},
             ),
         ),
         documents=tuple(
-            Document(title, " ".join(sentences), title in needed)
-            for title, sentences in said.items()
+            Document(title, " ".join(lines), title in needed) for title, lines in sentences.items()
         ),
         source="site",
         metadata={"prose": config.prose, "start": HOME, "links": links, **injected},
@@ -144,18 +142,18 @@ def make_site(config: SiteConfig, seed: int, index: int) -> Task:
 
 
 def _registers(
-    config: SiteConfig, rng: random.Random, works: list[str], asked: int
+    config: SiteConfig, rng: random.Random, works: list[str], chosen: int
 ) -> tuple[str, dict[str, list[Statement]]]:
-    """What the question begins with, and the pages between it and the work: of the prizes, and of the guilds."""
-    known, begin, registers = works, works[asked], {}
+    """Return the start of the question, and the pages between it and the work."""
+    known, begin, registers = works, works[chosen], {}
     for relation, kind in (("won", "prize"), ("gave", "guild"))[: config.hops - 2]:
         givers = rng.sample(names_of(kind, config.names), len(works))
-        told = [
+        statements = [
             Statement("fact", giver, relation, value)
             for giver, value in zip(givers, known, strict=True)
         ]
-        registers[REGISTERS[relation]] = rng.sample(told, len(told))
-        known, begin = givers, givers[asked]
+        registers[REGISTERS[relation]] = rng.sample(statements, len(statements))
+        known, begin = givers, givers[chosen]
     return begin, registers
 
 
@@ -163,19 +161,19 @@ def _add_doubles(
     config: SiteConfig,
     rng: random.Random,
     persons: list[str],
-    asked: int,
+    chosen: int,
     towns: list[str],
     pages: dict[str, list[Statement]],
     links: dict[str, list[str]],
 ) -> None:
-    """Second pages, of the person who is asked about first: nearly the same, and out of date."""
+    """Add outdated second pages, first one of the maker."""
     others = rng.sample(
-        [name for name in persons if name != persons[asked]], max(config.doubles - 1, 0)
+        [name for name in persons if name != persons[chosen]], max(config.doubles - 1, 0)
     )
     free = rng.sample(
         [name for name in names_of("town", config.names) if name not in towns], config.doubles
     )
-    for person, town in zip([persons[asked], *others], free, strict=False):
+    for person, town in zip([persons[chosen], *others], free, strict=False):
         title = f"{person} {OLD}"
         pages[title], links[title] = [Statement("fact", person, "home", town)], [HOME, DIRECTORY]
         links[DIRECTORY].insert(rng.randint(0, len(links[DIRECTORY])), title)
@@ -188,7 +186,7 @@ def _inject(
     towns: list[str],
     persons: list[str],
 ) -> dict[str, Any]:
-    """Put one instruction among the sentences of some of `pages`; what there is to know of it (`..injections`)."""
+    """Insert one instruction into some of `pages`; return its metadata."""
     titles = [title for title in pages if rng.random() < config.injected]
     if not titles:
         return {}

@@ -24,7 +24,7 @@ from atommem.memory.entries import MemoryView
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent
-from atommem.train.resume.checkpoint import GenerationSettings
+from atommem.train.checkpoints import GenerationSettings
 from atommem_atlas import Atlas
 from atommem_atlas.tasks import Task, read_tasks
 

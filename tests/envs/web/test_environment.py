@@ -1,4 +1,4 @@
-"""The web environment through the episode loop: what is shown, what a call costs, how it ends."""
+"""The web environment through the episode loop."""
 
 from __future__ import annotations
 

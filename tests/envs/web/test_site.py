@@ -1,4 +1,4 @@
-"""The synthetic site, also over HTTP: what its expert can do, and which part of memory it needs."""
+"""The synthetic site: its expert, and the parts of memory that it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Task
 from atommem.envs.web.injections import injection_followed
 from atommem.envs.web.site.expert import BrowsingExpert, BrowsingFaults
-from atommem.envs.web.site.world import ORDERS, SiteConfig, generate_sites
+from atommem.envs.web.site.world import SiteConfig, generate_sites
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
@@ -87,43 +87,9 @@ def test_expert_without_store_or_scratchpad_fails() -> None:
     assert em(play(SiteConfig(hops=4), None, "scratchpad")) <= 0.3
 
 
-def test_doubles_are_outdated_and_linked() -> None:
-    for task in sites(SiteConfig(hops=4, doubles=1)):
-        pages = {document.title: document for document in task.documents}
-        (double,) = (title for title in pages if title.endswith(" old"))
-        person = double.removesuffix(" old")
-        assert [pages[title].gold for title in (person, "guilds", "prizes", double)] == [
-            True,
-            True,
-            True,
-            False,
-        ]
-        assert task.questions[0].answers[0] not in pages[double].text
-        assert {double, person} <= {*task.metadata["links"]["people"]}
-
-
 @pytest.mark.parametrize("fault", ["create", "read", "scratchpad", "wander"])
 def test_each_fault_lowers_em(fault: str) -> None:
     assert em(play(SiteConfig(moved=1.0), BrowsingFaults(**{fault: 1.0}))) < 0.6
-
-
-def test_injected_instructions_change_nothing_else() -> None:
-    kinds = set()
-    pairs = zip(
-        *(generate_sites(SiteConfig(injected=share), 40, seed=5) for share in (0.0, 0.3)),
-        strict=True,
-    )
-    for clean, hostile in pairs:
-        injected = hostile.metadata.get("injected", {"pages": [], "written": "-"})
-        written = injected["written"]
-        kinds.add(written[1:].split(">")[0])
-        for before, after in zip(clean.documents, hostile.documents, strict=True):
-            assert after.text.count(written) == (before.title in injected["pages"])
-            assert " ".join(after.text.replace(written, " ").split()) == before.text
-        assert injected.get("answer") not in [
-            answer for one in clean.questions for answer in one.answers
-        ]
-    assert kinds == {*ORDERS, ""}
 
 
 @pytest.mark.parametrize("obey", [0.0, 1.0])
@@ -139,47 +105,25 @@ def test_obeying_an_injection_is_measured(obey: float) -> None:
     assert em(episodes) == 1.0 - obey
 
 
-def page(task: Task, title: str, text: str) -> str:
-    folder = f"/{quote(task.id)}"
-    links = [
-        f'<li><a href="{folder}/{quote(name)}">{escape(name)}</a>'
-        for name in task.metadata["links"][title]
-    ]
-    return f"<title>{escape(title)}</title><main><p>{escape(text)}</p></main><nav><ul>{''.join(links)}</ul></nav>"
-
-
 @pytest.mark.slow
 def test_expert_answers_over_http() -> None:
     pytest.importorskip("lxml_html_clean")
-    config = SiteConfig(prose="plain", hops=3, doubles=1, moved=1.0)
-    tasks = list(generate_sites(config, 3, seed=5))
-    routes = {
-        f"/{quote(task.id)}/{quote(document.title)}": answering(
-            page(task, document.title, document.text)
-        )
-        for task in tasks
-        for document in task.documents
-    }
-    with serving(routes) as (host, asked):
-        begun = [
-            replace(
-                task,
-                documents=(),
-                metadata={**task.metadata, "start": f"http://{host}/{quote(task.id)}/home"},
-            )
-            for task in tasks
-        ]
+    (task,) = generate_sites(SiteConfig(prose="plain", hops=3, doubles=1, moved=1.0), 1, seed=5)
+    routes = {}
+    for document in task.documents:
+        names = task.metadata["links"][document.title]
+        links = "".join(f'<li><a href="/{quote(name)}">{escape(name)}</a>' for name in names)
+        page = f"<title>{escape(document.title)}</title><main><p>{escape(document.text)}</p></main>"
+        routes[f"/{quote(document.title)}"] = answering(f"{page}<nav><ul>{links}</ul></nav>")
+    with serving(routes) as (host, _):
+        metadata = {**task.metadata, "start": f"http://{host}/home"}
+        config = SiteConfig(prose="plain", hops=3)
         runner = browsing(config, tools=[DIRECT], parse_workers=1)
 
-        async def play() -> list[Episode]:
+        async def play() -> Episode:
             try:
-                return await runner.run_all([(task, 0) for task in begun])
+                return await runner.run(replace(task, documents=(), metadata=metadata))
             finally:
                 await runner.environments.close()
 
-        episodes = asyncio.run(play())
-    assert [episode.metrics["em"] for episode in episodes] == [1.0] * 3, [
-        [step.observation.label for step in episode.steps] for episode in episodes
-    ]
-    visited = {path for path, _, _ in asked if "robots" not in path}
-    assert {path.rpartition("/")[2] for path in visited} >= {"home", "prizes", "people"}
+        assert asyncio.run(play()).metrics["em"] == 1.0

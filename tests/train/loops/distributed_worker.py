@@ -14,15 +14,20 @@ from typing import Any
 import torch
 
 from atommem.episode import Episode
+from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.update_step import Batch
-from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
-from atommem.train.rollout.full_weights import FullWeights
+from atommem.train.rollout.full_weights import FullWeightSync
 from atommem.train.rollout.server_backend import AdapterSync
 from tests.fake_vllm import Cluster
 from tests.train.harness import make_config, make_trainer
-from tests.train.loops.asynchronous.test_async_trainer import make_trainer as make_async_trainer
-from tests.train.rollout.test_server_backend import LORA, FakeTransfer, make_server_trainer
+from tests.train.loops.test_async_trainer import make_trainer as make_async_trainer
+from tests.train.rollout.test_server_backend import (
+    LORA,
+    FakeTransfer,
+    make_server_trainer,
+    recording,
+)
 from tests.train.toys import make_model, mixed_episode, random_episode
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -148,10 +153,8 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
 def train_whole(folder: Path) -> dict[str, Any]:
     """Two updates of all weights, with the servers a and b."""
     transfers: list[FakeTransfer] = []
-    sync = FullWeights(1.0, lambda *of: FakeTransfer(*of, among=transfers))
-    trainer: Any = make_server_trainer(
-        folder, Cluster("a", "b"), sync, updates=2, episodes=4, tasks=6
-    )
+    sync = FullWeightSync(1.0, recording(transfers))
+    trainer: Any = make_server_trainer(folder, Cluster("a"), sync, updates=2, episodes=4, tasks=6)
     gathered: list[int] = []
     gather = trainer._dist.gather_params
     trainer._dist.gather_params = lambda parameters: (
@@ -165,7 +168,7 @@ def train_whole(folder: Path) -> dict[str, Any]:
         "gathered": sum(gathered),
         "serving": serving,
         "transfers": [
-            (each.urls, each.calls.count("send"), list(each.weights)) for each in transfers
+            (each.url, each.calls.count("send"), list(each.weights)) for each in transfers
         ],
     }
 

@@ -20,11 +20,11 @@ from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.policy.server import ChatPolicy
 from atommem.trace import write_trace
-from atommem.train.loops.demonstrations import trace_demonstrations
-from tests.atommem.test_untrusted import shapes
+from atommem.train.loops.sft import trace_demonstrations
 from tests.envs.web.test_environment import ANSWER, call, make_task
 from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
 from tests.loopback import serving
+from tests.tokenizer_shapes import SHAPES
 
 ENVIRONMENT = environment_config("longdoc", chunking="documents")
 MEMORY = MemoryConfig()
@@ -94,13 +94,13 @@ def test_a_folder_of_an_evaluation(tmp_path: Path) -> None:
 
 def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
     tokenizer, path = WordTokenizer(), tmp_path / "wrong.jsonl"
-    with pytest.raises(ConfigError, match="neither a trace nor a folder with traces"):
+    with pytest.raises(ConfigError, match="not a trace or a folder with traces"):
         rows_of(tmp_path, tokenizer)
     save(path, tokenizer, gold="blue")
-    with pytest.raises(ConfigError, match=r"none of the 1 traces .* reward of at least 1"):
+    with pytest.raises(ConfigError, match=r"min_reward=1: none of the 1 traces"):
         rows_of(path, tokenizer)
     save(path, tokenizer, dialect="released")
-    with pytest.raises(ConfigError, match="dialect 'released': it cannot teach 'paper'"):
+    with pytest.raises(ConfigError, match=r"dialect=paper: .* has the dialect 'released'"):
         rows_of(path, tokenizer)
     path.write_text("no trace\n")
     with pytest.raises(TraceError):
@@ -109,7 +109,7 @@ def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
 
 def test_a_hosted_model_teaches_the_web(tmp_path: Path) -> None:
     """Its replies have no token ids: they are encoded as the learner's, under the learner's own prompts."""
-    tokenizer = shapes["byte_level"]()
+    tokenizer = SHAPES["byte_level"]()
     settings = environment_config("web")
     wrong = replace(make_task("Where is nobody?"), id="u")
 

@@ -17,12 +17,12 @@ from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode, Step
 from atommem.trace import read_trace
+from atommem.train.checkpoints import GenerationSettings
+from atommem.train.logs.console import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
+from atommem.train.logs.sample_episodes import trace_writer
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.resume.checkpoint import GenerationSettings
-from atommem.train.rollout.episodes import Rollouts
-from atommem.train.rollout.local_backend import local_backend
-from atommem.train.watch.callbacks import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from atommem.train.watch.sample_episodes import trace_writer
+from atommem.train.rollout.backends import make_local_backend
+from atommem.train.rollout.rollouts import Rollouts
 from tests.fakes import word_level
 from tests.train.harness import GradientRecorder, completion_logps, make_config
 from tests.train.toys import make_model
@@ -98,7 +98,8 @@ def make_real_trainer(
         tasks=tasks,
         processing_class=tokenizer,
         make_backend=partial(
-            local_backend, Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT)
+            make_local_backend,
+            Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
         ),
         on_episodes=on_episodes,
         callbacks=[recorder, *callbacks],

@@ -15,9 +15,9 @@ from atommem.episode import Episode
 from atommem.observation import StopReason
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.sequences import Row
-from atommem.train.packing.micro_batches import MicroBatchPlanner
-from atommem.train.rollout.dynamic_sampling import replacement_tasks
+from atommem.train.objective.rows import Row
+from atommem.train.packing.planning import MicroBatchPlanner
+from atommem.train.rollout.groups import replacement_tasks
 from tests.train.harness import (
     assert_equal_gradients,
     episodes_of,
@@ -171,7 +171,7 @@ def test_kl_to_the_model_without_its_adapter(tmp_path: Path) -> None:
 
 
 def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
-    """No backward pass, no weight decay, no moments: only the scheduler moves on."""
+    """No backward pass, no weight decay, no draw_branch_points: only the scheduler moves on."""
     model = make_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     config = make_config(tmp_path, weight_decay=0.1, max_grad_norm=1.0)
@@ -252,7 +252,7 @@ def test_a_model_that_cannot_share_prefixes_is_padded_with_a_warning(
     model.config.sliding_window, model.config.use_sliding_window = 4096, True
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
         check(tmp_path, model=model)
-    assert "because its attention has a sliding window of 4096 tokens" in caplog.text
+    assert "rows are padded: its attention has a sliding window of 4096 tokens" in caplog.text
 
 
 def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from atommem.config import save_config
 from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.net.recording import Recording
-from atommem.train.resume.checkpoint_files import complete_checkpoints
+from atommem.train.checkpoints import list_checkpoints
 from tests.fakes import word_level
 from tests.train.harness import ROOT, launch
 from tests.train.loops.test_end_to_end import MEMORY, SETTINGS, make_tasks
@@ -86,7 +86,7 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
     assert limited.stderr.count("--resume continues from the last checkpoint") == 2, limited.stderr[
         -3000:
     ]
-    assert complete_checkpoints(tmp_path / "out")[-1].name in (
+    assert list_checkpoints(tmp_path / "out")[-1].name in (
         "checkpoint-1",
         "checkpoint-2",
         "checkpoint-3",

@@ -30,7 +30,9 @@ def test_a_reference_that_lost_weights_on_its_way_is_refused(
     accelerator = SimpleNamespace(
         is_fsdp2=True, device="cpu", state=SimpleNamespace(fsdp_plugin=plugin)
     )
-    with pytest.raises(ConfigError, match=r"not what rank 0 loaded: lm_head\.weight and 0 others"):
+    with pytest.raises(
+        ConfigError, match=r"differs from what rank 0 loaded: lm_head\.weight and 0 others"
+    ):
         models.shard_reference(make_model(), accelerator)
 
 

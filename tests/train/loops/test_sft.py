@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from atommem.errors import ConfigError
-from atommem.train.loops.demonstrations import demonstrations
-from atommem.train.loops.sft import make_sft_trainer, sft_dataset
-from atommem.train.resume.checkpoint_files import last_checkpoint
-from atommem.train.resume.interrupts import TrainingInterrupted
+from atommem.train.checkpoints import last_checkpoint
+from atommem.train.errors import TrainingInterrupted
+from atommem.train.logs.console import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
+from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
 from atommem.train.train_config import ColdStartConfig
-from atommem.train.watch.callbacks import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
 from tests.train.harness import BARE, at, completion_logps, terminate
 from tests.train.toys import EOS, make_episode, make_model, make_tokenizer
 
@@ -30,7 +29,7 @@ def test_no_rows_and_long_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="no demonstrations"):
         sft_dataset([])
     with pytest.raises(
-        ConfigError, match=r"16 of 24 demonstrations exceed max_length 4, the longest has 7"
+        ConfigError, match=r"max_length=4: 16 of 24 demonstrations are longer \(up to 7"
     ):
         sft_dataset(ROWS, max_length=4)
 
@@ -45,7 +44,7 @@ def test_the_loss_is_that_of_the_completions_and_falls(
             [completion_logps(model, prompt, completion, 1.0) for prompt, completion in batch]
         )
     config = make_config(tmp_path, per_device_train_batch_size=24)
-    trainer = make_sft_trainer(model, config, sft_dataset(batch), make_tokenizer())
+    trainer = ColdStartTrainer(model, config, sft_dataset(batch), make_tokenizer())
     use_console(trainer, SFT_COLUMNS)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -73,7 +72,7 @@ def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
     settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 100}
 
     def run(folder: Path, resume: Path | None = None, **kwargs: Any) -> Any:
-        trainer = make_sft_trainer(
+        trainer = ColdStartTrainer(
             make_model(),
             make_config(folder, **settings),
             sft_dataset(ROWS),

@@ -87,7 +87,7 @@ def test_what_we_replace_or_read_is_no_more_than_it_was() -> None:
 
 
 def test_an_update_begins_and_ends_where_we_think() -> None:
-    """`atommem.train.resume.resumable_trainer` stops where batches are fetched, and takes the state of the generators
+    """`atommem.train.resumable_trainer` stops where batches are fetched, and takes the state of the generators
     where an update ends."""
     body = inspect.getsource(Trainer._run_epoch)
     moments = [

@@ -11,12 +11,10 @@ import torch
 from transformers.utils.logging import warning_once
 
 from atommem.episode import Episode
-from atommem.train.loops.rollout_file import load_rollout, save_rollout
-from atommem.train.loops.update_step import Batch
+from atommem.train.loops.update_step import Batch, load_batches, save_batches
 from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import MASKED
-from atommem.train.objective.sequences import Row
-from atommem.train.resume.faults import DivergedError
+from atommem.train.objective.rows import Row
 from tests.train.harness import (
     assert_equal_gradients,
     completion_logps,
@@ -147,42 +145,23 @@ def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     for rank, own in enumerate(batches):
-        save_rollout(tmp_path, rank, 7, own)
+        save_batches(tmp_path, rank, 7, own)
 
     def ids(rank: int, ranks: int) -> list[list[list[int]]]:
-        number, found = load_rollout(tmp_path, rank, ranks)
+        number, found = load_batches(tmp_path, rank, ranks)
         assert (number, [batch.normalizer for batch in found]) == (7, [3.0, 4.0])
         return [[row.ids.tolist() for row in batch.rows] for batch in found]
 
     assert ids(1, 2) == [[[1, 0, 1]], [[1, 1, 1]]]
     assert ids(0, 1) == [[[1, 0, 0], [1, 0, 1]], [[1, 1, 0], [1, 1, 1]]]
     assert ids(2, 3) == [[], []]
-    (row,) = load_rollout(tmp_path, 0, 2)[1][0].rows
+    (row,) = load_batches(tmp_path, 0, 2)[1][0].rows
     assert (row.logprobs.tolist(), row.old_logprobs.tolist(), row.weight) == (
         [0.5, 0.25],
         [0.5, 0.25],
         2.0,
     )
-    assert load_rollout(tmp_path / "ended", 0, 1) == (-1, [])
-
-
-def test_a_second_update_that_fails_leaves_its_episodes_too(tmp_path: Path) -> None:
-    config = make_config(
-        tmp_path, per_device_train_batch_size=8, steps_per_generation=2, max_steps=2
-    )
-    trainer, _, runner = make_trainer(make_model(), config, writer(make_model()))
-    run = trainer._update.run
-
-    def diverging(model: Any, batch: Batch) -> Any:
-        loss, log = run(model, batch)
-        return loss, log | ({"loss": float("nan")} if trainer.state.global_step else {})
-
-    trainer._update.run = diverging  # type: ignore[method-assign]
-    with pytest.raises(DivergedError, match="update 2"):
-        trainer.train()
-    assert (
-        len(list((tmp_path / "failed" / "step-2" / "episodes").iterdir())) == len(runner.jobs) == 16
-    )
+    assert load_batches(tmp_path / "ended", 0, 1) == (-1, [])
 
 
 def test_mostly_masked_updates_are_warned_about_once(

@@ -1,4 +1,4 @@
-"""The objective against TRL's own loss, on random batches; the correction for another sampler by hand."""
+"""The policy loss against TRL's, on random batches; the correction by hand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from atommem.train.objective.loss import MASKED, Objective, correction
-from atommem.train.objective.sequences import (
+from atommem.train.objective.loss import MASKED, PolicyLoss, correction
+from atommem.train.objective.rows import (
     LOSS_TYPES,
     EpisodeSize,
     Row,
@@ -61,13 +61,13 @@ LONGEST = 9
 """What dr_grpo takes for the length of every completion."""
 
 
-def make_objective(settings: dict[str, Any]) -> Objective:
+def make_loss(settings: dict[str, Any]) -> PolicyLoss:
     sampler = ("mode", "clip_min", "clip_max")
     named = {
         f"vllm_importance_sampling_{key}" if key in sampler else key: settings[key]
         for key in settings
     }
-    return Objective(**{"epsilon": 0.2, "epsilon_high": 0.28, **named})
+    return PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **named})
 
 
 def random_rows(rng: random.Random, normalization: str) -> list[Row]:
@@ -81,7 +81,7 @@ def random_rows(rng: random.Random, normalization: str) -> list[Row]:
 
 
 def trl_loss(
-    objective: Objective,
+    policy_loss: PolicyLoss,
     rows: list[Row],
     logps: torch.Tensor,
     old: torch.Tensor | None,
@@ -109,14 +109,14 @@ def trl_loss(
         "old_per_token_logps": None if old is None else rectangle(old),
         "ref_per_token_logps": rectangle(ref),
     }
-    mode = objective.vllm_importance_sampling_mode
+    mode = policy_loss.vllm_importance_sampling_mode
     if mode:
         bounds = (
-            objective.vllm_importance_sampling_clip_min,
-            objective.vllm_importance_sampling_clip_max,
+            policy_loss.vllm_importance_sampling_clip_min,
+            policy_loss.vllm_importance_sampling_clip_max,
         )
         inputs["importance_sampling_ratio"] = rectangle(
-            correction(before - tokens.sampled, counts, mode, *bounds)[0]
+            correction(before - tokens.logprobs, counts, mode, *bounds)[0]
         )
     metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     trainer = SimpleNamespace(
@@ -131,15 +131,15 @@ def trl_loss(
             num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x
         ),
         args=SimpleNamespace(
-            delta=objective.delta,
-            use_bias_correction_kl=objective.use_bias_correction_kl,
+            delta=policy_loss.delta,
+            use_bias_correction_kl=policy_loss.use_bias_correction_kl,
             steps_per_generation=1,
         ),
-        epsilon_low=objective.epsilon,
-        epsilon_high=objective.epsilon_high,
-        beta=objective.beta,
-        loss_type=objective.loss_type,
-        importance_sampling_level=objective.importance_sampling_level,
+        epsilon_low=policy_loss.epsilon,
+        epsilon_high=policy_loss.epsilon_high,
+        beta=policy_loss.beta,
+        loss_type=policy_loss.loss_type,
+        importance_sampling_level=policy_loss.importance_sampling_level,
         max_completion_length=LONGEST,
         use_vllm=mode is not None,
         vllm_importance_sampling_correction=True,
@@ -156,33 +156,31 @@ def trl_loss(
 @pytest.mark.parametrize("batches", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_gradients_and_logged_means_are_trls(
-    variant: str, on_policy: bool, batches: int
-) -> None:
-    objective = make_objective(VARIANTS[variant])
-    normalization = LOSS_TYPES[objective.loss_type]
+def test_policy_loss_equals_trl(variant: str, on_policy: bool, batches: int) -> None:
+    policy_loss = make_loss(VARIANTS[variant])
+    normalization = LOSS_TYPES[policy_loss.loss_type]
     rng = random.Random(variant)
     torch.manual_seed(0)
     clipped = 0.0
     for _ in range(batches):
         rows = random_rows(rng, normalization)
         tokens = Tokens.of(rows, torch.device("cpu"))
-        logps = (tokens.sampled + 0.2 * torch.randn_like(tokens.sampled)).requires_grad_()
-        old = None if on_policy else (tokens.sampled + 0.1 * torch.randn_like(tokens.sampled))
-        ref = tokens.sampled + 0.5 * torch.randn_like(tokens.sampled)
+        logps = (tokens.logprobs + 0.2 * torch.randn_like(tokens.logprobs)).requires_grad_()
+        old = None if on_policy else (tokens.logprobs + 0.1 * torch.randn_like(tokens.logprobs))
+        ref = tokens.logprobs + 0.5 * torch.randn_like(tokens.logprobs)
         # The rest of the global batch: tokens of other ranks, where the loss counts tokens.
         others = [EpisodeSize(rng.randint(0, 9), 1)] if normalization == "token" else []
         sizes = others + [EpisodeSize(count, 1) for count in tokens.counts]
-        total, log = objective(logps, tokens, old, ref if objective.beta else None)
+        total, log = policy_loss(logps, tokens, old, ref if policy_loss.beta else None)
         loss = total / normalizer(sizes, normalization, LONGEST)
         expected, logged = trl_loss(
-            objective, rows, logps, old, ref, sum(size.tokens for size in sizes)
+            policy_loss, rows, logps, old, ref, sum(size.tokens for size in sizes)
         )
         assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
         (got,), (wanted,) = torch.autograd.grad(loss, logps), torch.autograd.grad(expected, logps)
         assert float((got - wanted).abs().max()) <= 1e-6
         # TRL counts a sequence's ratio once, and tokens alike whatever they weigh.
-        once = objective.importance_sampling_level == "sequence"
+        once = policy_loss.importance_sampling_level == "sequence"
         for name in set(log) - {"ratio", MASKED}:
             values = log[name].float()
             if once and name != "kl":
@@ -206,7 +204,7 @@ def test_loss_gradients_and_logged_means_are_trls(
         ("sequence_mask", None, 1.5, [0.0, 0.0, 0.75, 0.75, 0.75]),
     ],
 )
-def test_corrections_of_two_rows(
+def test_correction_equals_numbers_by_hand(
     mode: str, low: float | None, high: float | None, expected: list[float]
 ) -> None:
     difference = torch.tensor([math.log(ratio) for ratio in (2.0, 1.0, 0.25, 1.0, 3.0)])
@@ -218,19 +216,19 @@ def test_corrections_of_two_rows(
     assert changed.tolist() == (~torch.isclose(factor, ratio)).tolist()
 
 
-def test_a_correction_of_almost_nothing_counts_as_masked() -> None:
+def test_correction_near_zero_counts_as_masked() -> None:
     factor, masked = correction(torch.tensor([-30.0, 0.0]), [1, 1], "sequence_mask", None, 3.0)
     assert factor.tolist() == pytest.approx([0.0, 1.0])
     assert masked.tolist() == [True, False]
 
 
-def test_settings_of_a_configuration() -> None:
-    """The fields' names are TRL's; there is no correction where nothing else sampled."""
+def test_policy_loss_of_a_configuration() -> None:
+    """Without vLLM there is no correction."""
     given = Namespace(epsilon=0.1, epsilon_high=None, beta=0.5, loss_type="grpo", use_vllm=False)
     given.vllm_importance_sampling_mode, given.vllm_importance_sampling_correction = (
         "token_mask",
         True,
     )
-    assert Objective.of(given) == Objective(0.1, 0.1, beta=0.5, loss_type="grpo")
+    assert PolicyLoss.of(given) == PolicyLoss(0.1, 0.1, beta=0.5, loss_type="grpo")
     given.use_vllm = True
-    assert Objective.of(given).vllm_importance_sampling_mode == "token_mask"
+    assert PolicyLoss.of(given).vllm_importance_sampling_mode == "token_mask"

@@ -1,4 +1,4 @@
-"""Sharing the rows of an update among ranks and micro-batches, packed or padded."""
+"""Balancing rows over ranks and cutting them into micro-batches."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
-from atommem.train.objective.sequences import Row
-from atommem.train.packing.padding import IGNORED, fit_rows, pad_rows
+from atommem.train.objective.rows import Row
+from atommem.train.packing.micro_batch import (
+    pack_rows,
+    shared_prefixes,
+)
 from atommem.train.packing.planning import (
     TOLERANCE,
     balance,
-    bundles,
     cut,
+    cut_padded,
     lexicographic,
     pair_cost,
+    prefix_groups,
     row_costs,
 )
-from atommem.train.packing.trie import pack_rows, shared_prefixes
 from tests.train.toys import make_row
 
 
 def random_rows(seed: int, count: int) -> list[Row]:
-    """Rows over three tokens, so that they share prefixes of all lengths, some of them the whole row."""
+    """Rows over three tokens, so that they share prefixes of all lengths."""
     rng = random.Random(seed)
     ids = [[rng.choices(range(3), k=rng.randint(1, 4)) for _ in range(2)] for _ in range(count)]
     return [make_row(*both) for both in ids]
 
 
 @given(st.integers(0, 10_000), st.integers(0, 12))
-def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(
-    seed: int, count: int
-) -> None:
+def test_shared_prefixes_count_packed_tokens(seed: int, count: int) -> None:
     rows = lexicographic(random_rows(seed, count))
     assert [r.ids.tolist() for r in rows] == sorted(r.ids.tolist() for r in rows)
     shared = shared_prefixes(rows)
@@ -43,7 +44,7 @@ def test_in_lexicographic_order_a_row_adds_what_its_neighbour_does_not_share(
         assert sum(map(len, rows[:index])) - sum(shared[:index]) == pack_rows(rows[:index]).computed
 
 
-def test_costs_by_hand() -> None:
+def test_costs_equal_numbers_by_hand() -> None:
     assert row_costs([4, 5], [0, 3], pair=0.5) == [4 + 0.5 * 10, 2 + 0.5 * (15 - 6)]
     config = Qwen3Config(
         hidden_size=8,
@@ -57,13 +58,13 @@ def test_costs_by_hand() -> None:
     assert pair_cost(config) == pytest.approx(4 * 2 * 4 / (2 * (64 + 32 + 32 + 64 + 3 * 128)))
 
 
-def test_bundles_are_runs_that_share_at_least_half() -> None:
-    assert bundles([10, 10, 10, 8, 8], [0, 9, 2, 1, 4]) == [2, 1, 2]
-    assert bundles([], []) == cut([], [], 0.1, 10) == cut([], [], 0.1, 10, 3) == []
+def test_prefix_groups_share_at_least_half() -> None:
+    assert prefix_groups([10, 10, 10, 8, 8], [0, 9, 2, 1, 4]) == [2, 1, 2]
+    assert prefix_groups([], []) == cut([], [], 0.1, 10) == cut([], [], 0.1, 10, 3) == []
 
 
 @given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
-def test_balance_never_makes_the_costliest_rank_costlier(costs: list[list[float]]) -> None:
+def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None:
     owners = balance(costs)
     assert [len(rank) for rank in owners] == [len(rank) for rank in costs]
     loads = [0.0] * len(costs)
@@ -85,13 +86,13 @@ def test_balance_never_makes_the_costliest_rank_costlier(costs: list[list[float]
     )
 
 
-def test_balance_ends_where_ranks_differ_by_one_bundle_but_for_rounding() -> None:
+def test_balance_ends_despite_rounding() -> None:
     owners = balance([[0.2, 0.8, 0.46203525566983716], [0.9], [0.8, 1.1, 2.0]])
     assert [len(rank) for rank in owners] == [3, 1, 3]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40), st.integers(0, 3))
-def test_cut_keeps_the_budget_and_finds_the_cheapest_costliest_piece(
+def test_cut_keeps_the_budget_and_minimizes_the_largest_cost(
     seed: int, count: int, budget: int, more: int
 ) -> None:
     rows = lexicographic(random_rows(seed, count))
@@ -123,9 +124,9 @@ def test_cut_keeps_the_budget_and_finds_the_cheapest_costliest_piece(
 
 
 @given(st.lists(st.integers(2, 60), max_size=50), st.integers(1, 400))
-def test_padded_rows_are_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_cut_padded_keeps_the_budget(lengths: list[int], budget: int) -> None:
     lengths = sorted(lengths, reverse=True)
-    counts = fit_rows(lengths, budget)
+    counts = cut_padded(lengths, budget)
     assert sum(counts) == len(lengths)
     start = 0
     for index, count in enumerate(counts):
@@ -134,13 +135,3 @@ def test_padded_rows_are_within_the_budget(lengths: list[int], budget: int) -> N
         # No further row would have fitted.
         assert index == len(counts) - 1 or (count + 1) * lengths[start] > budget
         start += count
-
-
-def test_rows_are_padded_on_the_right_and_completions_labelled() -> None:
-    padded = pad_rows([make_row([1, 2], [31, 32, 33]), make_row([1, 2, 3], [31])], pad_token_id=9)
-    assert {name: tensor.tolist() for name, tensor in padded.inputs.items()} == {
-        "input_ids": [[1, 2, 31, 32, 33], [1, 2, 3, 31, 9]],
-        "attention_mask": [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
-        "shift_labels": [[IGNORED, 31, 32, 33, IGNORED], [IGNORED, IGNORED, 31, IGNORED, IGNORED]],
-    }
-    assert (padded.token_index.tolist(), padded.computed) == ([1, 2, 3, 7], 10)

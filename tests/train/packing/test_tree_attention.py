@@ -1,4 +1,4 @@
-"""Attention over tries against the dense mask that defines it, on CPU and by what a GPU would be given."""
+"""Attention over tries against the dense mask that defines it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trl.experimental.async_grpo.packing import tree_attention as trl_kernel
 from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.packing import tree_attention as module
+from atommem.train.packing.micro_batch import pack_rows
 from atommem.train.packing.planning import lexicographic
 from atommem.train.packing.tree import Tree, flex_mask
 from atommem.train.packing.tree_attention import (
@@ -22,10 +23,9 @@ from atommem.train.packing.tree_attention import (
     has_flash_attention_3,
     register_tree_attention,
     tree_attention,
+    tree_obstacle,
     use_tree_attention,
-    why_no_tree,
 )
-from atommem.train.packing.trie import pack_rows
 from tests.train.harness import completion_logps
 from tests.train.toys import make_model, make_row
 
@@ -43,7 +43,7 @@ def heads(tokens: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]
 
 
 def dense(tree: Tree) -> torch.Tensor:
-    """The rule in the module's docstring, written out."""
+    """The visibility rule, written out."""
     visible = torch.zeros(tree.length, tree.length, dtype=torch.bool)
     for start, end, below in tree.spans:
         for q in range(start, below):
@@ -52,10 +52,7 @@ def dense(tree: Tree) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_outputs_and_gradients_are_those_of_the_dense_mask(
-    dtype: torch.dtype, tolerance: float
-) -> None:
-    """Half precision is added up in single: it is as near as its own rounding."""
+def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: float) -> None:
     tree = Tree(SPANS)
     ours = heads(22, dtype)
     out, _ = tree_attention(torch.nn.Identity(), *ours, None, tree=tree, scaling=0.3)
@@ -71,7 +68,7 @@ def test_outputs_and_gradients_are_those_of_the_dense_mask(
         assert torch.allclose(a.float(), b, atol=tolerance, rtol=tolerance)
 
 
-def test_a_model_under_autocast() -> None:
+def test_tree_attention_under_autocast() -> None:
     model = make_model(spread=0.1)
     add_fused_lm_head(model)
     register_tree_attention()
@@ -85,10 +82,10 @@ def test_a_model_under_autocast() -> None:
     assert torch.allclose(scored, expected, atol=0.05)
 
 
-def test_all_layers_share_what_is_made_of_a_trie_under_fsdp2(
+def test_tree_is_not_copied_by_fsdp2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It casts the arguments of every layer, and copies dataclasses among them: each layer made a mask of its own."""
+    """FSDP2 casts the arguments of every layer, and copies dataclasses among them."""
     seen = []
 
     def record(*arguments: object, tree: Tree, **kwargs: object) -> tuple[torch.Tensor, None]:
@@ -124,7 +121,7 @@ def random_tree(seed: int, rows: int, longest: int) -> Tree:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_block_mask_is_the_one_of_the_dense_mask(seed: int) -> None:
+def test_flex_mask_equals_the_dense_mask(seed: int) -> None:
     tree = random_tree(seed, 1 + 4 * seed, 600)
     visible = dense(tree)
     expected = create_block_mask(
@@ -140,8 +137,8 @@ def test_the_block_mask_is_the_one_of_the_dense_mask(seed: int) -> None:
     assert torch.equal(mask.mask_mod(0, 0, everywhere[:, None], everywhere), visible)
 
 
-def test_flex_attention_gives_the_same_outputs() -> None:
-    """Without gradients, which `flex_attention` does not have on CPU; they follow the same block mask."""
+def test_flex_tree_attention_equals_tree_attention() -> None:
+    """Without gradients, which `flex_attention` lacks on CPU."""
     tree = random_tree(0, 6, 200)
     query, key, value = (x.detach() for x in heads(tree.length))
     out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
@@ -154,10 +151,10 @@ def test_flex_attention_gives_the_same_outputs() -> None:
 @pytest.mark.parametrize(
     ("hopper", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.bfloat16)]
 )
-def test_which_attention_a_gpu_gets(
+def test_tree_attention_selects_the_kernel_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch, hopper: bool, dtype: torch.dtype
 ) -> None:
-    """TRL's kernel, which takes half precision only, on a Hopper GPU; flex_attention elsewhere."""
+    """TRL's kernel for half precision on Hopper; flex_attention elsewhere."""
     assert not has_flash_attention_3(torch.device("cpu"))
     monkeypatch.setattr(module, "has_flash_attention_3", lambda device: hopper)
     monkeypatch.setattr(
@@ -176,14 +173,14 @@ def test_which_attention_a_gpu_gets(
         assert out.shape == (1, 22, 4, 16)
 
 
-def test_which_models_can_share_prefixes() -> None:
+def test_tree_obstacle_names_what_a_model_has() -> None:
     model = make_model()
     llama = LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
-    assert why_no_tree(model) is why_no_tree(LlamaForCausalLM(llama)) is None
+    assert tree_obstacle(model) is tree_obstacle(LlamaForCausalLM(llama)) is None
     model.config.layer_types = ["linear_attention"] * 2
-    assert "linear_attention layers" in str(why_no_tree(model))
+    assert "linear_attention layers" in str(tree_obstacle(model))
     windowed = make_model()
     windowed.config = Qwen3Config(
         sliding_window=8, use_sliding_window=True, layer_types=["full_attention"] * 32
     )
-    assert "sliding window of 8" in str(why_no_tree(windowed))
+    assert "sliding window of 8" in str(tree_obstacle(windowed))

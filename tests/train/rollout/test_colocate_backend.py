@@ -20,8 +20,8 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling
-from atommem.train.rollout.colocate_backend import ColocateBackend, colocate_backend
-from atommem.train.rollout.episodes import Rollouts
+from atommem.train.rollout.colocate_backend import ColocateBackend, make_colocate_backend
+from atommem.train.rollout.rollouts import Rollouts
 from tests.train.harness import make_config
 from tests.train.shipped import vllm_double
 from tests.train.toys import make_model, make_tokenizer
@@ -60,7 +60,7 @@ def saved_model(tmp_path: Path) -> Any:
 def test_full_weights_into_vllm_on_cpu_say_to_use_lora(tmp_path: Path, double: Any) -> None:
     double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):
-        colocate_backend(make_rollouts(tmp_path), saved_model(tmp_path))
+        make_colocate_backend(make_rollouts(tmp_path), saved_model(tmp_path))
 
 
 def two_updates(backend: ColocateBackend, model: Any) -> None:
@@ -80,7 +80,7 @@ def test_an_engine_that_does_not_sleep_gets_full_weights_once_an_update(
     tmp_path: Path, double: Any
 ) -> None:
     model = saved_model(tmp_path)
-    backend = colocate_backend(make_rollouts(tmp_path, vllm_enable_sleep_mode=False), model)
+    backend = make_colocate_backend(make_rollouts(tmp_path, vllm_enable_sleep_mode=False), model)
     two_updates(backend, model)
     assert double.calls == ["build", *2 * ["load", "reset", "generate"]]
     assert backend.metrics()["vllm/prompt_tokens"] == 4 * 2
@@ -92,7 +92,7 @@ def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(
     model = get_peft_model(
         saved_model(tmp_path), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     )
-    backend = colocate_backend(make_rollouts(tmp_path), model)
+    backend = make_colocate_backend(make_rollouts(tmp_path), model)
     two_updates(backend, model)
     assert double.calls == [
         "build",
@@ -113,7 +113,7 @@ def test_calls_come_in_the_order_of_trl(
     monkeypatch.setattr(
         "atommem.train.rollout.colocate_backend.clear_device_cache", lambda: double.record("empty")
     )
-    two_updates(colocate_backend(make_rollouts(tmp_path), model), model)
+    two_updates(make_colocate_backend(make_rollouts(tmp_path), model), model)
     rollout = ["empty", "wake weights", "load", "reset", "wake kv_cache", "generate", "sleep 2"]
     assert double.calls == ["build", "sleep 2", *4 * rollout]
 
@@ -124,11 +124,11 @@ def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
     rollouts.args.model_init_kwargs = {
         "revision": "v2"
     }  # as `model_arguments` notes --model_revision
-    arguments = colocate_backend(rollouts, saved_model(tmp_path)).policy.engine.args
+    arguments = make_colocate_backend(rollouts, saved_model(tmp_path)).policy.engine.args
     assert (arguments.kv_cache_dtype, arguments.max_num_batched_tokens) == ("fp8", 16384)
     assert arguments.revision == "v2"
-    with pytest.raises(ConfigError, match="'fp8', and full weights that are sent"):
-        colocate_backend(
+    with pytest.raises(ConfigError, match="'fp8': full weights that are sent"):
+        make_colocate_backend(
             make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}),
             saved_model(tmp_path),
         )

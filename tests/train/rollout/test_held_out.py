@@ -11,10 +11,10 @@ import pytest
 
 from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
+from atommem.train.checkpoints import list_checkpoints
+from atommem.train.errors import RolloutFailedError
+from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.resume.checkpoint_files import complete_checkpoints
-from atommem.train.resume.faults import RolloutFailedError
-from atommem.train.watch.callbacks import METRICS_FILE, read_metrics
 from tests.train.loops.test_end_to_end import make_real_trainer, make_tasks
 
 HELD_OUT = [
@@ -61,7 +61,7 @@ def test_evaluated_every_so_many_updates(
 
     step = max(logged, key=lambda entry: entry["eval_em"])["step"]
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
-    assert [path.name for path in complete_checkpoints(tmp_path)] == [f"checkpoint-{step}"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}"]
     trainer.close()
 
 
@@ -87,7 +87,7 @@ async def test_the_scores_are_those_of_atommem_eval(
 
 def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
     """A mean over what an outage left over would choose the best checkpoint by chance."""
-    trainer = make(tmp_path, max_steps=2, eval_steps=1)
+    trainer = make(tmp_path, max_steps=2, eval_steps=1, save_strategy="steps", save_steps=9)
     runner = trainer.backend.runner
     complete = runner.agent.policy.complete
 
@@ -100,4 +100,4 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RolloutFailedError, match="8 of 8 episodes of the evaluation failed"):
         trainer.train()
     trainer.close()
-    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-1"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -14,12 +13,17 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from atommem.errors import ConfigError, OutageError
+from atommem.errors import ConfigError
 from atommem.policy.server_pool import ServerPool
+from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.resume.faults import RolloutFailedError
 from atommem.train.rollout.adapters import AdapterPublisher
-from atommem.train.rollout.full_weights import FullWeights, Servers, check_devices, vllm_name
+from atommem.train.rollout.full_weights import (
+    FullWeightSync,
+    check_devices,
+    describe_weights,
+    vllm_name,
+)
 from atommem.train.rollout.server_backend import (
     AdapterSync,
     ServerBackend,
@@ -111,10 +115,6 @@ def test_without_any_server_the_run_ends(tmp_path: Path) -> None:
     cluster["a"].up = False
     with pytest.raises(RolloutFailedError, match="No server answered"):
         train(tmp_path, cluster, adapters(tmp_path), peft_config=LORA)
-    with pytest.raises(
-        RolloutFailedError, match=r"could be given weights \(http://a\): none of them answers"
-    ):
-        train(tmp_path, cluster, FullWeights(1.0, FakeTransfer))  # type: ignore[arg-type]
 
 
 def test_an_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) -> None:
@@ -129,14 +129,10 @@ def test_an_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) 
 
 
 class FakeTransfer:
-    """Takes weights as TRL's `WeightTransferClient` does, one `among` others; keeps what it was asked and got."""
+    """Takes weights as TRL's `WeightTransferClient` does, and records calls."""
 
-    def __init__(
-        self, urls: Sequence[str], describe: Any, timeout: float = 0.0, among: Any = None
-    ) -> None:
-        if among is not None:
-            among.append(self)
-        self.urls, self.description = ",".join(urls), describe("bfloat16")
+    def __init__(self, url: str, trainer: Any, timeout: float = 0.0) -> None:
+        self.url, self.description = url, describe_weights(trainer, "bfloat16")
         self.calls: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
         self.pause, self.resume, self.destroy = (
@@ -148,100 +144,40 @@ class FakeTransfer:
         self.weights = {name: weight.clone() for name, weight in iterator}
 
 
-def test_full_weights_go_to_every_server_that_is_up(tmp_path: Path) -> None:
-    cluster = Cluster("a", "b", "c")
-    cluster["b"].up = False
+def recording(clients: list[FakeTransfer]) -> Any:
+    def connect(*arguments: Any) -> FakeTransfer:
+        clients.append(FakeTransfer(*arguments))
+        return clients[-1]
+
+    return connect
+
+
+def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: Path) -> None:
     clients: list[FakeTransfer] = []
 
-    def connect(*of: Any) -> FakeTransfer:
-        if cluster["c"].up:
-            cluster["c"].up = False
-            raise OutageError("http://c went away")  # between two questions
-        return FakeTransfer(*of, among=clients)
+    def lose_it(update: int, episodes: object) -> None:
+        trainer.backend.pool.servers[0].serving = update != 1  # type: ignore[attr-defined]
 
-    trainer = train(tmp_path, cluster, FullWeights(1.0, connect), updates=2)
-    (client,), state = clients, dict(trainer.model.named_parameters())
-    assert client.urls == "http://a"
-    assert client.calls == ["pause", "send", "resume"] * 2
-    assert client.description["names"] == list(client.weights) == list(state)
-    assert client.description["shapes"] == [
-        list(weight.shape) for weight in client.weights.values()
-    ]
-    assert set(client.description["dtype_names"]) == {"bfloat16"}
-    # The second update got the weights after one step: not those of the end.
-    assert any(not torch.equal(client.weights[name], state[name]) for name in state)
-    pool = trainer.backend.pool  # type: ignore[attr-defined]
-    assert [server.url for server in pool.serving] == ["http://a"]
-    trainer.close()
-    assert client.calls[-1] == "destroy"
-
-
-def test_servers_that_come_and_go_make_the_group_anew(tmp_path: Path) -> None:
-    """b is gone at the first update, there at the second and third, and started anew before the fourth."""
-    cluster = Cluster("a", "b")
-    cluster["b"].up = False
-    groups: list[FakeTransfer] = []
-
-    def between(update: int, episodes: object) -> None:
-        cluster["b"].up = True
-        if update == 2:
-            trainer.backend.pool.servers[1].serving = False  # type: ignore[attr-defined]  # a request has failed there
-
-    sync = FullWeights(1.0, lambda *of: FakeTransfer(*of, among=groups))
-    trainer = make_server_trainer(tmp_path, cluster, sync, updates=4, on_episodes=between)
+    sync = FullWeightSync(1.0, recording(clients))
+    trainer = make_server_trainer(tmp_path, Cluster("a"), sync, updates=3, on_episodes=lose_it)
     trainer.train()
     trainer.close()
-    assert [group.urls for group in groups] == [
-        "http://a",
-        "http://a,http://b",
-        "http://a,http://b",
-    ]
-    assert [group.calls.count("send") for group in groups] == [1, 2, 1]
-    assert all(group.calls[-1] == "destroy" for group in groups)
+    first, second = clients
+    assert (first.url, second.url) == ("http://a", "http://a")
+    assert first.calls == [*["pause", "send", "resume"] * 2, "destroy"]
+    assert second.calls == ["pause", "send", "resume", "destroy"]
+    state = dict(trainer.model.named_parameters())
+    assert first.description["names"] == list(first.weights) == list(state)
+    shapes = [list(weight.shape) for weight in first.weights.values()]
+    assert first.description["shapes"] == shapes
+    assert set(first.description["dtype_names"]) == {"bfloat16"}
+    # The last update got the weights after two steps: not those of the end.
+    assert any(not torch.equal(second.weights[name], state[name]) for name in state)
 
 
-class FakeServer:
-    """TRL's client of one server, with three workers."""
-
-    def __init__(self, url: str, dtype: str = "torch.bfloat16") -> None:
-        self.server_url, self.dtype = url, dtype
-        self.info: dict[str, Any] = {}
-        self.meeting: Barrier | None = None
-
-    def get_dtype(self) -> str:
-        return self.dtype
-
-    def get_world_size(self) -> int:
-        return 3
-
-    def init_weight_transfer_engine(self, info: dict[str, Any], timeout: int) -> None:
-        self.info = info
-        if self.meeting is not None:
-            self.meeting.wait(5)
-
-    def update_weights(self, update: dict[str, Any], timeout: int) -> None:
-        if self.server_url == "http://b":
-            raise RuntimeError("b is gone")
-        Event().wait(20)  # for a broadcast that never comes
-
-
-def test_workers_of_all_servers_are_ranks_of_one_group() -> None:
-    clients = [FakeServer("http://a"), FakeServer("http://b")]
-    servers = Servers(clients)
-    assert (servers.get_world_size(), servers.get_dtype()) == (6, "torch.bfloat16")
-    for client, meeting in zip(clients, [Barrier(2)] * 2, strict=True):
-        client.meeting = (
-            meeting  # a server answers when all have joined: they must be asked at the same time
-        )
-    servers.init_weight_transfer_engine({"rank_offset": 1, "world_size": 7}, timeout=1)
-    assert [client.info["rank_offset"] for client in clients] == [1, 4]
-    # One that fails while another waits for it ends the wait.
-    with pytest.raises(RuntimeError, match="b is gone"):
-        servers.update_weights({}, timeout=1)
-    with pytest.raises(
-        ConfigError, match=r"http://a, http://b serve in .*start all with the same --dtype"
-    ):
-        Servers([FakeServer("http://a"), FakeServer("http://b", "torch.float16")]).get_dtype()
+def test_full_weights_to_several_servers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="2 servers: full weights go to one"):
+        train(tmp_path, Cluster("a", "b"), FullWeightSync(1.0, FakeTransfer))
 
 
 def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_ranks(
@@ -263,9 +199,9 @@ def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_rank
     monkeypatch.setattr("atommem.train.rollout.full_weights.named_weights", gathered)
     with pytest.raises(
         RolloutFailedError,
-        match=r"while they were given weights; http://a: RuntimeError\('NCCL went away'\)",
+        match=r"broke during a weight transfer: RuntimeError\('NCCL went away'\)",
     ):
-        train(tmp_path, Cluster("a"), FullWeights(1.0, Breaks))  # type: ignore[arg-type]
+        train(tmp_path, Cluster("a"), FullWeightSync(1.0, Breaks))
     assert given == ["first", "second", "third"]
 
 
@@ -273,7 +209,7 @@ def test_a_server_on_cpu_says_to_use_lora() -> None:
     with pytest.raises(ConfigError, match=r"http://a runs on CPU.*use_peft: true"):
         check_devices("http://a", {"device_config": {"device": "cpu"}})
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="this process has no GPU"):
+        with pytest.raises(ConfigError, match="need a GPU in this process"):
             check_devices("http://a", {"device_config": {"device": "cuda"}})
 
 

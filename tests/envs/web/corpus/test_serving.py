@@ -157,13 +157,6 @@ def test_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert page.text == "Orla is a potter. Her brother is Bran 0."
 
 
-def test_serve_on_a_taken_port_fails(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert main(["serve", str(corpus.folder), "--port", port]) == 2
-    assert "cannot listen at" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_served_corpus_answers_another_process(corpus: Corpus) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,4 +1,4 @@
-"""A little internet on 127.0.0.2, and providers on 127.0.0.1: no packet leaves this machine."""
+"""An internet on 127.0.0.2 and providers on 127.0.0.1: no packet leaves this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERNET = "127.0.0.2"
 
 
 def on_loopback(address: Address, port: int) -> bool:
-    """The guard's rule of tests: 127.0.0.2 is all that is public."""
+    """Allow 127.0.0.2 only."""
     return address == ip_address(INTERNET)
 
 
@@ -25,7 +25,7 @@ def on_loopback(address: Address, port: int) -> bool:
 def serving(
     routes: Mapping[str, Route], address: str = INTERNET
 ) -> Iterator[tuple[str, list[Any]]]:
-    """The host:port of a server with these paths, and what it was asked: (method and path, headers, body) each."""
+    """Yield the host:port of a server, and its requests: (method and path, headers, body)."""
     asked: list[Any] = []
 
     class Handler(Quiet):
@@ -44,7 +44,7 @@ def serving(
 
 
 def resolver(names: Mapping[str, list[str]]) -> Any:
-    """Resolves these names, by the system what is a number, and nothing else."""
+    """Return a resolver of these names and of numbers."""
 
     async def resolve(host: str, port: int) -> list[str]:
         if host in names:

@@ -1,0 +1,311 @@
+"""The asynchronous trainer with everything real but the size: sampled, published, trained, resumed; with LoRA a copy in
+the process gets merged weights, servers get an adapter for every version."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import TrainerCallback
+
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.errors import BudgetSpentError, ConfigError, PolicyError
+from atommem.policy.server_pool import ServerPool
+from atommem.train.async_config import AsyncTrainConfig
+from atommem.train.errors import RolloutFailedError, TrainingInterrupted
+from atommem.train.logs.console import (
+    ASYNC_COLUMNS,
+    METRICS_FILE,
+    read_metrics,
+    use_console,
+)
+from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
+from atommem.train.rollout.rollouts import Rollouts
+from tests.fake_vllm import Cluster
+from tests.train.harness import BARE, at
+from tests.train.loops.test_end_to_end import (
+    ENVIRONMENT,
+    MEMORY,
+    make_element_tokenizer,
+    make_real_trainer,
+    make_tasks,
+    save_model,
+)
+
+pytestmark = pytest.mark.slow
+
+EMBEDDER = HashingEmbedder(16)
+SHARED: dict[str, Any] = {
+    "max_completion_length": 4,
+    "max_grad_norm": 1.0,
+    "seed": 3,
+    "max_steps": 3,
+}
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    return save_model(tmp_path)
+
+
+def make_trainer(
+    model: Path, out: Path, runner: Any = None, **given: Any
+) -> AsyncMemoryGRPOTrainer:
+    """Of what is `given`, what is no field of the configuration goes to the trainer."""
+    defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
+    arguments = {
+        name: given.pop(name) for name in ("callbacks", "peft_config", "held_out") if name in given
+    }
+    args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
+    tokenizer = make_element_tokenizer()
+    rollouts = Rollouts(args, tokenizer, EMBEDDER, MEMORY, ENVIRONMENT)
+    make = runner or partial(make_runner, rollouts, str(model))
+    trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, make, **arguments)
+    use_console(trainer, ASYNC_COLUMNS)
+    return trainer
+
+
+def assert_same_weights(trainer: Any, other: Any, tolerance: float) -> None:
+    weights = dict(trainer.model.named_parameters())
+    for name, parameter in other.model.named_parameters():
+        torch.testing.assert_close(weights[name], parameter, atol=tolerance, rtol=0)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [entry for entry in read_metrics(folder / METRICS_FILE) if "loss" in entry]
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"normalization": "token"},
+        {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7},
+    ],
+)
+def test_without_staleness_it_is_on_policy_training(
+    tmp_path: Path, model_folder: Path, shared: dict[str, Any]
+) -> None:
+    """Same seeds, same episodes, same losses, same parameters after three updates; with a KL term too."""
+    shared = {**SHARED, "lr_scheduler_type": "constant", **shared}
+    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model_folder), **shared)
+    on_policy.train()
+    on_policy.close()
+    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=0, **shared)
+    trainer.train()
+
+    expected, found = metrics(tmp_path / "on_policy"), metrics(tmp_path / "async")
+    assert [entry["em"] for entry in found] == [entry["em"] for entry in expected]
+    assert any(entry["loss"] for entry in expected)
+    for a, b in zip(expected, found, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-7)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+        assert b["sample/staleness_max"] == 0
+        assert b.get("ratio", 1.0) == pytest.approx(
+            1.0, abs=1e-4
+        )  # not logged where no group taught anything
+    assert_same_weights(trainer, on_policy, 1e-5)
+
+
+class SlowTrainer(TrainerCallback):
+    """Lets the worker run as far ahead as it may before each update."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        worker = self.trainer.rollout_worker
+        allowed = (
+            min(1 + args.max_staleness, args.max_steps - state.global_step)
+            * worker.groups_per_version
+        )
+        while worker.rollout_buffer.qsize() + len(worker._early) < allowed:
+            worker.check_health(30.0)
+
+
+def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> None:
+    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=2, max_steps=5)
+    trainer.add_callback(SlowTrainer(trainer))
+    trainer.train()
+    entries = metrics(tmp_path / "async")
+    for measure in ("max", "mean"):
+        assert [entry[f"sample/staleness_{measure}"] for entry in entries] == [0, 1, 2, 2, 2]
+    assert entries[0]["episodes"] == 8
+    assert all(
+        entry[f"seconds/{name}"] >= 0
+        for entry in entries
+        for name in ("idle", "train", "sync", "generate")
+    )
+    # The ratio is against the weights that sampled, so it differs from 1 exactly where these are old.
+    ratios = [entry["ratio"] for entry in entries if "ratio" in entry]
+    assert ratios[0] == pytest.approx(1.0, abs=1e-5)
+    assert any(abs(ratio - 1.0) > 1e-3 for ratio in ratios[1:])
+
+
+FOUR: dict[str, Any] = {"max_staleness": 0, "max_steps": 4}
+SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncMemoryGRPOTrainer:
+    """Four updates that nothing happened to, with a checkpoint after the second."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = make_trainer(save_model(folder), folder / "out", **FOUR, **SAVED)
+    trainer.train()
+    return trainer
+
+
+def test_a_resumed_run_goes_on_with_the_next_groups(
+    tmp_path: Path, model_folder: Path, whole: Any
+) -> None:
+    resumed = make_trainer(model_folder, tmp_path / "resumed", **FOUR, **SAVED)
+    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
+    assert resumed.state.global_step == 4
+    assert_same_weights(resumed, whole, 1e-6)
+
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_a_run_that_is_stopped_leaves_a_checkpoint(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, spent: bool
+) -> None:
+    """Whether it is asked to stop or has spent its budget."""
+    run, begun = EpisodeRunner.run, 0
+
+    async def spending(self: EpisodeRunner, *arguments: Any, **more: Any) -> Episode:
+        nonlocal begun
+        begun += 1
+        if begun > 12:  # two groups of four are an update
+            raise BudgetSpentError("call_budget is spent: 12 calls are recorded. Give more.")
+        return await run(self, *arguments, **more)
+
+    settings: dict[str, Any] = {"max_staleness": 0 if spent else 1, "save_strategy": "steps"}
+    trainer = make_trainer(model_folder, tmp_path / "async", **settings)
+    if spent:
+        monkeypatch.setattr(EpisodeRunner, "run", spending)
+    else:  # as SIGTERM does, while the second update waits for its groups
+        trainer.add_callback(
+            at("on_step_begin", 1, lambda: setattr(trainer.stop_request, "signal", signal.SIGTERM))
+        )
+    ending = (BudgetSpentError, "call_budget is spent") if spent else (TrainingInterrupted, "")
+    with pytest.raises(
+        ending[0], match=rf"stopped before update 2.*{ending[1]}.*--resume continues"
+    ):
+        trainer.train()
+    assert (tmp_path / "async" / "checkpoint-1").is_dir()
+    assert not trainer.rollout_worker.loop.loop.is_running()
+
+
+def test_what_cannot_be_grouped_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    for episodes, why in (
+        (6, "num_generations=4: it does not divide the 6 episodes"),
+        (28, "6 tasks are fewer"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            make_trainer(model_folder, tmp_path / "async", per_device_train_batch_size=episodes)
+
+
+def test_evaluation_beside_training(tmp_path: Path, model_folder: Path, whole: Any) -> None:
+    """Every second update, each held-out task twice."""
+    held: dict[str, Any] = {
+        "held_out": make_tasks()[:3],
+        "eval_temperature": 0.0,
+        "num_generations_eval": 2,
+    }
+    held |= {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 2}
+    trained = make_trainer(model_folder, tmp_path / "async", **FOUR, **held)
+    trained.train()
+    evaluated = [entry for entry in trained.state.log_history if "eval_em" in entry]
+    assert [(entry["step"], entry["eval_episodes"], entry["eval_n"]) for entry in evaluated] == [
+        (2, 6, 6),
+        (4, 6, 6),
+    ]
+    assert_same_weights(trained, whole, 1e-6)  # training does not notice it
+
+
+def test_an_evaluation_that_breaks_ends_the_run(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: EpisodeRunner, *arguments: Any) -> Any:
+        raise PolicyError("the server refused the request")
+
+    monkeypatch.setattr(EpisodeRunner, "run_all", broken)
+    settings: dict[str, Any] = {
+        "eval_data": "held_out.jsonl",
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    }
+    trainer = make_trainer(model_folder, tmp_path / "async", held_out=make_tasks()[:1], **settings)
+    with pytest.raises(RolloutFailedError, match="the server refused the request"):
+        trainer.train()
+
+
+def lora() -> LoraConfig:
+    """A fresh one: peft notes in it which model it is of."""
+    return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def test_lora_a_copy_samples_from_the_merged_weights(tmp_path: Path, model_folder: Path) -> None:
+    trainer = make_trainer(model_folder, tmp_path / "out", max_staleness=0, peft_config=lora())
+    trainer.train()
+    before = {
+        name: p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_B" in name
+    }
+    assert any(p.abs().max() > 0 for p in before.values())  # it has learned something
+    copy = dict(trainer.rollout_worker.runner.agent.policy.model.named_parameters())
+    merged = dict(trainer.model.merge_and_unload().named_parameters())
+    assert copy.keys() == merged.keys()
+    for name, parameter in merged.items():
+        torch.testing.assert_close(copy[name], parameter, atol=1e-6, rtol=0)
+
+
+def on_servers(cluster: Cluster, patience: float = 5.0) -> Any:
+    """What makes a runner whose policy is the servers of `cluster`."""
+    settings: dict[str, Any] = {
+        "patience": patience,
+        "backoff": 0.01,
+        "transport": cluster.transport,
+    }
+    rollouts = Rollouts(
+        AsyncTrainConfig(**BARE, **SHARED), make_element_tokenizer(), EMBEDDER, MEMORY, ENVIRONMENT
+    )
+    return lambda device: rollouts.runner(
+        ServerPool(cluster.urls, tokenizer=rollouts.tokenizer, **settings)
+    )
+
+
+def test_lora_every_version_has_its_own_adapter_and_requests_name_it(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    cluster = Cluster("a", "b")
+    settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
+    trainer = make_trainer(model_folder, tmp_path / "out", on_servers(cluster), **settings)
+    trainer.train()
+    names = cluster["a"].loads
+    assert cluster["b"].loads == names
+    assert [name.rsplit("-", 1)[1] for name in names] == ["v1", "v2", "v3", "v4"]
+    # Eight episodes of three steps for each update, all from the version that it was on.
+    asked = Counter(cluster["a"].asked + cluster["b"].asked)
+    assert asked == Counter(dict.fromkeys(names[:3], 24))
+    for server in cluster.servers.values():
+        assert list(dict.fromkeys(server.asked)) == names[:3]
+        assert set(server.models) == {"policy", *names[2:]}  # the older ones were unloaded
+    folders = sorted(path.name for path in (tmp_path / "out" / "adapters").iterdir())
+    assert folders == sorted(names[2:])
+
+
+def test_lora_the_loss_of_all_servers_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
+    cluster = Cluster("a", "b")
+    cluster["a"].up = cluster["b"].up = False
+    settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
+    trainer = make_trainer(
+        model_folder, tmp_path / "out", on_servers(cluster, patience=0.2), **settings
+    )
+    with pytest.raises(RolloutFailedError, match="No server answered"):
+        trainer.train()

@@ -1,0 +1,252 @@
+"""The sampling side, on outcomes that are written down: how far it runs ahead, what it tags, what becomes of outages
+and errors; and how the trainer takes what it gives."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from atommem.episode import Episode
+from atommem.episode_runner import EpisodeRunner
+from atommem.errors import OutageError, PolicyError
+from atommem.observation import StopReason
+from atommem.policy.contract import Completion, Sampling
+from atommem.train.async_config import AsyncTrainConfig
+from atommem.train.loops import rollout_worker as worker_module
+from atommem.train.loops.async_trainer import CopyPolicy, batch_of
+from atommem.train.loops.rollout_worker import Group, RolloutWorker
+from atommem.train.rollout.rollouts import TaskOrder
+from tests.train.toys import (
+    Closable,
+    ToyTask,
+    WrittenRunner,
+    make_episode,
+    make_model,
+    make_step,
+    make_tokenizer,
+    mixed_episode,
+)
+
+
+class FakePolicy(Closable):
+    """Answers with one token."""
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        await asyncio.sleep(0)
+        return Completion([1], [-0.5], "w1", "stop")
+
+
+class FakeRunner(WrittenRunner):
+    """An `EpisodeRunner` of one step an episode.
+
+    Args:
+        outcome: Given task id, sample and how often the episode was run before: the reward, or an exception to raise.
+            An `OutageError` makes a failed episode of it, as the real loop does.
+    """
+
+    def __init__(self, outcome: Callable[[str, int, int], float | Exception]) -> None:
+        super().__init__(mixed_episode)
+        self.agent.policy = FakePolicy()
+        self.outcome = outcome
+        self.runs: list[tuple[str, int, int | None]] = []
+
+    using = EpisodeRunner.using
+
+    async def run(self, task: ToyTask, sample: int = 0) -> Episode:
+        before = sum(run[:2] == (task.id, sample) for run in self.runs)
+        self.runs.append((task.id, sample, self.agent.sampling.seed))
+        result = self.outcome(task.id, sample, before)
+        if isinstance(result, OutageError):
+            return Episode(task.id, sample, error=str(result))
+        if isinstance(result, Exception):
+            raise result
+        await self.agent.policy.complete([sample], self.agent.sampling)
+        return Episode(
+            task.id,
+            sample,
+            [make_step([2, 3], [1])],
+            reward=result,
+            stop_reason=StopReason.ANSWERED,
+        )
+
+
+@contextmanager
+def running_worker(runner: FakeRunner, **settings: Any) -> Iterator[RolloutWorker]:
+    """A started worker with weights of version 1: groups of 2, one group a version, 3 of them, no staleness."""
+    defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
+    worker = RolloutWorker(
+        runner=runner,  # type: ignore[arg-type]
+        tasks=[ToyTask(f"t{index}") for index in range(8)],
+        order=TaskOrder(8, 1, shuffle=False, seed=0),
+        **{**defaults, **settings},
+    )
+    worker.update_model_version(1)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def right(*run: Any) -> float:
+    return 1.0
+
+
+def groups(worker: RolloutWorker, count: int) -> list[Group]:
+    return [worker.rollout_buffer.get(timeout=10) for _ in range(count)]
+
+
+def nothing_more(worker: RolloutWorker) -> None:
+    with pytest.raises(queue.Empty):
+        worker.rollout_buffer.get(timeout=0.05)
+
+
+@pytest.mark.parametrize(
+    ("groups_per_version", "max_staleness", "total", "first"),
+    [(1, 0, 3, 0), (2, 2, 10, 0), (2, 1, 7, 3)],
+    ids=["it waits for every version", "it runs ahead", "it goes on in the middle of a version"],
+)
+def test_it_runs_ahead_by_the_staleness_and_no_further(
+    groups_per_version: int, max_staleness: int, total: int, first: int
+) -> None:
+    settings = {
+        "groups_per_version": groups_per_version,
+        "max_staleness": max_staleness,
+        "total": total,
+    }
+    done, versions = first, first // groups_per_version
+    with running_worker(FakeRunner(right), **settings, first=lambda: first) as worker:
+        for version in (1, 2, 3):
+            allowed = min(total, groups_per_version * (versions + version + max_staleness))
+            found = groups(worker, allowed - done)
+            assert [(group.index, group.versions) for group in found] == [
+                (index, ([version], [version])) for index in range(done, allowed)
+            ]
+            nothing_more(worker)
+            done = allowed
+            worker.update_model_version(version + 1)
+
+
+def test_seeds_are_those_of_the_order() -> None:
+    runner = FakeRunner(right)
+    with running_worker(runner, max_staleness=1) as worker:
+        groups(worker, 2)
+    assert runner.runs == [("t0", 0, 0), ("t0", 1, 0), ("t1", 0, 1), ("t1", 1, 1)]
+    assert runner.agent.sampling.seed is None  # each episode has its own copy of the settings
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "RERUN_SECONDS", 0.001)
+
+
+def test_an_outage_is_waited_out_and_counted() -> None:
+    runner = FakeRunner(
+        lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0
+    )
+    with running_worker(runner) as worker:
+        (group,) = groups(worker, 1)
+        assert [episode.reward for episode in group.episodes] == [1.0, 1.0]
+        counted = [worker.metrics_queue.get() for _ in range(worker.metrics_queue.qsize())]
+        assert sum(metrics.get("rollout/outages_total", 0) for metrics in counted) == 12
+
+
+def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
+    runner = FakeRunner(
+        lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0
+    )
+    with running_worker(runner) as worker:
+        (group,) = groups(worker, 1)
+    assert [episode.reward for episode in group.episodes] == [None, 1.0]
+    assert group.episodes[0].failed
+    assert sum(run[1] == 0 for run in runner.runs) == worker_module.RERUNS + 1
+
+
+def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
+    with running_worker(
+        FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))
+    ) as worker:
+        worker.check_health(60.0)
+        with pytest.raises(
+            OutageError, match=r"no completion for 0 s .* http://localhost:8000 refused"
+        ):
+            worker.take([0], 0.05, lambda: False)
+
+
+def test_nothing_is_waited_for_when_the_run_has_to_stop() -> None:
+    with running_worker(FakeRunner(right)) as worker:
+        assert [group.index for group in worker.take([0], 30.0, lambda: False)] == [0]
+        assert worker.take([1], 30.0, lambda: True) == []
+
+
+@pytest.mark.parametrize("error", [PolicyError("no such model"), ZeroDivisionError("a bug")])
+def test_an_error_surfaces_in_check_health(error: Exception) -> None:
+    with running_worker(FakeRunner(lambda *run: error)) as worker:
+
+        def watch() -> None:
+            for _ in range(1000):
+                worker.check_health(60.0)
+                time.sleep(0.01)
+
+        with pytest.raises(type(error)) as caught:
+            watch()
+    assert caught.value is error
+
+
+def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
+    """A copy in the process samples on where its new weights do not arrive."""
+    policy = CopyPolicy(make_model(), make_tokenizer())
+    policy.pause()
+    with pytest.raises(AttributeError, match="unknown"):
+        policy.send_weights(iter([("unknown", torch.zeros(1))]))
+    policy.destroy()
+    assert asyncio.run(
+        policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))
+    ).token_ids
+    policy.destroy()  # nothing is held: nothing happens
+
+
+def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
+    """Every fourth task takes fifty times as long; six updates of two groups, at most two versions ahead."""
+
+    class Uneven(FakeRunner):
+        async def run(self, task: Any, sample: int = 0) -> Any:
+            for _ in range(200 if int(task.id[1:]) % 4 == 0 else 4):
+                await self.agent.policy.complete([sample], self.agent.sampling)
+            return await super().run(task, sample)
+
+    settings: dict[str, Any] = {"groups_per_version": 2, "max_staleness": 2, "total": 12}
+    with running_worker(Uneven(lambda *run: 1.0), **settings) as worker:
+        for update in range(6):
+            numbers = range(2 * update, 2 * update + 2)
+            found = worker.take(numbers, 30.0, lambda: False)
+            assert [group.index for group in found] == [*numbers]
+            assert (
+                min(version for group in found for steps in group.versions for version in steps)
+                >= update - 1
+            )
+            worker.update_model_version(update + 2)
+
+
+def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
+    varied, equal = (
+        Group(
+            0,
+            [make_episode("t", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)],
+            [[4], [4]],
+        )
+        for rewards in ((1.0, 0.0), (1.0, 1.0))
+    )
+    batch = batch_of([varied, equal], AsyncTrainConfig(normalization="token", use_cpu=True))
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
+    assert [row.prompt_ids.tolist() for row in batch.rows] == [
+        e.steps[0].prompt_ids for e in varied.episodes
+    ]
+    assert batch.normalizer == 8.0  # all four episodes have two tokens each

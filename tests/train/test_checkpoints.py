@@ -1,0 +1,127 @@
+"""Checkpoint folders, and which one a run continues from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.config import MemoryConfig, save_config
+from atommem.errors import ConfigError
+from atommem.train import checkpoints
+from atommem.train.checkpoints import MANIFEST, PARTIAL, TRAINING_ARGS
+from atommem.train.errors import CheckpointError
+from tests.train.harness import make_config
+
+RELEASED = MemoryConfig(dialect="released")
+
+
+def to_resume(choice: str | None, output_dir: Path, **settings: Any) -> str | None:
+    config = make_config(output_dir, resume_from_checkpoint=choice, **settings)
+    return checkpoints.checkpoint_to_resume(config, RELEASED)
+
+
+def write_partial(folder: Path, step: int, **settings: Any) -> Path:
+    partial = folder / PARTIAL / f"checkpoint-{step}"
+    partial.mkdir(parents=True)
+    save_config(partial, RELEASED)
+    (partial / "optimizer.pt").write_bytes(b"moments" * 100)
+    (partial / TRAINING_ARGS).write_text(json.dumps(settings))
+    return partial
+
+
+def save_checkpoint(folder: Path, step: int, **settings: Any) -> Path:
+    return checkpoints.publish_checkpoint(write_partial(folder, step, **settings), folder)
+
+
+def test_checkpoint_to_resume_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for choice in (None, "false", "auto"):
+        assert to_resume(choice, tmp_path) is None
+    assert "holds no checkpoint: starting from scratch" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        to_resume("true", tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        to_resume(str(tmp_path / "nowhere"), tmp_path)
+
+
+def test_checkpoint_to_resume_of_another_memory_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 2)
+    config = make_config(tmp_path, resume_from_checkpoint="true")
+    with pytest.raises(ConfigError, match=r"dialect='paper'.*trained with 'released'"):
+        checkpoints.checkpoint_to_resume(config, MemoryConfig())
+
+
+@pytest.mark.parametrize(
+    ("harm", "problem"),
+    [
+        (
+            lambda folder: os.truncate(folder / "optimizer.pt", 100),
+            "optimizer.pt has 100 of its 700",
+        ),
+        (lambda folder: (folder / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+        (lambda folder: (folder / MANIFEST).write_text("{"), f"it has no readable {MANIFEST}"),
+    ],
+    ids=["truncated", "missing", "manifest"],
+)
+def test_checkpoint_to_resume_names_the_damage_and_a_complete_one(
+    tmp_path: Path, harm: Callable[[Path], Any], problem: str
+) -> None:
+    older, last = save_checkpoint(tmp_path, 10), save_checkpoint(tmp_path, 2)
+    assert to_resume("auto", tmp_path) == str(last)
+    harm(last)
+    message = rf"checkpoint-2 is damaged: {problem}.*--resume_from_checkpoint {older} continues"
+    for choice in ("auto", "true", str(last)):
+        with pytest.raises(CheckpointError, match=message):
+            to_resume(choice, tmp_path)
+    assert to_resume(str(older), tmp_path) == str(older)
+    with pytest.raises(ConfigError, match="it holds checkpoint-2 of an earlier run"):
+        to_resume(None, tmp_path)
+
+
+def test_checkpoint_to_resume_with_another_update_size_is_refused(tmp_path: Path) -> None:
+    """Tasks and seeds follow from the number of the update."""
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "world_size": 2}
+    save_checkpoint(tmp_path, 3, **sizes)
+    with pytest.raises(ConfigError, match=r"has 16 examples .* this run's 8.*= 16"):
+        to_resume("auto", tmp_path, per_device_train_batch_size=8)
+    assert to_resume("auto", tmp_path, per_device_train_batch_size=16)
+
+
+@pytest.mark.parametrize("name", ["num_generations", "steps_per_generation", "num_iterations"])
+def test_checkpoint_to_resume_with_other_groups_is_refused(tmp_path: Path, name: str) -> None:
+    save_checkpoint(tmp_path, 3, **make_config(tmp_path).to_dict() | {"world_size": 1})
+    assert to_resume("auto", tmp_path)
+    with pytest.raises(ConfigError, match=f"{name}=2: .* was trained with [14]"):
+        to_resume("auto", tmp_path, **{name: 2})
+
+
+def test_clean_up_publishes_complete_checkpoints_and_removes_the_rest(tmp_path: Path) -> None:
+    complete = save_checkpoint(tmp_path, 2)
+    (tmp_path / PARTIAL).mkdir(exist_ok=True)
+    complete.rename(tmp_path / PARTIAL / complete.name)  # killed between manifest and rename
+    write_partial(tmp_path, 4)  # killed before the manifest
+    checkpoints.clean_up(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def test_publish_checkpoint_replaces_an_earlier_one(tmp_path: Path) -> None:
+    first = save_checkpoint(tmp_path, 2)
+    (first / "old").write_text("old")
+    assert not (save_checkpoint(tmp_path, 2) / "old").exists()
+
+
+def test_prune_checkpoints_keeps_the_last_the_best_and_renamed_copies(tmp_path: Path) -> None:
+    best, *_ = [save_checkpoint(tmp_path, step) for step in (2, 4, 6, 8)]
+    (tmp_path / "checkpoint-4-good").mkdir()
+    checkpoints.prune_checkpoints(tmp_path, None)
+    assert len(checkpoints.list_checkpoints(tmp_path)) == 4
+    checkpoints.prune_checkpoints(tmp_path, 2, str(best))
+    names = [path.name for path in checkpoints.list_checkpoints(tmp_path)]
+    assert names == ["checkpoint-2", "checkpoint-8"]
+    assert (tmp_path / "checkpoint-4-good").is_dir()

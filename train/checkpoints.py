@@ -1,0 +1,209 @@
+"""Checkpoint folders: written aside, renamed when complete, and checked before a run resumes.
+
+All processes write a checkpoint to ``output_dir/.partial/checkpoint-N``. When every file is there,
+a manifest of file sizes is added and the folder is renamed to ``output_dir/checkpoint-N``. A
+process that is killed at any moment therefore leaves complete checkpoints and a ``.partial``
+folder, which the next start cleans up.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils.constants import FSDP_MODEL_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from atommem.config import MemoryConfig, fields_of, load_config
+from atommem.errors import ConfigError
+from atommem.train.errors import CheckpointError
+
+MANIFEST = "checkpoint_complete.json"
+PARTIAL = ".partial"
+TRAINING_ARGS = "training_args.json"
+"""The settings of the run, in every checkpoint."""
+SHARDED_MODEL = f"{FSDP_MODEL_NAME}_0"
+"""Weights of an FSDP run (torch's distributed checkpoints); `accelerate merge-weights` reads it."""
+
+_SAME_SETTINGS = ("num_generations", "steps_per_generation", "num_iterations")
+"""Tasks and seeds of an update follow from its number and these."""
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How the policy was prompted, beyond memory and environment."""
+
+    max_tokens: int
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def checkpoint_name(step: int) -> str:
+    """Return ``checkpoint-N``, as transformers names it."""
+    return f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
+def publish_checkpoint(partial: Path, output_dir: Path) -> Path:
+    """Add the manifest to a written checkpoint and move it to `output_dir`; returns its path.
+
+    A folder of that name, left by a run that continued from an earlier checkpoint, is replaced.
+    """
+    files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+    sizes = {str(path.relative_to(partial)): path.stat().st_size for path in files}
+    (partial / MANIFEST).write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf-8")
+    final = output_dir / partial.name
+    remove_checkpoint(final)
+    partial.rename(final)
+    return final
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint without ever leaving half of it under its name."""
+    if folder.exists():
+        removed = folder.parent / PARTIAL / f"removed-{folder.name}"
+        removed.parent.mkdir(exist_ok=True)
+        shutil.rmtree(removed, ignore_errors=True)
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def prune_checkpoints(output_dir: Path, limit: int | None, best: str | None = None) -> None:
+    """Remove the oldest checkpoints beyond `limit`; the last and the best one stay."""
+    folders = list_checkpoints(output_dir)
+    excess = len(folders) - limit if limit else 0
+    removable = [folder for folder in folders[:-1] if best is None or folder != Path(best)]
+    for folder in removable[: max(excess, 0)]:
+        remove_checkpoint(folder)
+
+
+def clean_up(output_dir: str | Path) -> None:
+    """Finish or remove what a killed process left in the ``.partial`` folder."""
+    partial = Path(output_dir) / PARTIAL
+    for folder in sorted(partial.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+        final = Path(output_dir) / folder.name
+        if find_damage(folder) is None and not final.exists():
+            folder.rename(final)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def find_damage(folder: Path) -> str | None:
+    """Describe what is missing from a checkpoint; None if it is complete."""
+    try:
+        sizes = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"it has no readable {MANIFEST}"
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size:,} of its {size:,} bytes"
+    return None
+
+
+def list_checkpoints(output_dir: str | Path) -> list[Path]:
+    """Return the checkpoint folders of a run, damaged ones too, in the order they were saved."""
+    folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    # A copy under another name (checkpoint-40-good) must not be pruned.
+    return sorted((f for f in folders if f.name.partition("-")[2].isdecimal()), key=_saved_at)
+
+
+def _saved_at(folder: Path) -> int:
+    manifest = folder / MANIFEST
+    return (manifest if manifest.is_file() else folder).stat().st_mtime_ns
+
+
+def last_checkpoint(output_dir: str | Path) -> Path | None:
+    """Return the complete checkpoint that was saved last, or None."""
+    complete = (f for f in reversed(list_checkpoints(output_dir)) if find_damage(f) is None)
+    return next(complete, None)
+
+
+def is_sharded(checkpoint: str | Path) -> bool:
+    """Return whether the weights of this checkpoint are in the parts that FSDP writes."""
+    return (Path(checkpoint) / SHARDED_MODEL).is_dir()
+
+
+def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
+    """Return the checkpoint to continue from, or None for a fresh start; all processes together.
+
+    ``args.resume_from_checkpoint`` is a folder; ``auto`` (set by ``--resume``): the last checkpoint
+    in the output folder, if any; ``true``: that checkpoint, which must exist; unset or ``false``: a
+    fresh start.
+
+    Raises:
+        ConfigError: There is no such checkpoint, it does not fit this run's settings, or a fresh
+            run would mix its checkpoints with those of an earlier one.
+        CheckpointError: The checkpoint is damaged.
+    """
+    with PartialState().main_process_first():
+        clean_up(args.output_dir)
+    folder = _find_checkpoint(args.resume_from_checkpoint or "false", args.output_dir)
+    if folder is None:
+        return None
+    if problem := find_damage(folder):
+        good = last_checkpoint(folder.parent)
+        fix = f"--resume_from_checkpoint {good} continues from a complete one" if good else ""
+        fix = fix or "restore it, or move it away to start from the first update"
+        raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
+    stored, wanted = fields_of(MemoryConfig, load_config(folder)), asdict(memory)
+    for name, value in stored.items():
+        if value != wanted[name]:
+            raise ConfigError(
+                f"{name}={wanted[name]!r}: {folder} was trained with {value!r}. Resume with the same."
+            )
+    _check_update_size(folder, args)
+    return str(folder)
+
+
+def _find_checkpoint(choice: str, output_dir: str) -> Path | None:
+    last = next(reversed(list_checkpoints(output_dir)), None)
+    if choice.lower() == "auto":
+        if last is None:
+            PartialState().print(f"{output_dir} holds no checkpoint: starting from scratch.")
+        return last
+    if choice.lower() == "true":
+        if last is None:
+            raise ConfigError(
+                f"resume_from_checkpoint=true: {output_dir} holds no checkpoint. Use --resume, which "
+                "starts from scratch then."
+            )
+        return last
+    if choice.lower() == "false":
+        if last is not None:
+            raise ConfigError(
+                f"output_dir={output_dir}: it holds {last.name} of an earlier run. Continue it with "
+                "--resume, or give another output_dir."
+            )
+        return None
+    if not Path(choice).is_dir():
+        raise ConfigError(f"resume_from_checkpoint={choice}: there is no such folder.")
+    return Path(choice)
+
+
+def _check_update_size(folder: Path, args: Any) -> None:
+    path = folder / TRAINING_ARGS
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    now = args.to_dict() | {"world_size": args.world_size}
+    then_size, now_size = (
+        settings.get("per_device_train_batch_size", 0)
+        * settings.get("gradient_accumulation_steps", 1)
+        * settings.get("world_size", 1)
+        for settings in (before, now)
+    )
+    if before and then_size != now_size:
+        raise ConfigError(
+            f"per_device_train_batch_size={args.per_device_train_batch_size}: an update of {folder} "
+            f"has {then_size} examples ({before['world_size']} processes), this run's {now_size}. "
+            f"Make per_device_train_batch_size x processes = {then_size}."
+        )
+    for name in _SAME_SETTINGS:
+        if name in before and before[name] != now.get(name):
+            raise ConfigError(
+                f"{name}={now.get(name)!r}: {folder} was trained with {before[name]!r}, and its "
+                "updates would get other tasks. Resume with the same, or start a new run from it "
+                "(--model_name_or_path)."
+            )

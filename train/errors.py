@@ -1,0 +1,31 @@
+"""Errors that end a training run."""
+
+from __future__ import annotations
+
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+
+from atommem.errors import AtomMemError
+
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)
+"""Exceptions of a failed write; torch reports a full disk as a RuntimeError."""
+
+
+class TrainingFault(AtomMemError):  # noqa: N818  # the family; its members are errors
+    """Training cannot continue."""
+
+
+class DivergedError(TrainingFault):
+    """The loss or the gradient norm is NaN or infinite. The optimizer has not stepped."""
+
+
+class RolloutFailedError(TrainingFault):
+    """Sampling broke down, or too many episodes of an update failed for reasons outside the policy."""
+
+
+class CheckpointError(TrainingFault):
+    """A checkpoint could not be written, or is damaged."""
+
+
+class TrainingInterrupted(AtomMemError):  # noqa: N818  # not an error: the run was asked to stop
+    """The run was asked to stop, and stopped where it can be resumed."""

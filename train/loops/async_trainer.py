@@ -1,0 +1,359 @@
+"""GRPO over episodes that are sampled while the trainer steps, on TRL's `AsyncGRPOTrainer`.
+
+How it uses trl 1.16: TRL makes the model, the optimizer and the logs, and counts weight versions.
+Its data loader prefetches micro-batches of a stream, so with staleness 0 it would wait for samples
+that need the next weights. Here the loader only counts updates: `training_step` takes the groups of
+one update from the worker and trains on their rows (`atommem.train.loops.update_step`), with the
+ratio against the log-probabilities at sampling. `tests/train/loops/test_trl_seam.py` guards the
+private names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+import trl.experimental.async_grpo.async_grpo_trainer as trl_async
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from trl.distributed import DistributedBackend
+from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path
+
+from atommem.config import MemoryConfig
+from atommem.episode_runner import EpisodeRunner
+from atommem.errors import BudgetSpentError, ConfigError, OutageError
+from atommem.policy.contract import Completion
+from atommem.policy.decoding import Row as DecodeRow
+from atommem.policy.local import LocalPolicy
+from atommem.train.async_config import AsyncTrainConfig
+from atommem.train.episode_config import EpisodeConfig
+from atommem.train.logs.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
+from atommem.train.loops.grpo_trainer import EpisodesHook
+from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
+from atommem.train.loops.rollout_worker import Group, RolloutWorker
+from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, update_counter
+from atommem.train.objective.advantages import group_advantages, has_variance
+from atommem.train.objective.loss import PolicyLoss
+from atommem.train.objective.rows import EpisodeSize
+from atommem.train.resumable_trainer import ResumableTrainer
+from atommem.train.rollout.adapters import check_servable
+from atommem.train.rollout.held_out import (
+    held_out_jobs,
+    held_out_records,
+    held_out_sampling,
+    report_held_out,
+)
+from atommem.train.rollout.rollouts import Rollouts, TaskOrder
+from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
+
+Result = TypeVar("Result")
+
+
+class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
+    """Trains a policy on whole episodes that a `RolloutWorker` samples meanwhile.
+
+    Args:
+        model: Path or hub name of the model.
+        args: Settings.
+        tasks: Training tasks, for the runner's environment.
+        processing_class: The tokenizer.
+        make_runner: Makes the episode runner; called on the main process with its device.
+        on_episodes: Called with the episodes of every update, on the main process.
+        held_out: Tasks to evaluate on, as `eval_strategy` says.
+        kwargs: Further arguments of `ResumableTrainer` and `AsyncGRPOTrainer`.
+
+    Raises:
+        ConfigError: There are too few tasks, or groups do not divide the batch.
+    """
+
+    _tag_names = ["trl", "async-grpo", "atommem"]  # noqa: RUF012  # as TRL declares it
+    args: AsyncTrainConfig
+    model_version: int
+
+    def __init__(
+        self,
+        model: str,
+        args: AsyncTrainConfig,
+        tasks: Sequence[Any],
+        processing_class: Any,
+        make_runner: Callable[[Any], EpisodeRunner],
+        on_episodes: EpisodesHook | None = None,
+        held_out: Sequence[Any] = (),
+        **kwargs: Any,
+    ) -> None:
+        episodes = args.per_device_train_batch_size * args.world_size
+        if episodes % args.num_generations:
+            raise ConfigError(
+                f"num_generations={args.num_generations}: it does not divide the {episodes} episodes "
+                "of an update (per_device_train_batch_size x processes). Change one of them."
+            )
+        groups = episodes // args.num_generations
+        self._order = TaskOrder(len(tasks), groups, args.shuffle_dataset, args.seed)
+        if args.max_steps <= 0:
+            args.max_steps = max(1, int(args.num_train_epochs * self._order.updates_per_epoch))
+        self.tasks = tasks
+        self.on_episodes = on_episodes
+        self.held_out = held_out
+        runner = make_runner(args.device) if args.process_index == 0 else None
+        worker = None
+        if runner is not None:
+            worker = RolloutWorker(
+                runner=runner,
+                tasks=tasks,
+                order=self._order,
+                group_size=args.num_generations,
+                groups_per_version=groups * args.weight_sync_steps,
+                max_staleness=args.max_staleness,
+                total=groups * args.max_steps,
+                first=lambda: self.state.global_step * groups,
+                max_in_flight=None if args.max_inflight_tasks < 0 else args.max_inflight_tasks,
+            )
+        lora = kwargs.get("peft_config") is not None
+        # One adapter more than requests may name: a version is loaded before the oldest one goes.
+        kept = args.max_staleness + 2
+        self._weight_sync = make_weight_sync(args, lora, kept) if args.use_vllm else None
+        copies = runner is not None and self._weight_sync is None
+        # TRL's asynchronous trainer takes no evaluation tasks, which transformers' strategy needs.
+        strategy, args.eval_strategy = args.eval_strategy, "no"
+        with _peak_flops_off_gpu():
+            super().__init__(
+                model=model,
+                reward_funcs=environment_reward,
+                args=args,
+                train_dataset=Dataset.from_dict({"prompt": [""] * len(tasks)}),
+                processing_class=processing_class,
+                rollout_worker=worker,
+                # TRL would make its own for one server if it got none.
+                weight_transfer=runner.agent.policy if runner and copies else _NoTransfer(),
+                **kwargs,
+            )
+        args.eval_strategy = strategy
+        tune_lm_head_for_cpu(self.accelerator.device.type)
+        self._dist = DistributedBackend(self.accelerator)
+        if args.use_vllm and lora:
+            check_servable(self.accelerator.unwrap_model(self.model))
+        self._update = UpdateStep(
+            self.accelerator,
+            self.model,
+            PolicyLoss.of(args),
+            args.token_budget or 1,
+            self.processing_class.pad_token_id,
+            on_policy=False,
+            reference=self._make_reference(model) if args.beta and not lora else None,
+        )
+        self._rollout_log = RolloutLog([], MemoryConfig())
+        if runner is not None:
+            described = map(runner.agent.environments.describe, tasks)
+            self._rollout_log = RolloutLog(described, runner.agent.memory)
+
+    def _make_reference(self, model: str) -> Any:
+        """Make the model of the KL term as `GRPOTrainer` does, for full weights."""
+        init = self.args.model_init_kwargs or {}
+        settings = {"dtype": self.model.dtype, **init, "device_map": None}
+        reference = create_model_from_path(model, **settings)
+        add_fused_lm_head(reference, temperature=self.args.temperature)
+        if self.is_fsdp_enabled:
+            return shard_reference(reference, self.accelerator)
+        return self.accelerator.prepare_model(reference, evaluation_mode=True)
+
+    # Updates ------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader that counts the updates of an epoch."""
+        return update_counter(self._order.updates_per_epoch)
+
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Run one update; returns this rank's loss."""
+        model.train()  # TRL files metrics under "train" by this mode
+        batch = self._next_batch()
+        started = time.perf_counter()
+        loss, log = self._update.run(model, batch)
+        self.check_loss(log.pop("loss", 0.0))
+        self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
+        return loss
+
+    def _next_batch(self) -> Batch:
+        """Make the rows of the next update, all of them on the main process; collective."""
+        batch, payload = Batch([], 0.0), list[Any]([None])
+        broken: Exception | None = None
+        if self.rollout_worker is not None:
+            try:
+                count, update = self._order.groups_per_update, self.state.global_step
+                numbers = range(update * count, (update + 1) * count)
+                stale_after = self.args.heartbeat_stale_after_s
+                with self._rollout_log.clock.busy(WAIT):
+                    groups = self.rollout_worker.take(numbers, stale_after, self._is_stopped)
+                if len(groups) == count:
+                    self._log_groups(groups)
+                    batch = batch_of(groups, self.args)
+                    payload = [batch.normalizer]
+            except (OutageError, BudgetSpentError) as error:
+                broken = error
+            except Exception as error:  # raised on every rank below: the others wait for this one
+                payload = [error]
+        self.sync_stop(broken)
+        broadcast_object_list(payload)
+        if isinstance(payload[0], Exception):
+            raise payload[0]
+        return Batch(batch.rows, payload[0])
+
+    def _is_stopped(self) -> bool:
+        return self.stop_request.requested
+
+    def _log_groups(self, groups: Sequence[Group]) -> None:
+        episodes = [episode for group in groups for episode in group.episodes]
+        # In the worker's thread, where the clock is running.
+        activity = self.rollout_worker.runner.agent.activity
+        sums = self.rollout_worker.call(self._rollout_log.sums, episodes, activity)
+        summary = rollout_means(sums, 1)
+        flat = [not has_variance([e.reward for e in group.episodes]) for group in groups]
+        summary["frac_reward_zero_std"] = sum(flat) / len(flat)
+        if self.on_episodes is not None:
+            self.on_episodes(self.state.global_step, episodes)
+        errors = [episode.error for episode in episodes if episode.failed]
+        self.check_failed_fraction(len(errors), len(episodes), errors)
+        self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
+        summary["num_tokens"] = float(self.state.num_input_tokens_seen)
+        self.log_with_update(summary)
+        versions = [v for group in groups for steps in group.versions for v in steps]
+        if stale := [self.model_version - version for version in versions]:
+            mean = (float(sum(stale)), float(len(stale)))
+            self._metrics["train"]["sample/staleness_mean"].append(mean)
+            self._metrics["train"]["sample/staleness_max"].append(float(max(stale)))
+
+    def _log_step_metrics(self) -> None:
+        """Do nothing: TRL's metrics are of its stream of micro-batches."""
+
+    def _sync_weight(self) -> None:
+        """Publish the weights as their next version; collective."""
+        with self._rollout_log.clock.busy(SYNC):
+            if self._weight_sync is None:
+                super()._sync_weight()
+                return
+            worker, outage = self.rollout_worker, None
+            try:
+                self._weight_sync.publish(self, worker and worker.runner.agent.policy)
+            except OutageError as error:
+                outage = error
+            self.sync_stop(outage)
+            self.model_version += 1
+            if worker is not None:
+                worker.update_model_version(self.model_version)
+
+    def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the event loop of the episodes, on the main process."""
+        return self.rollout_worker.loop.spawn(work).result()
+
+    # Evaluation ---------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Run episodes on the held-out tasks with the last published weights.
+
+        Arguments and result are those of `MemoryGRPOTrainer.evaluate`.
+        """
+        payload: list[Any] = [[]]
+        broken: Exception | None = None
+        if self.rollout_worker is not None:
+            runner = self.rollout_worker.runner
+            jobs = held_out_jobs(self.args, self.held_out)
+            sampling = held_out_sampling(self.args, runner.agent.sampling)
+            try:
+                episodes = self.rollout_worker.run_beside(jobs, sampling, self._is_stopped)
+                payload = [held_out_records(runner.environments, jobs, episodes)]
+            except Exception as error:  # ends the run on every rank
+                broken = error
+        self.sync_stop(broken)
+        broadcast_object_list(payload)
+        return report_held_out(self, payload[0], metric_key_prefix)
+
+
+def batch_of(groups: Sequence[Group], args: EpisodeConfig) -> Batch:
+    """Make the batch of the groups of one update."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    rewards = [episode.reward for episode in episodes]
+    size = len(groups[0].episodes)
+    by_episode = group_advantages(rewards, size, str(args.scale_rewards))
+    advantages = [[a] * len(e.steps) for e, a in zip(episodes, by_episode, strict=True)]
+    sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
+    return Batch.of(args, episodes, advantages, sizes)
+
+
+class CopyPolicy(LocalPolicy):
+    """A second model of this process, and TRL's ``WeightTransferProtocol`` into it.
+
+    It has the parameters of the trained model (an adapter arrives merged), which are replaced
+    between two sampling batches.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lock = threading.Lock()
+
+    def _sample(self, rows: list[DecodeRow]) -> list[Completion]:
+        with self._lock:
+            return super()._sample(rows)
+
+    def init_weight_transfer(self) -> None:
+        """Do nothing."""
+
+    def pause(self) -> None:
+        """Wait for the running batch, and start no other."""
+        self._lock.acquire()
+
+    @torch.no_grad()
+    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Copy every ``(name, tensor)``."""
+        for name, tensor in iterator:
+            self.model.get_parameter(name).copy_(tensor)
+
+    def resume(self) -> None:
+        """Sample again, with the new weights."""
+        self._lock.release()
+
+    def destroy(self) -> None:
+        """Let sampling end, also after an aborted transfer."""
+        if self._lock.locked():
+            self._lock.release()
+
+
+def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunner:
+    """Make the runner of the main process, on servers or on a copy of the model on `device`."""
+    args: Any = rollouts.args
+    if args.use_vllm:
+        return rollouts.runner(make_server_pool(rollouts, timeout=args.request_timeout))
+    copy = CopyPolicy.from_pretrained(
+        model_path,
+        dtype=(args.model_init_kwargs or {}).get("dtype", args.dtype),
+        device=device,
+        max_batch_size=args.rollout_batch_size,
+        max_batch_tokens=args.rollout_batch_tokens,
+    )
+    return rollouts.runner(copy)
+
+
+class _NoTransfer:
+    """TRL's weight transfer on other processes, and where a `WeightSync` does the work."""
+
+    def init_weight_transfer(self) -> None:
+        """Do nothing."""
+
+    def destroy(self) -> None:
+        """Do nothing."""
+
+
+def _peak_flops_off_gpu() -> contextlib.AbstractContextManager[Any]:
+    """Keep TRL from looking up the peak FLOPs of a GPU that is not there."""
+    if torch.cuda.is_available():
+        return contextlib.nullcontext()
+    return patch.object(trl_async, "get_peak_flops_per_device", lambda accelerator, dtype: None)

@@ -1,0 +1,327 @@
+"""A transformers Trainer with atomic checkpoints, whose ranks stop together and save when they do."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import StateDictType
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import SaveStrategy
+
+from atommem.config import save_config
+from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
+from atommem.garbage import frozen_heap
+from atommem.train import checkpoints
+from atommem.train.errors import (
+    WRITE_ERRORS,
+    CheckpointError,
+    DivergedError,
+    RolloutFailedError,
+    TrainingInterrupted,
+)
+from atommem.train.logs.console import ProgressBars
+from atommem.train.stop_request import StopRequest
+
+_CONTINUE, _STOP, _BUDGET_SPENT, _BROKEN = range(4)
+"""What a rank reports in `sync_stop`; the largest wins."""
+
+_USAGE = """
+## Use with AtomMem
+
+The policy was trained on the prompts that AtomMem builds from `atommem_config.json` in this folder:
+
+    atommem eval --policy {name} --data TASKS --out runs/eval
+    atommem serve --policy {name}
+"""
+
+
+class ResumableTrainer(Trainer):
+    """Mixin for a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
+
+    - Checkpoints are written aside and renamed when complete (`atommem.train.checkpoints`), with
+      ``atommem_config.json`` and all training arguments.
+    - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a
+      rollout, with a checkpoint of the last finished update; all ranks together.
+    - A NaN, an outage or a failed write ends the run with the reason and how to continue.
+
+    Args:
+        settings: Dataclasses whose fields go into ``atommem_config.json``.
+    """
+
+    def __init__(self, *args: Any, settings: Sequence[Any] = (), **kwargs: Any) -> None:
+        self.stop_request = StopRequest()
+        self.settings = settings
+        self.progress: ProgressBars | None = None
+        """Set in a terminal, on the main process."""
+        self._writing_to: Path | None = None
+        self._saved_step: int | None = None
+        self._has_updated = False
+        super().__init__(*args, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as `Trainer.train`.
+
+        Raises:
+            TrainingInterrupted: The run was asked to stop.
+            BudgetSpentError: The run has spent its budget.
+            TrainingFault: The run cannot continue.
+        """
+        saves = self.args.save_strategy != SaveStrategy.NO
+        with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
+            try:
+                return super().train(*args, **kwargs)
+            except (
+                TrainingInterrupted,
+                BudgetSpentError,
+                RolloutFailedError,
+                DivergedError,
+            ) as stop:
+                # DeepSpeed has stepped inside the backward pass: its parameters are lost.
+                deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+                if saves and not (deepspeed and isinstance(stop, DivergedError)):
+                    self._save_last_update()
+                raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
+            finally:
+                if self.progress is not None:
+                    self.progress.close()
+
+    def close(self) -> None:
+        """Free what a subclass holds beyond the model."""
+
+    def log_with_update(self, values: Mapping[str, float]) -> None:
+        """Log `values` with the running update."""
+        for name, value in values.items():
+            self._metrics["train"][name].append(value)
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def save_extra_state(self, folder: Path) -> None:
+        """Write what else a subclass needs to resume; not collective."""
+
+    def load_extra_state(self, folder: Path) -> None:
+        """Read what `save_extra_state` wrote, after weights and optimizer."""
+
+    def save_final(self) -> Path:
+        """Save model, tokenizer, card and settings to the output folder; collective."""
+        folder = Path(self.args.output_dir)
+        try:
+            self.save_model(str(folder), _internal_call=True)
+            if self.args.should_save:
+                save_config(folder, *self.settings)
+                self.create_model_card(model_name=folder.resolve().name)
+        except WRITE_ERRORS as error:
+            raise CheckpointError(
+                f"the trained model could not be written to {folder}: {error}. Run the same command "
+                "with --resume to write it."
+            ) from error
+        return folder
+
+    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Write TRL's model card, and how AtomMem uses the model."""
+        super().create_model_card(model_name, *args, **kwargs)
+        if self.is_world_process_zero():
+            with (Path(self.args.output_dir) / "README.md").open("a", encoding="utf-8") as card:
+                card.write(_USAGE.format(name=self.hub_model_id or model_name))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the whole model, which transformers omits where checkpoints are sharded."""
+        super().save_model(output_dir, _internal_call)
+        if self._writes_shards() and self._writing_to is None:
+            weights = self.accelerator.get_state_dict(self.model)
+            if self.args.should_save:
+                self._save(output_dir, state_dict=weights)
+
+    def _writes_shards(self) -> bool:
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        return plugin is not None and plugin.state_dict_type == StateDictType.SHARDED_STATE_DICT
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._writing_to or super()._get_output_dir(trial))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Do nothing: the model is pushed at the end (`atommem.train.stages`)."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        output_dir = Path(super()._get_output_dir(trial))
+        folder = (
+            output_dir / checkpoints.PARTIAL / checkpoints.checkpoint_name(self.state.global_step)
+        )
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        error: BaseException | None = None
+        self._writing_to = folder.parent
+        try:
+            super()._save_checkpoint(model, trial)
+            self.save_extra_state(folder)
+            if self.args.should_save:
+                self._describe_checkpoint(folder, output_dir)
+        except WRITE_ERRORS as failure:
+            error = failure
+        finally:
+            self._writing_to = None
+        if self._largest_of_ranks(float(error is not None)):
+            self._give_up_checkpoint(output_dir, error)
+        if self.args.should_save:
+            try:
+                checkpoints.publish_checkpoint(folder, output_dir)
+                checkpoints.prune_checkpoints(
+                    output_dir, self.args.save_total_limit, self.state.best_model_checkpoint
+                )
+            except OSError as failure:
+                self._give_up_checkpoint(output_dir, failure)
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._saved_step = self.state.global_step
+
+    def _describe_checkpoint(self, folder: Path, output_dir: Path) -> None:
+        """Add settings and, beside sharded weights, what makes the folder a model folder."""
+        if checkpoints.is_sharded(folder):
+            model = self.accelerator.unwrap_model(self.model)
+            configs = (model.config, model.generation_config)
+            for part in getattr(model, "peft_config", {}).values() or configs:
+                part.save_pretrained(folder)
+            self.processing_class.save_pretrained(folder)
+        if self.settings:
+            save_config(folder, *self.settings)
+        facts = json.loads(self.args.to_json_string()) | {"world_size": self.args.world_size}
+        text = json.dumps(facts, indent=2) + "\n"
+        (folder / checkpoints.TRAINING_ARGS).write_text(text, encoding="utf-8")
+        # transformers looked for the best checkpoint in the folder that it wrote to.
+        if best := self.state.best_global_step:
+            final = output_dir / checkpoints.checkpoint_name(best)
+            if best == self.state.global_step or final.is_dir():
+                self.state.best_model_checkpoint = str(final)
+            self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+
+    def _give_up_checkpoint(self, output_dir: Path, error: BaseException | None) -> None:
+        if self.args.should_save:
+            shutil.rmtree(output_dir / checkpoints.PARTIAL, ignore_errors=True)
+        raise CheckpointError(
+            f"the checkpoint of update {self.state.global_step} could not be written: "
+            f"{error or 'another process failed'}. {self._resume_hint()}"
+        ) from error
+
+    def _save_last_update(self) -> None:
+        """Save the state after the last finished update, if this process finished one."""
+        if self._has_updated and self._saved_step != self.state.global_step:
+            self._save_checkpoint(self.model, trial=None)
+            self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _resume_hint(self) -> str:
+        last = checkpoints.last_checkpoint(self.args.output_dir)
+        if last is None:
+            return "There is no checkpoint yet: the same command starts again."
+        return f"The same command with --resume continues from the last checkpoint, {last}."
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if checkpoints.is_sharded(resume_from_checkpoint) != self._writes_shards():
+            raise ConfigError(
+                f"resume_from_checkpoint={resume_from_checkpoint}: FSDP and other launchers cannot "
+                "read each other's checkpoints. Resume it under the launcher that it was written "
+                "under, or start a new run from it (--model_name_or_path)."
+            )
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.load_extra_state(Path(checkpoint))
+
+    # Where all ranks stop together --------------------------------------------------------------
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self._has_updated = True
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin an update: a point where all ranks can stop."""
+        self.sync_stop()
+        if self.state.global_step >= self.state.max_steps:
+            # A finished run that is resumed: transformers would train one more update.
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
+    def sync_stop(self, error: Exception | None = None) -> None:
+        """End the run on all ranks if one of them has to stop; collective.
+
+        Args:
+            error: What broke on this rank.
+
+        Raises:
+            TrainingInterrupted: A rank was asked to stop.
+            BudgetSpentError: A rank has spent its budget (`error` is such an error).
+            RolloutFailedError: Sampling broke on a rank (any other `error`).
+        """
+        code = _STOP if self.stop_request.requested else _CONTINUE
+        if error is not None:
+            code = _BUDGET_SPENT if isinstance(error, BudgetSpentError) else _BROKEN
+        code = int(self._largest_of_ranks(code))
+        update, reason = self.state.global_step + 1, "see the other processes"
+        if error is not None:
+            reason = str(error) if isinstance(error, AtomMemError) else repr(error)
+        if code == _BROKEN:
+            raise RolloutFailedError(f"update {update} cannot be sampled: {reason}") from error
+        if code == _BUDGET_SPENT:
+            raise BudgetSpentError(f"stopped before update {update}: {reason}") from error
+        if code == _STOP:
+            raise TrainingInterrupted(f"stopped before update {update}")
+
+    def check_failed_fraction(
+        self, failed: int, episodes: int, errors: Sequence[str | None], what: str = ""
+    ) -> None:
+        """End the run if more than `max_failed_fraction` of the episodes failed; same on all ranks.
+
+        Args:
+            failed, episodes: Counts over all ranks.
+            errors: Why episodes of this rank failed.
+            what: What the episodes were for; default the running update.
+
+        Raises:
+            RolloutFailedError: Too many episodes failed.
+        """
+        limit = self.args.max_failed_fraction
+        if failed > limit * episodes:
+            reason = min((error for error in errors if error), default="see the other processes")
+            raise RolloutFailedError(
+                f"{failed} of {episodes} episodes of {what or self._update_name()} failed, more than "
+                f"max_failed_fraction={limit:g}: {reason}"
+            )
+
+    def check_loss(self, loss: float) -> None:
+        """Raise DivergedError if `loss`, the same on all ranks, is NaN or infinite."""
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss of {self._update_name()} is {loss}")
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is not None and not math.isfinite(float(norm)):
+            raise DivergedError(f"the gradient norm of {self._update_name()} is {float(norm)}")
+        return norm
+
+    def _update_name(self) -> str:
+        return f"update {self.state.global_step + 1}"
+
+    def _largest_of_ranks(self, value: float) -> float:
+        if self.accelerator.num_processes == 1:
+            return value
+        everywhere = self.accelerator.gather(torch.tensor([value], device=self.accelerator.device))
+        return float(everywhere.max())
+
+
+def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:
+    """Load a tensor saved on ``cpu:0``, accelerate's name for the CPU, which torch does not know."""
+    return storage if location.startswith("cpu:") else None
+
+
+torch.serialization.register_package(15, lambda storage: None, _restore_to_numbered_cpu)

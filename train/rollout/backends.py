@@ -1,0 +1,101 @@
+"""Where training samples episodes: the interface of a backend, and the local one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from trl.models.utils import unwrap_model_for_generation
+
+from atommem.episode_runner import EpisodeRunner
+from atommem.policy.local import LocalPolicy
+from atommem.train.rollout.rollouts import Rollouts
+from atommem.train.train_config import TrainConfig
+
+
+class Backend:
+    """Samples episodes from the weights that are being trained.
+
+    Args:
+        runner: Runs this rank's episodes. Ranks make different numbers of model calls, so nothing
+            in it may be a collective operation.
+    """
+
+    def __init__(self, runner: EpisodeRunner) -> None:
+        self.runner = runner
+
+    def publish(self, trainer: Any) -> None:
+        """Give the sampling side the trainer's weights; all ranks, before every rollout.
+
+        Raises:
+            OutageError: The sampling side cannot be reached.
+        """
+
+    def rollout(self, trainer: Any) -> AbstractContextManager[None]:
+        """Enter a rollout, on every rank."""
+        return nullcontext()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what this rank measured since the last call; the trainer logs the sum of ranks."""
+        return {}
+
+    async def close(self) -> None:
+        """Free what the backend holds, with its runner's policy."""
+        await self.runner.agent.policy.close()
+
+
+class LocalBackend(Backend):
+    """Samples from the training model itself: there is nothing to publish."""
+
+    @contextmanager
+    def rollout(self, trainer: Any) -> Iterator[None]:
+        """Unwrap the model and gather its parameters, without gradients."""
+        with (
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+            ),
+            torch.no_grad(),
+            trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False),
+            _unsharded(trainer),
+        ):
+            yield
+
+
+@contextmanager
+def _unsharded(trainer: Any) -> Iterator[None]:
+    """Keep every FSDP2 parameter gathered.
+
+    A forward pass gathers them collectively, and ranks run different numbers of forward passes.
+    """
+    if not trainer.accelerator.is_fsdp2:
+        yield
+        return
+    sharded = [m for m in trainer.model_wrapped.modules() if isinstance(m, FSDPModule)]
+    for module in sharded:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        reshard = trainer.accelerator.state.fsdp_plugin.reshard_after_forward
+        for module in sharded:
+            module.reshard()
+            module.set_reshard_after_forward(reshard, recurse=False)
+
+
+def make_local_backend(rollouts: Rollouts, model: Any) -> LocalBackend:
+    """Make a backend that samples from the trained `model`."""
+    args: TrainConfig = rollouts.args
+    policy = LocalPolicy(
+        model,
+        rollouts.tokenizer,
+        max_batch_size=args.rollout_batch_size,
+        max_batch_tokens=args.rollout_batch_tokens,
+    )
+    return LocalBackend(rollouts.runner(policy, args.max_in_flight))

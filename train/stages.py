@@ -1,0 +1,232 @@
+"""The stages of ``atommem train``: from parsed settings to a saved model."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import PartialState
+from httpx import HTTPError
+from huggingface_hub import HfApi
+from transformers.trainer_utils import SaveStrategy
+from trl import get_peft_config
+
+from atommem.command_line import one_line
+from atommem.environment import find_environment
+from atommem.episode import Episode
+from atommem.errors import ConfigError
+from atommem.train.checkpoints import checkpoint_to_resume
+from atommem.train.errors import CheckpointError
+from atommem.train.logs.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
+from atommem.train.logs.reporters import prepare_reporters, run_facts
+from atommem.train.logs.sample_episodes import FOLDER, SampleEpisodes, trace_writer
+from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
+from atommem.train.settings import Settings
+
+if TYPE_CHECKING:
+    from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer
+    from atommem.train.loops.grpo_trainer import EpisodesHook, MemoryGRPOTrainer
+    from atommem.train.loops.sft import ColdStartTrainer
+    from atommem.train.rollout.backends import Backend
+    from atommem.train.rollout.rollouts import Rollouts
+
+_SHUTDOWN_SECONDS = 300
+"""Least time that a launcher should give its processes to save a checkpoint."""
+
+_PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
+"""Files of an output folder that are not pushed: checkpoints, and texts of the data."""
+
+
+def run_grpo(settings: Settings) -> Path:
+    """Train with a `TrainConfig`, and save the model; returns its folder.
+
+    Raises:
+        AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
+    """
+    return launch(settings, partial(make_grpo_trainer, settings), GRPO_COLUMNS)
+
+
+def run_async(settings: Settings) -> Path:
+    """Train with an `AsyncTrainConfig`, and save the model; as `run_grpo`."""
+    model = str(settings.model.model_name_or_path)
+    if (Path(model) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model_name_or_path={model}: this is an adapter. Merge it into its base model to train it "
+            "asynchronously."
+        )
+    return launch(settings, partial(make_async_trainer, settings), ASYNC_COLUMNS)
+
+
+def run_sft(settings: Settings) -> Path:
+    """Fine-tune on traces with a `ColdStartConfig`, and save the model; as `run_grpo`."""
+    return launch(settings, partial(make_sft_trainer, settings), SFT_COLUMNS)
+
+
+def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
+    """Make the trainer of the stage ``grpo``."""
+    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+    from atommem.train.rollout.rollouts import Rollouts
+
+    args, memory, embedder, environment, model = settings
+    tokenizer = load_tokenizer(model)
+    arguments = episode_arguments(settings, tokenizer)
+    rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
+    return MemoryGRPOTrainer(
+        make_backend=partial(make_backend, rollouts), **arguments, **model_arguments(model, args)
+    )
+
+
+def make_backend(rollouts: Rollouts, model: Any) -> Backend:
+    """Make the backend that ``use_vllm`` and ``vllm_mode`` ask for, of the trained `model`."""
+    if rollouts.args.use_vllm and rollouts.args.vllm_mode == "server":
+        from atommem.train.rollout.server_backend import make_server_backend
+
+        return make_server_backend(rollouts, model)
+    if rollouts.args.use_vllm:
+        from atommem.train.rollout.colocate_backend import make_colocate_backend
+
+        return make_colocate_backend(rollouts, model)
+    from atommem.train.rollout.backends import make_local_backend
+
+    return make_local_backend(rollouts, model)
+
+
+def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
+    """Make the trainer of the stage ``async``."""
+    from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
+    from atommem.train.rollout.rollouts import Rollouts
+
+    args, memory, embedder, environment, model = settings
+    name, tokenizer = str(model.model_name_or_path), load_tokenizer(model)
+    arguments = episode_arguments(settings, tokenizer)
+    rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
+    args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
+    return AsyncMemoryGRPOTrainer(
+        model=name,
+        make_runner=partial(make_runner, rollouts, name),
+        peft_config=get_peft_config(model),
+        **arguments,
+    )
+
+
+def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
+    """Make the trainer of the stage ``sft``."""
+    from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
+
+    args, memory, _, environment, model = settings
+    tokenizer = load_tokenizer(model)
+    rows = trace_demonstrations(
+        args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs
+    )
+    return ColdStartTrainer(
+        args=args,
+        dataset=sft_dataset(rows, args.max_length),
+        tokenizer=tokenizer,
+        settings=settings.stored,
+        **model_arguments(model, args),
+    )
+
+
+def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
+    """Train or resume, and save the model; returns its folder.
+
+    Args:
+        settings: Of the stage.
+        make_trainer: Called when output folder and reporters are in order.
+        columns: Of the console's table.
+    """
+    args = settings.args
+    resume = checkpoint_to_resume(args, settings.memory)
+    prepare_reporters(args)
+    if args.save_strategy != SaveStrategy.NO and (warning := launcher_warning(os.environ)):
+        PartialState().print(warning)
+    trainer = make_trainer()
+    args.facts = run_facts(trainer.settings, str(trainer.model.config._name_or_path))
+    use_console(trainer, columns)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+    folder: Path = trainer.save_final()
+    if args.push_to_hub and trainer.is_world_process_zero():
+        push_model(folder, trainer.hub_model_id, args)
+    data = getattr(args, "eval_data", None) or "TASKS"
+    command = ["atommem", "eval", "--policy", str(folder), "--data", data]
+    command += ["--out", str(folder / "eval")]
+    trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(command)}")
+    return folder
+
+
+def push_model(folder: Path, name: str, args: Any) -> None:
+    """Upload a saved model to the hub, without checkpoints, episodes and logs.
+
+    Raises:
+        CheckpointError: The hub refuses, or cannot be reached.
+    """
+    try:
+        HfApi(token=args.hub_token).upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            commit_message="End of training",
+            revision=args.hub_revision,
+            ignore_patterns=list(_PRIVATE),
+        )
+    except (OSError, HTTPError) as error:
+        raise CheckpointError(
+            f"the model is in {folder}, but could not be pushed: {one_line(error).rstrip('.')}. The "
+            "same command with --resume tries again."
+        ) from error
+
+
+def launcher_warning(environment: Mapping[str, str]) -> str | None:
+    """Return why torch's launcher, if there is one, would not let this process save when stopped."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    default = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+    seconds = environment.get("PET_SHUTDOWN_TIMEOUT", default)
+    handled = environment.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
+    if int(seconds) >= _SHUTDOWN_SECONDS and "SIGUSR1" in handled:
+        return None
+    return (
+        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and forwards only "
+        f"{handled}: set PET_SHUTDOWN_TIMEOUT=600 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1."
+    )
+
+
+def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
+    """Return the arguments of a trainer of episodes: tasks, and what is kept of episodes."""
+    args, memory, _, environment, _ = settings
+    kind = find_environment(environment.environment)
+    tasks, out = kind.read_tasks(args.data), Path(args.output_dir)
+    hooks: list[EpisodesHook] = []
+    if args.save_traces:
+        hooks.append(trace_writer(out / "traces", tasks, kind.describe, memory))
+    if args.log_episodes and args.process_index == 0:
+        samples = SampleEpisodes(
+            folder=out / FOLDER,
+            tasks=tasks,
+            describe_task=kind.describe,
+            tokenizer=tokenizer,
+            memory=memory,
+            count=args.log_episodes,
+            every=args.log_episodes_steps,
+            report_to=args.report_to,
+        )
+        hooks.append(samples)
+
+    def on_episodes(update: int, episodes: Sequence[Episode]) -> None:
+        for hook in hooks:
+            hook(update, episodes)
+
+    return {
+        "args": args,
+        "tasks": tasks,
+        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
+        "processing_class": tokenizer,
+        "on_episodes": on_episodes,
+        "settings": settings.stored,
+    }

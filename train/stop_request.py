@@ -1,0 +1,101 @@
+"""Stop a run from outside: SIGTERM and SIGUSR1 as schedulers send them, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+EXIT_INTERRUPTED = 75
+"""Exit status of an interrupted run that can be resumed (EX_TEMPFAIL of sysexits.h)."""
+
+SAME_REQUEST_SECONDS = 2.0
+"""Launchers forward a signal that the workers received too; within this time it is one request."""
+
+CANCEL_SECONDS = 10.0
+"""How long to wait for the threads of a cancelled rollout; usually one token."""
+
+
+class StopRequest:
+    """Records that the process was asked to stop, and cancels the running rollout.
+
+    The first SIGTERM, SIGINT or SIGUSR1 sets `requested` and cancels the work under `guard`. A
+    second SIGTERM or SIGINT ends the process at once.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._requested_at = 0.0
+        self._cancel: Callable[[], object] | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has arrived."""
+        return self.signal is not None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals inside; signals that are ignored (SIGINT of a background job) stay so.
+
+        Only the main thread receives signals: in any other this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in self.SIGNALS}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def guard(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """Return the result of `work`, or None if a stop was requested before it finished."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            if self.requested:
+                task.cancel()
+            return await task
+        except asyncio.CancelledError:
+            if not self.requested:
+                raise
+            # A sampling thread uses the model until it notices that nobody waits for it.
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others:
+                await asyncio.wait(others, timeout=CANCEL_SECONDS)
+            return None
+        finally:
+            self._cancel = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            self._requested_at = time.monotonic()
+            # os.write, because the handler may have interrupted a print.
+            text = (
+                f"\n{self.signal.name}: saving a checkpoint, then stopping (repeat to exit now)\n"
+            )
+            os.write(2, text.encode())
+            if self._cancel is not None:
+                self._cancel()
+        elif (
+            number != signal.SIGUSR1
+            and time.monotonic() - self._requested_at > SAME_REQUEST_SECONDS
+        ):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
