@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 from atommem.serve.app import make_app, run
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database

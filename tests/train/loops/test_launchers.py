@@ -62,7 +62,7 @@ def spent(recording: Path) -> int:
     return calls
 
 
-def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_with_more(
+def test_spent_budget_stops_two_processes_that_resume_with_more(
     tmp_path: Path,
 ) -> None:
     """They pay from one recording; what comes of it is what had come of it without a limit."""
