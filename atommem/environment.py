@@ -13,7 +13,7 @@ from atommem.actions import Action, ActionSpec, Call, Problem, calls
 from atommem.description import TaskDescription, TaskShape
 from atommem.dialects import Section, load_section
 from atommem.errors import ConfigError
-from atommem.memory.operations import Operation
+from atommem.memory.log import Operation
 from atommem.observation import Observation, StopReason
 from atommem.tokens import Tokenizer
 
@@ -124,17 +124,12 @@ class EnvironmentFactory(ABC):
         config_class: Its settings, a dataclass derived from `EnvironmentConfig`.
         templates: Folder with its template sections, ``full.yaml`` and its like (`atommem.dialects.Section`).
         pieces: Every piece that its observations may hold, with the placeholders that its template must have.
-        numbers: Placeholders that always stand for a number. A template may begin with one, and text from outside is
-            searched for a template's beginning as far as its first other placeholder.
-        inside: For every piece that stands in another's placeholder, the name of that other.
         phases: The phases of its observations.
     """
 
     config_class: ClassVar[type[EnvironmentConfig]]
     templates: ClassVar[Path]
     pieces: ClassVar[Mapping[str, Sequence[str]]]
-    numbers: ClassVar[Sequence[str]] = ()
-    inside: ClassVar[Mapping[str, str]] = {}
     phases: ClassVar[Sequence[str]]
 
     def __init__(self, config: Any, tokenizer: Tokenizer) -> None:

@@ -1,41 +1,66 @@
-"""From an observation and a memory view to what the policy reads."""
+"""Prompts: from an observation and a memory view to token ids.
+
+A prompt is a sequence of segments, each template text or data. They are encoded one by one, so that no control token
+comes out of data; template text keeps the ids that the tokenizer gives it, up to the joints with data.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any
+import json
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from atommem.actions import CREATE, MEMORY_ACTIONS, READ, SCRATCHPAD, ActionSpec
+from atommem.actions import CREATE, MEMORY_ACTIONS, OUR_KINDS, READ, SCRATCHPAD, ActionSpec
 from atommem.config import MemoryConfig
-from atommem.dialects import Dialect, Section
-from atommem.dialects.templates import fill
+from atommem.dialects import Dialect, Section, fill, split_template
 from atommem.environment import EnvironmentFactory
-from atommem.errors import DialectError
-from atommem.memory.entries import MemoryView
+from atommem.errors import ConfigError, DialectError
+from atommem.grammar import THINK
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, Piece
-from atommem.parsing import THINK
+from atommem.text_safety import (
+    Headings,
+    SegmentEncoder,
+    TemplatePart,
+    clean,
+    control_tokens,
+    forms_in,
+    guard_text,
+)
 from atommem.tokens import Tokenizer
-from atommem.tool_schemas import Tools, native_tools, schema_text, shown_tools
-from atommem.untrusted import PromptGuard, Rewrite, Structure, forms_in
 
 _MEMORY = "memory."
-"""Before the names of memory's own pieces: an environment may use the same names."""
+"""Prefix of the names of memory's own pieces: an environment may use the same names."""
 _MEMORY_PIECES = ("scratchpad", "query", "memory", "entry", "capacity_notice")
+_MEMORY_NUMBERS = ("handle", "size", "capacity")
 _NO_NOTICE = f"{_MEMORY}unlimited"
-_USERS = ("Question:\nWho?", " a  b", "\n\nc", "\u00e9\u4e2d\U0001f600", "1 \t<b>")
-"""What a user may say, for `PromptGuard.learn_head`."""
+_USER = "ATOMMEM-USER-MESSAGE"
+"""Stands for the user message while the chat template is rendered."""
+_CACHED_CHARACTERS = 65_536
+"""Of a text whose ids may be cached: 512 of them take 64 MiB at most."""
+
+Tools = list[dict[str, Any]]
+"""As chat templates and OpenAI's API take them."""
+
+
+class Segment(NamedTuple):
+    """Template text, or data with the piece and the placeholder that it fills."""
+
+    text: str
+    place: tuple[str, str] | None = None
+    blank: str = ""  # what stands before data and is encoded with it
 
 
 class PromptBuilder:
     """Renders prompts for one dialect, layout, environment and set of enabled actions.
 
-    Layout ``prefix`` puts what is new before the memory, so that the episodes of a group share almost
-    the whole prompt; ``paper`` puts it last, as arXiv 2601.08323 does.
-
-    All text of observations and memory is data (`atommem.untrusted`): no control token comes out of it, and different
-    observations and memories have different prompts.
+    Layout ``prefix`` puts the stream before the memory, so that the episodes of a group share almost the whole prompt;
+    ``paper`` puts it last, as arXiv 2601.08323 does. All text of observations and memory is data
+    (`atommem.text_safety`): different observations and memories have different prompts.
 
     Args:
         tokenizer: The policy's.
@@ -43,16 +68,16 @@ class PromptBuilder:
         config: Layout, disabled actions.
         section: Wording of the environment.
         actions: The environment's.
-        numbers, inside: What its `EnvironmentFactory` says of its pieces.
         chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
 
     Attributes:
         system: The system message in our own words. A chat template that words tools itself (Qwen's), and asks for
-            calls as the dialect reads them, is given their schemas instead of our explanations.
+            calls as the dialect reads them, gets their schemas instead of our explanations.
         opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then begin inside of it.
 
     Raises:
-        DialectError: The templates do not let one piece be told from another.
+        DialectError: A template begins with text, or the chat template does not show the user message.
+        ConfigError: A tool's name or description cannot be shown.
     """
 
     def __init__(
@@ -63,15 +88,11 @@ class PromptBuilder:
         section: Section,
         actions: Sequence[ActionSpec],
         chat_template_kwargs: dict[str, Any] | None = None,
-        *,
-        numbers: Sequence[str] = (),
-        inside: Mapping[str, str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.layout = config.layout
         self._templates = dialect.templates
         self._section = section
-        self._inside = inside or {}
         self._capacity_notice = config.capacity_notice
         self._chat_template_kwargs = chat_template_kwargs or {}
         specs = {spec.name: spec for spec in (*MEMORY_ACTIONS, *actions) if not spec.is_tool}
@@ -82,7 +103,7 @@ class PromptBuilder:
             for spec in MEMORY_ACTIONS
             if dialect.can_write(spec.name) and spec.name not in config.disabled_actions
         ]
-        # What no action can fill stays empty for ever.
+        # A place that no action can fill stays empty for ever.
         used = {
             "scratchpad": SCRATCHPAD in self._enabled,
             "store": READ in self._enabled and CREATE in self._enabled,
@@ -91,50 +112,35 @@ class PromptBuilder:
             place for place, is_used in used.items() if is_used or not self._templates.places
         }
         explained = () if dialect.whole else actions
-        self._tools: Tools = []
-        told = (
-            shown_tools(explained, self._tool_guard())
-            if any(spec.is_tool for spec in explained)
-            else []
-        )
-        self._shown = {tool["function"]["name"]: tool for tool in told}
-        self.system = self._system = self._instructions(explained)
-        if self._templates.chat:
-            untold = self._instructions([spec for spec in explained if not spec.is_tool])
-            self._tools = native_tools(
-                *(explained, told, tokenizer, dialect.call_tag),
-                lambda tools: self._rendered(self._messages("", untold), tools),
+        tools = shown_tools(explained, self._guard_tool)
+        self._shown = {tool["function"]["name"]: tool for tool in tools}
+        self.system = system = self._instructions(explained)
+        native: Tools = []
+        if tools and self._templates.chat:
+            without_tools = self._instructions([spec for spec in explained if not spec.is_tool])
+            native = native_tools(
+                *(tools, tokenizer, dialect.call_tag),
+                lambda tools: self._rendered(self._messages("", without_tools), tools),
             )
-            self._system = untold if self._tools else self.system
-        frame = self._rendered(self._messages("", self._system))
+            system = without_tools if native else system
+        frame = self._rendered(self._messages(_USER, system), native)
+        self._frame = frame.split(_USER)
+        if len(self._frame) == 1:
+            raise DialectError("the tokenizer's chat template does not show the user message.")
         self.opens_thinking = self._templates.chat and frame.rstrip().endswith(f"<{THINK}>")
-        wording = {
-            f"{_MEMORY}{name}": getattr(self._templates, name) for name in _MEMORY_PIECES
-        } | dict(section.pieces)
-        self._words = {name: self._tagged(template) for name, template in wording.items()}
-        self._structure = Structure(
-            self._words,
-            join=self._templates.join,
-            numbers=("handle", "size", "capacity", *numbers),
-            inside={f"{_MEMORY}{name}": f"{_MEMORY}memory" for name in ("entry", "capacity_notice")}
-            | dict(self._inside),
-            lists=("entries",),
-            empty=self._templates.empty,
-        )
-        self._numbers = frozenset(numbers)
-        self._words[f"{_MEMORY}empty"] = self._templates.empty
-        self._words[_NO_NOTICE] = (
-            self._words[f"{_MEMORY}memory"].replace("{capacity_notice}", "").rstrip()
-        )
-        self._guard = PromptGuard(
-            tokenizer, self._structure, forms_in(frame) if self._templates.chat else ()
-        )
-        # None where the pieces themselves hold control tokens: then it depends on which are shown.
-        bare = not any(self._guard.controls(self._encoded(words)) for words in self._words.values())
-        self._controls = self._guard.controls(self._encoded(frame)) if bare else None
-        self._guard.learn_head(
-            [self._rendered(self._messages(user, self._system)) for user in _USERS]
-        )
+        words = {f"{_MEMORY}{name}": getattr(self._templates, name) for name in _MEMORY_PIECES}
+        words |= section.pieces
+        self._parts = {name: self._split(name, template) for name, template in words.items()}
+        self._headings = Headings(self._parts, "\n" in self._templates.join, self._templates.empty)
+        whole = words[f"{_MEMORY}memory"]
+        words[_NO_NOTICE] = whole.replace("{capacity_notice}", "").rstrip()
+        words[f"{_MEMORY}empty"] = self._templates.empty
+        for name in (_NO_NOTICE, f"{_MEMORY}empty"):
+            self._parts[name] = self._split(name, words[name])
+        self._encoder = SegmentEncoder(tokenizer, forms_in(frame) if self._templates.chat else ())
+        # The episodes of a group read the same chunk, and a memory shows the same entries again and again.
+        self._cached_template_ids = lru_cache(maxsize=1024)(self._template_ids)
+        self._cached_data_ids = lru_cache(maxsize=512)(self._data_ids)
 
     @classmethod
     def of(
@@ -145,76 +151,35 @@ class PromptBuilder:
         environments: EnvironmentFactory,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> PromptBuilder:
-        """The prompts of an environment."""
+        """Make the builder of an environment's prompts."""
         section = environments.section(config.templates, environments.config)
-        return cls(
-            tokenizer,
-            dialect,
-            config,
-            section,
-            environments.actions,
-            chat_template_kwargs,
-            numbers=environments.numbers,
-            inside=environments.inside,
-        )
+        return cls(tokenizer, dialect, config, section, environments.actions, chat_template_kwargs)
 
     def build(self, observation: Observation, view: MemoryView) -> list[int]:
         """The prompt of one step as token ids."""
-        return self._guard.encode(
-            lambda rewrite: self._text(observation, view, rewrite), self._controls
-        )
+        token_ids: list[int] = []
+        for segment in self._segments(observation, view):
+            if segment.place is None:
+                token_ids.extend(self._cached_template_ids(segment.text, not token_ids))
+            elif len(segment.text) > _CACHED_CHARACTERS:
+                token_ids.extend(self._data_ids(segment))
+            else:
+                token_ids.extend(self._cached_data_ids(segment))
+        return token_ids
 
     def text(self, observation: Observation, view: MemoryView) -> str:
-        """The prompt of one step as text, chat markup included."""
-        return self._text(observation, view, self._guard.data)
+        """The prompt of one step as text, chat markup included: for people, not for a tokenizer."""
+        return "".join(
+            segment.blank + self._guarded(segment) for segment in self._segments(observation, view)
+        )
 
     def messages(self, observation: Observation, view: MemoryView) -> list[dict[str, str]]:
-        """The prompt of one step as chat messages, for a server whose tokenizer is not known."""
-        return self._messages(self._user(observation, view, self._server_guard.data), self.system)
-
-    @cached_property
-    def _server_guard(self) -> PromptGuard:
-        return PromptGuard(None, self._structure)
-
-    def _text(self, observation: Observation, view: MemoryView, rewrite: Rewrite) -> str:
-        return self._rendered(self._messages(self._user(observation, view, rewrite), self._system))
-
-    def _user(self, observation: Observation, view: MemoryView, rewrite: Rewrite) -> str:
-        """What the user says: all pieces, their data rewritten."""
-        memory = self._memory(view)
-        pieces = [
-            *observation.task,
-            *(
-                (*observation.stream, *memory)
-                if self.layout == "prefix"
-                else (*memory, *observation.stream)
-            ),
-            *observation.closing,
-        ]
-        shown = (self._piece(piece, rewrite) for piece in pieces)
-        return self._guard.closed(self._templates.join.join(piece for piece in shown if piece))
-
-    def _tool_guard(self) -> PromptGuard:
-        """For what is said of tools: no control token of the tokenizer, nor what its template marks messages with."""
-        forms = forms_in(self._rendered(self._messages("", "-"))) if self._templates.chat else ()
-        return PromptGuard(self.tokenizer, None, forms)
-
-    def _messages(self, user: str, system: str) -> list[dict[str, str]]:
-        first = [{"role": "system", "content": system}] if system else []
-        return [*first, {"role": "user", "content": user}]
-
-    def _rendered(self, messages: list[dict[str, str]], tools: Tools | None = None) -> str:
-        if self._templates.chat:
-            tools = self._tools if tools is None else tools
-            return render_chat(
-                self.tokenizer,
-                messages,
-                self._chat_template_kwargs | ({"tools": tools} if tools else {}),
-            )
-        return self._templates.join.join(message["content"] for message in messages)
-
-    def _encoded(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        """The prompt of one step as chat messages, for a server whose tokenizer is unknown."""
+        user = "".join(
+            guard_text(self._guarded(segment)) if segment.place else segment.text
+            for segment in self._user(observation, view)
+        )
+        return self._messages(user, self.system)
 
     @property
     def digest(self) -> str:
@@ -222,68 +187,67 @@ class PromptBuilder:
         tools = (self._shown,) if self._shown else ()
         return hashlib.sha256(repr((self._templates, self._section, *tools)).encode()).hexdigest()
 
-    def _instructions(self, actions: Sequence[ActionSpec]) -> str:
-        """The system message."""
-        templates, section = self._templates, self._section
-        explained = [templates.actions[name] for name in self._enabled if name in templates.actions]
-        explained += [text for text in (self._explanation(spec) for spec in actions) if text]
-        places = [text for place, text in templates.places.items() if place in self._places]
-        # Explanations and the environment's words hold tag names themselves.
-        values = {
-            "actions": self._tagged("\n".join(explained)),
-            "places": "\n".join(places),
-            "introduction": self._tagged(section.introduction),
-            "rules": self._tagged(section.rules),
-        }
-        return fill(templates.system, {**self._tags, **values}).strip()
+    # Segments ---
 
-    def _explanation(self, spec: ActionSpec) -> str:
-        """How an action of the environment's is explained: in its own words, or from its description."""
-        if spec.name in self._section.actions:
-            return self._section.actions[spec.name]
-        if spec.is_tool:
-            tool = self._shown[spec.name]
-            described = {
-                "name": spec.name,
-                "description": tool["function"]["description"],
-                "schema": schema_text(tool),
-            }
-            return fill(self._templates.call, described)
-        tag = self._tags[f"tag.{spec.name}"]
-        return f"<{tag}>...</{tag}> {spec.description}" if spec.description else ""
+    def _segments(self, observation: Observation, view: MemoryView) -> list[Segment]:
+        """Template text and data in turns; the blank before data goes with it, as words are encoded with theirs."""
+        user = self._user(observation, view)
+        parts = [Segment(self._frame[0])]
+        for after in self._frame[1:]:
+            parts += (*user, Segment(after))
+        segments: list[Segment] = []
+        literal = ""
+        for part in parts:
+            if part.place is None:
+                literal += part.text
+                continue
+            text = literal.rstrip(" ")
+            if text:
+                segments.append(Segment(text))
+            segments.append(part._replace(blank=literal[len(text) :]))
+            literal = ""
+        return [*segments, Segment(literal)] if literal else segments
 
-    def _tagged(self, template: str) -> str:
-        return fill(template, self._tags)
+    def _user(self, observation: Observation, view: MemoryView) -> list[Segment]:
+        """The user message: all pieces that are shown."""
+        memory = self._memory(view)
+        stream = observation.stream
+        middle = (*stream, *memory) if self.layout == "prefix" else (*memory, *stream)
+        segments: list[Segment] = []
+        for piece in (*observation.task, *middle, *observation.closing):
+            if written := self._piece(piece):
+                if segments:
+                    segments.append(Segment(self._templates.join))
+                segments += written
+        return segments
 
-    def _piece(self, piece: Piece, rewrite: Rewrite) -> str:
+    def _piece(self, piece: Piece) -> list[Segment]:
         """A piece in words; nothing where it needs an action that cannot be written."""
         if piece.needs is not None and piece.needs not in self._enabled:
-            return ""
-        values = {
-            name: self._value(piece.name, name, value, rewrite)
-            for name, value in piece.values.items()
-        }
-        return fill(self._words[piece.name], values)
+            return []
+        segments: list[Segment] = []
+        for literal, placeholder, is_number in self._parts[piece.name]:
+            segments.append(Segment(literal))
+            value = piece.values.get(placeholder, f"{{{placeholder}}}" if placeholder else "")
+            if placeholder not in piece.values or isinstance(value, int):
+                segments.append(Segment(str(value)))
+            elif isinstance(value, str):
+                if is_number:
+                    raise DialectError(
+                        f"piece {piece.name}: its template takes a number for {{{placeholder}}}, not {value!r}."
+                    )
+                segments.append(Segment(value, (piece.name, placeholder)))
+            else:
+                segments += self._pieces((value,) if isinstance(value, Piece) else value)
+        return [segment for segment in segments if segment.text or segment.place]
 
-    def _value(
-        self, owner: str, name: str, value: str | int | Piece | tuple[Piece, ...], rewrite: Rewrite
-    ) -> str:
-        if isinstance(value, str):
-            if name in self._numbers:
-                raise DialectError(
-                    f"piece {owner} has {value!r} for {{{name}}}, which its environment calls a number."
-                )
-            return rewrite(value, owner, name)
-        if isinstance(value, int):
-            return str(value)
-        pieces = (value,) if isinstance(value, Piece) else value
+    def _pieces(self, pieces: Sequence[Piece]) -> list[Segment]:
+        """The pieces of a list, one a line."""
+        between = Segment("\n" if self._templates.chat else self._templates.join)
+        segments: list[Segment] = []
         for piece in pieces:
-            if not piece.name.startswith(_MEMORY) and self._inside.get(piece.name) != owner:
-                raise DialectError(
-                    f"piece {piece.name} stands in {owner}: say so in `inside` of its environment."
-                )
-        between = "\n" if self._templates.chat else self._templates.join
-        return between.join(self._piece(piece, rewrite) for piece in pieces)
+            segments += (between, *self._piece(piece))
+        return segments[1:]
 
     def _memory(self, view: MemoryView) -> list[Piece]:
         """The memory as pieces."""
@@ -301,11 +265,76 @@ class PromptBuilder:
             if self._capacity_notice and view.capacity is not None:
                 name, filled = f"{_MEMORY}memory", {"size": view.size, "capacity": view.capacity}
                 values["capacity_notice"] = Piece(f"{_MEMORY}capacity_notice", filled)
-            pieces.append(
-                Piece(f"{_MEMORY}query", {"text": empty if view.query is None else view.query})
-            )
-            pieces.append(Piece(name, values))
+            query = empty if view.query is None else view.query
+            pieces += (Piece(f"{_MEMORY}query", {"text": query}), Piece(name, values))
         return pieces
+
+    def _guarded(self, segment: Segment) -> str:
+        """The text of a segment, headings in data marked."""
+        if segment.place is None:
+            return segment.text
+        return self._headings.guard(clean(segment.text), *segment.place)
+
+    def _template_ids(self, text: str, first: bool) -> Sequence[int]:
+        return array("I", self._encoder.template(text, first))
+
+    def _data_ids(self, segment: Segment) -> Sequence[int]:
+        return array("I", self._encoder.data(segment.blank + self._guarded(segment)))
+
+    # Template text ---
+
+    def _split(self, name: str, template: str) -> list[TemplatePart]:
+        """The parts of a template, tags filled in."""
+        return [
+            TemplatePart(
+                literal,
+                placeholder,
+                is_number or (name.startswith(_MEMORY) and placeholder in _MEMORY_NUMBERS),
+            )
+            for literal, placeholder, is_number in split_template(fill(template, self._tags))
+        ]
+
+    def _instructions(self, actions: Sequence[ActionSpec]) -> str:
+        """The system message."""
+        templates, section = self._templates, self._section
+        explained = [templates.actions[name] for name in self._enabled if name in templates.actions]
+        explained += [text for text in map(self._explanation, actions) if text]
+        places = [text for place, text in templates.places.items() if place in self._places]
+        # Explanations and the environment's words hold tag names themselves.
+        values = {
+            "actions": fill("\n".join(explained), self._tags),
+            "places": "\n".join(places),
+            "introduction": fill(section.introduction, self._tags),
+            "rules": fill(section.rules, self._tags),
+        }
+        return fill(templates.system, {**self._tags, **values}).strip()
+
+    def _explanation(self, spec: ActionSpec) -> str:
+        """How an action of the environment's is explained: in its own words, or from its description."""
+        if spec.name in self._section.actions:
+            return self._section.actions[spec.name]
+        if spec.is_tool:
+            function = self._shown[spec.name]["function"]
+            schema = json.dumps(function["parameters"], ensure_ascii=False)
+            values = {"name": spec.name, "description": function["description"], "schema": schema}
+            return fill(self._templates.call, values)
+        tag = self._tags[f"tag.{spec.name}"]
+        return f"<{tag}>...</{tag}> {spec.description}" if spec.description else ""
+
+    def _guard_tool(self, text: str) -> str:
+        """What a tool's server says of it, without control tokens."""
+        frame = self._rendered(self._messages("", "-")) if self._templates.chat else ""
+        return guard_text(text, [*control_tokens(self.tokenizer).values(), *forms_in(frame)])
+
+    def _messages(self, user: str, system: str) -> list[dict[str, str]]:
+        first = [{"role": "system", "content": system}] if system else []
+        return [*first, {"role": "user", "content": user}]
+
+    def _rendered(self, messages: list[dict[str, str]], tools: Tools | None = None) -> str:
+        if self._templates.chat:
+            options = self._chat_template_kwargs | ({"tools": tools} if tools else {})
+            return render_chat(self.tokenizer, messages, options)
+        return self._templates.join.join(message["content"] for message in messages)
 
 
 def render_chat(
@@ -318,3 +347,75 @@ def render_chat(
         messages, tokenize=False, add_generation_prompt=True, **chat_template_kwargs
     )
     return rendered
+
+
+# Tools: descriptions and schemas come from servers, so they are data ------------------------------
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_LONGEST_TEXT = 2000
+
+
+def shown_tools(actions: Sequence[ActionSpec], guard: Callable[[str], str]) -> Tools:
+    """The tools among `actions`: every text in one line, at most 2,000 characters of it, guarded.
+
+    Raises:
+        ConfigError: A tool's name could not be called, or is that of an action of ours.
+    """
+    tools = [spec for spec in actions if spec.is_tool]
+    for spec in tools:
+        if not _TOOL_NAME.fullmatch(spec.name):
+            raise ConfigError(
+                f"a tool is called {spec.name[:200]!r}: a name has letters, digits, '_', '.', ':', '/' and '-', at "
+                "most 128. Leave out the source that it comes from."
+            )
+        if spec.name in OUR_KINDS:
+            raise ConfigError(
+                f"a tool is called {spec.name}, as an action of ours is: give it another name."
+            )
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, str):
+            line = " ".join(value.split())
+            return guard(line[:_LONGEST_TEXT] + ("..." if len(line) > _LONGEST_TEXT else ""))
+        if isinstance(value, Mapping):
+            return {shown(str(name)): shown(item) for name, item in value.items()}
+        return [shown(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return [
+        _function(spec.name, shown(spec.description), shown(spec.schema or {})) for spec in tools
+    ]
+
+
+def native_tools(
+    tools: Tools, tokenizer: Tokenizer, call_tag: str, render: Callable[[Tools], str]
+) -> Tools:
+    """`tools`, if the chat template words tools itself and asks for calls in `call_tag`; else none.
+
+    Args:
+        render: Renders a prompt with these tools.
+
+    Raises:
+        ConfigError: The text of a tool becomes a control token in this template.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        return []
+    try:
+        rendered = render(tools)
+    except Exception:  # a template that takes no tools raises what it likes
+        return []
+    names = [tool["function"]["name"] for tool in tools]
+    asks = f"<{call_tag}>" in rendered and f"<{call_tag}>" not in render([])
+    if not asks or not all(name in rendered for name in names):
+        return []
+    encoder = SegmentEncoder(tokenizer)
+    bare = render([_function(name, "", {}) for name in names])
+    if encoder.controls(encoder.template(rendered)) != encoder.controls(encoder.template(bare)):
+        raise ConfigError(
+            f"the texts of the tools {', '.join(names)} hold control tokens: leave out their source."
+        )
+    return tools
+
+
+def _function(name: str, description: str, parameters: Any) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from atommem.envs.task import Document, Task
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer, cut_position, token_offsets
-from atommem.untrusted import clean
 
 # A sentence ends after . ! ? (and closing quotes or brackets) before white space, after their CJK
 # counterparts, and before a line break. The white space goes to the next chunk, as most tokenizers

@@ -24,7 +24,7 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import iter_tasks, load_tasks, save_tasks
 from atommem.errors import DataError
-from atommem.untrusted import printable
+from atommem.text_safety import printable
 
 GROUP = "atommem.data"
 """Entry points of further commands."""

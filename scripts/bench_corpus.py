@@ -1,4 +1,4 @@
-"""Search of a corpus: vectors at a million passages, and words, vectors and both on real questions.
+"""Search of a corpus: a million vectors, and real questions by words and vectors.
 
     OMP_NUM_THREADS=1 python scripts/bench_corpus.py
     OMP_NUM_THREADS=1 python scripts/bench_corpus.py --corpus DATA --embedder_model DIR
@@ -13,12 +13,11 @@
    vectors, and by both. Without ``--embedder_model`` (a sentence-transformers folder) the vectors
    are hashed words. Hybrid must reach the recall of vectors.
 
-The last line is JSON; the exit status is 0 if its "holds" is true. ``--quick`` measures nothing.
+The last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import resource
@@ -32,6 +31,7 @@ from typing import Any
 import faiss
 import numpy as np
 import numpy.typing as npt
+from common import command_line, last_line
 
 from atommem.config import EmbedderConfig
 from atommem.envs.benchmarks.registry import get_benchmark
@@ -167,19 +167,15 @@ def measure_corpus(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, vectors=5000, dim=32, queries=20)
     parser.add_argument("--vectors", type=int, default=1_000_000, help="0 leaves part 1 out")
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--corpus", type=Path, help="data folder of part 2")
     parser.add_argument("--embedder_model", help="folder of a sentence-transformers model")
     parser.add_argument("--limit", type=int, help="passages and questions of part 2")
-    parser.add_argument("--quick", action="store_true", help="few vectors; measures nothing")
     args = parser.parse_args()
     if args.quick:
-        args.vectors, args.dim, args.queries = 5000, 32, 20
         vectors.FLAT_BELOW = 1000
     result: dict[str, Any] = {"vectors": args.vectors, "dim": args.dim}
     holds = []
@@ -202,9 +198,7 @@ def main() -> int:
             )
             result["corpus"] = found
             holds.append(found["hybrid"]["recall@10"] >= found["dense"]["recall@10"])
-    result["holds"] = all(holds)
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return last_line({"bench": "corpus", **result, "holds": all(holds)})
 
 
 if __name__ == "__main__":

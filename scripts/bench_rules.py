@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from quick import add_quick, command_line, last_line
+from common import command_line, last_line
 
 from atommem import plugins
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Vectors
-from atommem.memory.admission import Accepted, Admission, Refused
-from atommem.memory.rules import Candidate, StoreState
-from atommem.memory.working import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.rules import Accepted, Admission, Candidate, Refused, Rule, StoreState
 from atommem.rules import check
-from atommem.rules.linear import FEATURES
-from atommem.rules.rule import Rule
+from atommem.rules.ratings import FEATURES
+from atommem.tokens import ApproximateTokenizer
 
 SECONDS = 2.0
 
@@ -102,7 +100,7 @@ def rows_of(shape: str, count: int, dim: int, rng: np.random.Generator) -> Vecto
 async def create(rule: str, rows: Vectors, capacity: int) -> float:
     """Seconds of CPU of as many creates as there are rows."""
     config = MemoryConfig(capacity=capacity, retention=rule)
-    memory = WorkingMemory(Given(rows), RoughTokenizer(), config)
+    memory = WorkingMemory(Given(rows), ApproximateTokenizer(), config)
     words = (
         "I live in Brent",
         "she is a baker",
@@ -120,12 +118,11 @@ async def create(rule: str, rows: Vectors, capacity: int) -> float:
 
 def main() -> int:
     """Run both parts; print the tables and the JSON line."""
-    parser = command_line(__doc__)
+    parser = command_line(__doc__, creates=300, capacity=50, streams=1)
     parser.add_argument("--creates", type=int, default=10_000)
     parser.add_argument("--capacity", type=int, default=1000)
     parser.add_argument("--streams", type=int, default=4, help="Of each rule in part 1.")
     parser.add_argument("--dim", type=int, default=384)
-    add_quick(parser, creates=300, capacity=50, streams=1)
     args = parser.parse_args()
     result: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as name:

@@ -11,13 +11,9 @@ for a GPU: accelerate, which offers FSDP2 to accelerators only, takes a CPU proc
 colocates vLLM, a double samples in its place, which loses its weights in sleep and refuses to sample or load out of
 turn (`tests/train/shipped/vllm_double.py`).
 
-Three updates, KL as in the recipe, a checkpoint after each; then the run goes on from that of the second. "holds":
-the parameters on two processes are those of one, and those of the resumed run those of the one that was not stopped,
-to 1e-5, after at least one has moved by a hundred times that; a KL at the first update is exactly 0. Where checkpoints
-hold the optimizer in one file, "adam" says what of the difference between two processes and one is Adam's: it divides
-by a gradient's size, so that where that is no more than its eps (1e-8) rounding moves a parameter as far as learning
-does. `largest` and `difference` are of the running means of gradients, `step` is the largest difference of two steps,
-and `there` the size of the gradient where it was.
+Three updates, KL as in the recipe, a checkpoint after each; then the run goes on from that of the second. It holds if the
+parameters on two processes are those of one, and those of the resumed run those of the uninterrupted one, to 1e-5, after
+at least one has moved by a hundred times that, and if a KL at the first update is exactly 0.
 
 async_qwen3_8b_lora samples from a real vLLM server, started as its header says, where VLLM_PYTHON names an interpreter
 that has vLLM: with `max_staleness` 0, since what is sampled ahead depends on the clock, and with seeds in its requests.
@@ -42,15 +38,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from quick import ATOMMEM, add_quick, command_line, flags, last_line
+from common import ATOMMEM, ROOT, command_line, flags, last_line, started, vllm_server
 from safetensors.torch import load_file
-from serve_gateways import started
 
 from atommem.servers.vllm_process import free_port
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 CONFIGS = ROOT / "configs"
 LIMIT, MOVED = 1e-5, 1e-3
 WEB = "qwen3_8b_web"
@@ -141,10 +133,8 @@ def server_settings(pair: Pair) -> tuple[dict[str, str], list[str]]:
 def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
     """What the recipe asks, on CPU, as its settings: vLLM with the flags of the header, or corpus and judge."""
     if pair.stage == "async":
-        from vllm_process import VllmServer
-
         variables, words = server_settings(pair)
-        with VllmServer(folder / "model", folder / "server.log", *words, env=variables) as server:
+        with vllm_server(folder / "model", folder / "server.log", *words, env=variables) as server:
             yield {"vllm_server_base_url": server.url}
     elif pair.recipe == WEB:
         from tests.loopback import serving
@@ -271,7 +261,6 @@ def compare(pair: Pair, folder: Path, asks: dict[str, str]) -> dict[str, Any]:
     if several > 1:
         run(pair, folder, 1, "alone", asks)
         result["difference"] = _difference(together, _weights(folder / "alone"))
-        result["adam"] = adam(folder / "together", folder / "alone")
     lines = [
         json.loads(line)
         for line in (folder / "together" / "metrics.jsonl").read_text().splitlines()
@@ -281,37 +270,6 @@ def compare(pair: Pair, folder: Path, asks: dict[str, str]) -> dict[str, Any]:
         result["kl"] = first["kl"]
     equal = max(result["resumed"], result.get("difference", 0.0)) <= LIMIT
     return {**result, "holds": equal and result["moved"] >= MOVED and result.get("kl", 0.0) == 0.0}
-
-
-def adam(first: Path, second: Path) -> dict[str, float] | None:
-    """The largest difference of two runs' gradients, and what Adam's steps make of the most critical one."""
-    names = sorted(file.relative_to(first) for file in first.glob("checkpoint-*/optimizer.pt"))
-    found = {"largest": 0.0, "difference": 0.0, "step": 0.0, "there": 0.0}
-    for name in names:
-        one, other = (torch.load(run / name, weights_only=True) for run in (first, second))
-        for group in one["param_groups"]:
-            rate, eps, betas = group["lr"], group["eps"], group["betas"]
-            for number in group["params"]:
-                means, sizes = [], []
-                for state in (one["state"][number], other["state"][number]):
-                    means.append(state["exp_avg"] / (1 - betas[0] ** float(state["step"])))
-                    sizes.append(
-                        (state["exp_avg_sq"] / (1 - betas[1] ** float(state["step"]))).sqrt()
-                    )
-                steps = [
-                    rate * mean / (size + eps) for mean, size in zip(means, sizes, strict=True)
-                ]
-                apart = (steps[0] - steps[1]).abs()
-                found["largest"] = max(found["largest"], float(means[0].abs().max()))
-                found["difference"] = max(
-                    found["difference"], float((means[0] - means[1]).abs().max())
-                )
-                if float(apart.max()) > found["step"]:
-                    found |= {
-                        "step": float(apart.max()),
-                        "there": float(sizes[0].flatten()[apart.argmax()]),
-                    }
-    return found if names else None
 
 
 def _weights(folder: Path) -> dict[str, Any]:
@@ -352,8 +310,7 @@ def make_traces(folder: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the pairs, print a line for each and the JSON."""
-    parser = command_line(__doc__)
-    add_quick(parser)
+    parser = command_line(__doc__, pairs=[QUICK])
     parser.add_argument(
         "--pairs",
         nargs="+",
@@ -362,12 +319,11 @@ def main(argv: list[str] | None = None) -> int:
         help="Only those with PART in their name.",
     )
     options = parser.parse_args(argv)
-    wanted = [QUICK] if options.quick else options.pairs
     from tests.train.shipped.tiny import make_world
 
     results: dict[str, Any] = {}
     for pair in pairs():
-        if not any(part in pair.name for part in wanted):
+        if not any(part in pair.name for part in options.pairs):
             continue
         if reason := why_not(pair):
             results[pair.name] = f"not run: {reason}"

@@ -16,15 +16,13 @@ import re
 import sys
 from pathlib import Path
 
-from agents import make_agent
-from quick import command_line
+from common import command_line, make_agent
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.episode_runner import EpisodeRunner
-from atommem.memory.entries import MemoryView
-from atommem.memory.operations import to_json
+from atommem.memory.log import MemoryView, to_json
 from atommem.policy.scripted import ScriptedPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agents import make_agent
-from quick import command_line
+from common import command_line, make_agent
 
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect

@@ -22,11 +22,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from quick import command_line
+from common import command_line
 
 FILES = (
     *(
-        "atommem/parsing.py",
+        "atommem/grammar.py",
         "atommem/prompts.py",
         "atommem/memory/working.py",
         "atommem/session.py",

@@ -14,10 +14,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from quick import command_line, last_line
+from common import command_line, last_line
 
 from atommem.errors import TraceError
-from atommem.memory.operations import POLICY
+from atommem.memory.log import POLICY
 from atommem.trace import Trace, read_trace
 
 

@@ -23,7 +23,7 @@ from atommem.serve.wire import (
     listing,
     page,
 )
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 list_router = APIRouter(prefix="/v1")
 router = APIRouter(prefix="/v1/conversations/{conversation}")

@@ -32,8 +32,7 @@ from atommem.errors import (
     PolicyError,
     PromptTooLongError,
 )
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import Entry, Operation, Outcome
 from atommem.serve.conversation import Answer, CheckpointError
 from atommem.serve.events import (
     ConflictError,
@@ -44,7 +43,7 @@ from atommem.serve.events import (
 )
 from atommem.serve.resources import BusyError
 from atommem.session import TurnTimeoutError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds, by status."""

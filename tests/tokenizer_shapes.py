@@ -203,9 +203,40 @@ def without_a_byte() -> Any:
     )
 
 
+def byte_fallback() -> Any:
+    """BPE over characters with a blank put before each text and unknown characters as bytes: Llama 2's shape."""
+    control = ["<unk>", "<s>", "</s>"]
+    words = ["▁", "t", "h", "e", "th", "the", "▁the", *sorted(set("".join(CORPUS)) - {" "})]
+    vocabulary = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(words)]
+    model = models.BPE(
+        {text: at for at, text in enumerate(vocabulary)},
+        [("t", "h"), ("th", "e"), ("▁", "the")],
+        unk_token="<unk>",
+        byte_fallback=True,
+        fuse_unk=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in control])
+    return _fast(tokenizer, INST, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
 SHAPES = {
     item.__name__: item
-    for item in (byte_level, unigram, lower_case, words, awkward, without_a_byte)
+    for item in (
+        byte_level,
+        unigram,
+        byte_fallback,
+        lower_case,
+        words,
+        awkward,
+        without_a_byte,
+    )
 }
 
 

@@ -93,10 +93,12 @@ def _dry_run(stage: str, argv: Sequence[str]) -> bool:
     settings = dry_run_settings(argv)
     if not settings.dry_run:
         return False
-    from atommem.train.dry_run.plan import make_plan
-    from atommem.train.dry_run.plan_text import print_plan, write_plan
+    from atommem.train.dry_run.plan import make_plan, print_plan, write_plan
 
     plan = make_plan(stage, argv, settings)
+    if plan is None:
+        print("all settings are valid; a cold start is not estimated.")
+        return True
     print_plan(plan)
     if settings.dry_run_json:
         write_plan(plan, settings.dry_run_json)

@@ -13,7 +13,7 @@ import numpy as np
 from atommem.embedding.embedder import EmbeddingCounts, TextKind, Vectors, unit_rows
 from atommem.errors import ConfigError
 from atommem.hub import hub_name, not_loaded, only_here
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 class SentenceTransformerEmbedder:

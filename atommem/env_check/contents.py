@@ -10,7 +10,7 @@ from typing import Any
 
 from atommem.actions import MEMORY_KINDS
 from atommem.description import TaskDescription
-from atommem.dialects.templates import placeholders
+from atommem.dialects import split_template
 from atommem.env_check.declarations import Declared
 from atommem.env_check.findings import Findings, StoppedError, told
 from atommem.environment import Score
@@ -113,15 +113,13 @@ def check_observation(
             isinstance(pieces, tuple), where, f"{place} is {pieces!r}", "Give a tuple of pieces."
         ):
             for piece in pieces:
-                good &= _check_piece(findings, declared, piece, None, where)
+                good &= _check_piece(findings, declared, piece, where)
         else:
             good = False
     return good
 
 
-def _check_piece(
-    findings: Findings, declared: Declared, piece: Any, owner: str | None, where: str
-) -> bool:
+def _check_piece(findings: Findings, declared: Declared, piece: Any, where: str) -> bool:
     kind = declared.kind
     if not isinstance(piece, Piece):
         return findings.expect(False, where, f"{piece!r} is no piece", "Give a Piece.")
@@ -132,17 +130,14 @@ def _check_piece(
     ):
         return False
     good = True
-    if kind.inside.get(name) != owner:
-        remedy = "Declare in `inside` which piece it stands in; a piece stands always there or never in another."
-        good = findings.expect(
-            False, where, f"piece {name} stands in {owner or 'the prompt itself'}", remedy
-        )
     if piece.needs is not None:
         detail = f"piece {name} needs {piece.needs!r}"
         good &= findings.expect(
             piece.needs in MEMORY_KINDS, where, detail, f"Name one of {', '.join(MEMORY_KINDS)}."
         )
-    wanted = {*kind.pieces[name], *placeholders(declared.section.pieces[name])}
+    parts = split_template(declared.section.pieces[name])
+    numbers = {part.placeholder for part in parts if part.is_number}
+    wanted = {*kind.pieces[name], *(part.placeholder for part in parts)} - {""}
     missing = sorted(item for item in wanted - set(piece.values) if not item.startswith("tag."))
     remedy = "Fill every placeholder of the template: what is not filled is shown as it stands."
     good &= findings.expect(
@@ -154,11 +149,11 @@ def _check_piece(
         )
         if inner is not None:
             for item in inner:
-                good &= _check_piece(findings, declared, item, name, where)
+                good &= _check_piece(findings, declared, item, where)
             continue
         detail = f"piece {name} has {type(value).__name__} {value!r} for {placeholder}"[:200]
-        if placeholder in kind.numbers:
-            remedy = f"Give an int, or take {placeholder} out of `numbers`."
+        if placeholder in numbers:
+            remedy = f"Give an int, or write {{{placeholder}}} in the template."
             good &= findings.expect(isinstance(value, int), where, detail, remedy)
         else:
             good &= findings.expect(

@@ -9,8 +9,7 @@ from typing import Any
 
 from atommem.actions import MEMORY_KINDS, Body
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.dialects import Section, dialect_names, get_dialect
-from atommem.dialects.templates import SHIPPED, placeholders
+from atommem.dialects import SHIPPED, Section, dialect_names, get_dialect
 from atommem.env_check.findings import Findings, StoppedError, told
 from atommem.env_check.probes import WordTokenizer
 from atommem.environment import (
@@ -20,7 +19,7 @@ from atommem.environment import (
     find_environment,
 )
 from atommem.errors import AtomMemError, DialectError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.prompts import PromptBuilder
 
 
@@ -55,14 +54,6 @@ def check_declarations(
     _check_actions(findings, factory)
     memory = _check_templates(findings, factory)
     section = factory.section(memory.templates, factory.config)
-    shown = {placeholder for text in section.pieces.values() for placeholder in placeholders(text)}
-    unused = [number for number in kind.numbers if number not in shown]
-    if unused:
-        findings.warn(
-            "templates",
-            f"no piece shows the numbers {', '.join(unused)}",
-            "Take them out of `numbers`.",
-        )
     return Declared(kind, factory, memory, section)
 
 
@@ -156,14 +147,6 @@ def _check_actions(findings: Findings, factory: EnvironmentFactory) -> None:
 def _check_templates(findings: Findings, factory: EnvironmentFactory) -> MemoryConfig:
     """The sections of all shipped sets in all dialects, and blank prompts; returns the first to be played with."""
     findings.begin("templates", "blank")
-    for piece, owner in factory.inside.items():
-        unknown = [name for name in (piece, owner) if name not in factory.pieces]
-        findings.expect(
-            not unknown,
-            "templates",
-            f"`inside` names {', '.join(unknown)}",
-            "Declare it in `pieces`.",
-        )
     playable: list[MemoryConfig] = []
     for templates in SHIPPED:
         if not (Path(factory.templates) / f"{templates}.yaml").is_file():

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
-from atommem.rough_tokens import RoughTokenizer
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ClientOptions, RefusedError, ServerClient
+from atommem.tokens import ApproximateTokenizer
 
 if TYPE_CHECKING:
     from atommem.tokens import Tokenizer
@@ -184,7 +184,7 @@ class ChatPolicy(RemotePolicy):
         tokenizer: Tokenizer | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        super().__init__(base_url, model, tokenizer or RoughTokenizer(), options)
+        super().__init__(base_url, model, tokenizer or ApproximateTokenizer(), options)
         self._chat = ChatClient(self._client)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from atommem.servers.client import RefusedError, ServerClient
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 _UNSUPPORTED = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
 _OPTIONAL = ("temperature", "top_p", "top_k", "seed")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from atommem.config import is_loopback
 from atommem.errors import ConfigError, OutageError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 if TYPE_CHECKING:
     import httpx

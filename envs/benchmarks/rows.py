@@ -13,7 +13,7 @@ from typing import Any
 from atommem.command_line import close_path
 from atommem.envs.task import Document
 from atommem.errors import DataError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 _PACKED = {
     b"\x1f\x8b": "gzip",

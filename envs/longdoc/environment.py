@@ -24,8 +24,8 @@ from atommem.envs.questions_shown import arrivals, drawn_mode
 from atommem.envs.task import ByIdentity, Question, Task, questions_piece
 from atommem.episode import Episode
 from atommem.observation import Observation, Piece
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
 MOST_AT_ONCE = 10
 """Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
@@ -51,8 +51,6 @@ class LongDocEnvironments(QAEnvironments):
         "asked": (),
         "asked_reads": (),
     }
-    numbers = ("number", "chunk_number", "chunk_count", "reads_left")
-    inside: ClassVar = {"question_line": "questions", "read_notice": "answering"}
     phases = ("reading", "answering")
     config: LongDocConfig
 

@@ -11,14 +11,14 @@ import hashlib
 from collections import OrderedDict, deque
 from functools import partial
 
-from atommem.dialects.templates import fill
+from atommem.dialects import fill
 from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
 from atommem.envs.scoring.verdicts import Verdict, is_three_way, read_verdict
 from atommem.envs.task import Question
 from atommem.errors import JudgeError, OutageError
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
-from atommem.untrusted import guard_text
+from atommem.text_safety import guard_text
 
 _ATTEMPTS = 3
 """How often a verdict is asked for, each time with another seed, until one can be read."""

@@ -30,10 +30,10 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode
-from atommem.memory.entries import BETWEEN
+from atommem.memory.log import BETWEEN
 from atommem.observation import Observation, Piece
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
 _MAX_NAME = 200
 """Characters of a title, of a link's name and of a call, as they are shown."""
@@ -60,8 +60,6 @@ class WebEnvironments(QAEnvironments):
         "acting": (),
         "answering": (),
     }
-    numbers = ("number", "part", "parts", "left")
-    inside: ClassVar = {"question_line": "questions", "link": "links"}
     phases = ("acting", "answering")
     config: WebConfig
 

@@ -1,5 +1,4 @@
-"""Tools of MCP servers: ``tools: [mcp]`` with ``mcp_servers``, through the official ``mcp``
-package."""
+"""Tools of MCP servers (``tools: [mcp]``), through the official ``mcp`` package."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ class McpSource(ToolSource):
         return listing
 
     def _listing(self) -> str:
-        """Connect to the servers; return each tool's server, name, description and schema as
-        JSON."""
+        """Connect; return server, name, description and schema of each tool as JSON."""
         seconds = self.config.tool_seconds
         self._servers = [_Server(address, seconds) for address in self.config.mcp_servers]
         threading.Thread(target=self._loop.run_forever, name="atommem-mcp", daemon=True).start()
@@ -137,7 +135,7 @@ class _Server:
         return tools
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return the result of a tool; a failure that the tool reports is a result as well.
+        """Return the result of a tool, which may report a failure.
 
         Raises:
             OutageError: The server is out of reach or silent.

@@ -76,58 +76,47 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _kept(rows: list[QARow], where: Sequence[tuple[str, str]], only: Path | None) -> list[QARow]:
-    """The questions that are asked for, each once."""
-    asked = None if only is None else read_asked(only)
+    """Return the selected questions."""
+    selected = None if only is None else read_asked(only)
     places: dict[str, str] = {}
     kept = []
     for row in rows:
         if row.id in places:
-            raise DataError(
-                f"{row.place}: has the id {row.id!r}, as {places[row.id]}. Give every row once."
-            )
+            raise DataError(f"{row.place}: id {row.id!r} is also at {places[row.id]}. Remove one.")
         places[row.id] = row.place
-        for name, _ in where:
-            if name not in row.metadata:
-                raise ConfigError(
-                    f"where names {name!r}; a question of {row.source} has {', '.join(row.metadata)}."
-                )
-        if all(str(row.metadata[name]) == value for name, value in where) and (
-            asked is None or asked.has(row)
-        ):
+        unknown = [name for name, _ in where if name not in row.metadata]
+        if unknown:
+            names = ", ".join(row.metadata)
+            raise ConfigError(f"where={unknown[0]}: a question of {row.source} has {names}.")
+        matches = all(str(row.metadata[name]) == value for name, value in where)
+        if matches and (selected is None or selected.has(row)):
             kept.append(row)
     if not kept:
-        raise DataError(f"none of {len(rows)} questions is left: correct --where or --only.")
+        raise DataError(f"none of {len(rows)} questions is left. Correct --where or --only.")
     return kept
 
 
 def _tasks(rows: list[QARow], source: str, args: argparse.Namespace) -> Iterator[Task]:
-    """Tasks of so many questions, in the file's order; several are drawn together, and a rest too small is left out."""
-    if args.questions > 1 or args.n is not None:
-        drawn = Random(f"{args.seed}:questions").sample(range(len(rows)), len(rows))
-        count = min(args.n or len(rows), len(rows) // args.questions)
-        groups = [
-            drawn[start * args.questions : (start + 1) * args.questions] for start in range(count)
-        ]
-        groups = sorted(groups) if args.questions == 1 else groups
-        if not groups:
-            raise DataError(
-                f"{len(rows)} questions are too few for a task of {args.questions}: ask for fewer."
-            )
-    else:
-        groups = [[place] for place in range(len(rows))]
-    for number, group in enumerate(groups):
+    """Yield tasks of ``--questions`` questions each; more than one are drawn at random."""
+    size, count = args.questions, len(rows) // args.questions
+    order = list(range(len(rows)))
+    if size > 1 or args.n is not None:
+        order = Random(f"{args.seed}:questions").sample(order, len(order))
+        count = min(args.n or count, count)
+    if not count:
+        raise DataError(f"questions={size}: there are only {len(rows)}. Ask for fewer a task.")
+    groups = [order[start * size : (start + 1) * size] for start in range(count)]
+    for number, group in enumerate(sorted(groups) if size == 1 else groups):
         first = rows[group[0]]
-        start = (
-            {"start": first.metadata["root_url"]}
-            if args.start_page and "root_url" in first.metadata
-            else {}
-        )
-        questions = (
+        metadata = {"split": args.split}
+        if args.start_page and "root_url" in first.metadata:
+            metadata["start"] = first.metadata["root_url"]
+        questions = tuple(
             Question(row.question, row.answers, row.id, row.metadata)
             for row in (rows[at] for at in group)
         )
-        name = f"{source}-{args.split}-{first.id if len(group) == 1 else f'{number:05d}'}"
-        yield Task(name, tuple(questions), source=source, metadata={"split": args.split, **start})
+        name = f"{source}-{args.split}-{first.id if size == 1 else f'{number:05d}'}"
+        yield Task(name, questions, source=source, metadata=metadata)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ _OURS = {
 
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
-    """Return the sources of these names: entry points, or dotted paths of a source or a function.
+    """Return sources by name: entry points, or dotted paths of sources or functions.
 
     Raises:
         ConfigError: A name is unknown, two tools share a name, or a tool's schema is invalid.

@@ -78,8 +78,7 @@ class _TaskWeb:
         self._titles = re.compile(pattern, re.IGNORECASE) if titles else None
 
     def search(self, query: str, count: int) -> list[Document]:
-        """Return the pages that share the rarest words with `query`; words in a title count
-        twice."""
+        """Return the pages with the rarest words of `query`; those in titles count twice."""
         wanted = dict.fromkeys(words(query))
         scores = {}
         for title, found in self._words.items():

@@ -1,5 +1,4 @@
-"""Tools as the Model Context Protocol has them: name, description, JSON schema, and a call that
-returns text.
+"""Tools as in the Model Context Protocol: name, description, schema, and a call.
 
 A failure's cause decides its effect:
 
@@ -23,7 +22,7 @@ LONGEST_TEXT = 500_000
 
 
 class PageError(AtomMemError):
-    """A page cannot be read. The policy sees the message; `status` is that of the page's server."""
+    """A page cannot be read. The policy sees the message."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -40,7 +39,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a call; `origin` is the address that entries record, `title` is of a page."""
+    """The result of a call; entries record its `origin`, the address of a page."""
 
     text: str
     is_error: bool = False
@@ -55,7 +54,7 @@ Run = Callable[[Mapping[str, Any], Any], Awaitable[ToolResult]]
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool; `schema` is of the arguments, and `follows` the one that may be a link's number."""
+    """A tool; the argument `follows` may be the number of a link."""
 
     name: str
     description: str

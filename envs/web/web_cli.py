@@ -8,7 +8,7 @@ from pathlib import Path
 from atommem.command_line import CommandParser, add_flags, check_writable, given_flags
 from atommem.config import EMBEDDERS, EmbedderConfig
 from atommem.envs.web.net.recording import Recording
-from atommem.untrusted import printable
+from atommem.text_safety import printable
 
 
 def main(argv: list[str] | None = None) -> int:

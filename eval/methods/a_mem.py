@@ -59,7 +59,7 @@ class AMem(Reader):
         "most important first), its context (one sentence: what it is about, what it says of it, what it is good for) "
         "and its tags (three or more broad topics under which one would look for it). Reply with a JSON object and "
         'nothing else:\n{"keywords": ["..."], "context": "...", "tags": ["..."]}',
-        "evolve": "Above are also the {count} notes that are nearest to the new one. Decide whether the new note "
+        "evolve": "Above are also the {count:d} notes that are nearest to the new one. Decide whether the new note "
         "changes anything (should_evolve), and what. The action strengthen links it to some of them, by their numbers "
         "(suggested_connections), and gives it better tags (tags_to_update). The action update_neighbor gives the "
         "nearest notes a context and tags that fit what is known now: one of each for every one of them, in the order "
@@ -84,7 +84,7 @@ class AMem(Reader):
             changed: list[int] = []
             if notes:
                 (vector,) = await book.embed([text])
-                found = await book.index.find(vector, NEIGHBOURS)
+                found = book.index.search(vector, NEIGHBOURS)
                 about = (
                     Piece("context", {"context": note.context}),
                     Piece("keywords", {"keywords": ", ".join(note.keywords)}),
@@ -103,17 +103,17 @@ class AMem(Reader):
                 evolved = 0
                 vectors = await book.embed([note.text() for note in notes.values()])
                 for entry_id, vector in zip(notes, vectors, strict=True):
-                    book.index.put(entry_id, vector)
+                    book.index.update({entry_id: vector})
 
-        async def find(vector: Vectors) -> Found:
+        def find(vector: Vectors) -> Found:
             """The nearest notes, each followed by what it is linked to."""
             found: dict[int, float] = {}
-            for entry_id, _ in await book.index.find(vector, self.setup.memory.retrieve_k):
+            for entry_id, _ in book.index.search(vector, self.setup.memory.retrieve_k):
                 for near_id in (
                     entry_id,
                     *notes[entry_id].links[: self.setup.memory.retrieve_k + 1],
                 ):
-                    found.setdefault(near_id, float(book.index.vector(near_id) @ vector))
+                    found.setdefault(near_id, float(book.index.rows([near_id])[0] @ vector))
             return list(found.items())
 
         await book.answer(find)

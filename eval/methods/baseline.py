@@ -27,16 +27,14 @@ from atommem.envs.task import Task
 from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, run_jobs, set_score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
-from atommem.memory.contents import Contents
-from atommem.memory.entries import MemoryView
-from atommem.memory.operations import Operation
+from atommem.grammar import parse_whole
+from atommem.memory.log import Contents, MemoryView, Operation
 from atommem.observation import Observation, Piece, StopReason
-from atommem.parsing import parse_whole
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.session import request_sampling
+from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
-from atommem.untrusted import clean
 
 SYSTEM = "You work on a long text, of which you see what is shown to you here. Do what is asked last, and nothing else."
 NOTHING = "(nothing)"
@@ -48,7 +46,7 @@ MEMORY: dict[str, Any] = {
 ANSWERING = {
     "document": "The text:\n{document}",
     "questions": "Questions:\n{questions}",
-    "question_line": "{number}. {question}",
+    "question_line": "{number:d}. {question}",
     "answer": "Answer every question, in their order: each with the shortest wording that is complete, in a box of its "
     "own: \\boxed{answer}",
 }
@@ -182,12 +180,10 @@ class Reader(Baseline):
         reads: Whether it needs an environment with documents; one that scores answers is enough otherwise.
         pieces: Templates of what it shows and asks, beside `ANSWERING` and `MEMORY`; their digest is part of what a
             continued evaluation must agree in.
-        inside: For a piece that stands in another's placeholder, the name of that other.
     """
 
     reads: ClassVar[bool] = True
     pieces: ClassVar[Mapping[str, str]] = {}
-    inside: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -205,8 +201,6 @@ class Reader(Baseline):
             Section({**ANSWERING, **self.pieces}),
             (),
             self.setup.chat_template_kwargs,
-            numbers=("number", "count"),
-            inside={"question_line": "questions", **self.inside},
         )
 
     async def chunks(self, task: Task) -> Sequence[str]:

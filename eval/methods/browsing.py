@@ -19,7 +19,7 @@ from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline, Recorder, Setup
 from atommem.eval.methods.notes import Notebook
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, Piece, StopReason
 from atommem.prompts import PromptBuilder
 
@@ -42,7 +42,7 @@ PIECES = {
     "summarise": "There is no room for all of this any more. Write down, in at most 1,000 words, everything of it that "
     "is needed to answer the question: what was found and where, what was tried in vain, and what is still missing. "
     "Only what you write now is kept.",
-    "acting": "Call a tool, or answer (calls left: {left}).",
+    "acting": "Call a tool, or answer (calls left: {left:d}).",
 }
 
 
@@ -84,8 +84,6 @@ class Browsing(Baseline):
             section,
             self.web.actions,
             setup.chat_template_kwargs,
-            numbers=self.web.numbers,
-            inside=self.web.inside,
         )
 
     @property
@@ -198,7 +196,7 @@ class BrowsingRAG(Browsing):
         await book.hold([text for step in past for text in texts_of(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
         (vector,) = await book.embedder.embed([query], "query")
-        return now, book.view(query, await book.index.find(vector, self.setup.memory.retrieve_k))
+        return now, book.view(query, book.index.search(vector, self.setup.memory.retrieve_k))
 
 
 def texts_of(pieces: tuple[Piece, ...]) -> list[str]:

@@ -20,7 +20,7 @@ from atommem.eval.reporting.inspection import FATES
 from atommem.eval.reporting.results import Column, column_name, column_of
 from atommem.eval.reporting.scores import label, main_label, main_score
 from atommem.eval.reporting.tables import cells_of, columns_of, rows_of
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 # Okabe and Ito's palette, which colour-blind readers tell apart; shapes and dashes, which repeat elsewhere, help too.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B")

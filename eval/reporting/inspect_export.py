@@ -22,8 +22,8 @@ from atommem.envs.task_files import write_text
 from atommem.episode import Episode, Step
 from atommem.eval.output import EPISODES, MANIFEST, file_stem
 from atommem.eval.reporting.evaluations import Evaluation
+from atommem.text_safety import clean
 from atommem.trace import read_trace
-from atommem.untrusted import clean
 
 VERSION = 2
 """Of the log's format."""

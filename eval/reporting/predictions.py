@@ -28,7 +28,7 @@ from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError, DataError
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 KEY = "atommem_prediction"
 Keys = Sequence[tuple[str, str]]

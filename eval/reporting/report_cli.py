@@ -20,7 +20,7 @@ from atommem.eval.reporting.predictions import write_predictions
 from atommem.eval.reporting.published import beside, table_of
 from atommem.eval.reporting.results import RESULTS, make_cells, make_results
 from atommem.eval.reporting.templates import latex_tables, markdown_tables
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 def write_report(

@@ -18,10 +18,10 @@ from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
 from atommem.envs.task import Question, Task
 from atommem.errors import DataError
-from atommem.memory.entries import Source
-from atommem.memory.index import best
-from atommem.memory.working import WorkingMemory
-from atommem.rough_tokens import RoughTokenizer
+from atommem.memory.log import Source
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import best
+from atommem.tokens import ApproximateTokenizer
 from papers.inputs import StoredVectors
 
 _AS_WRITTEN = Wording("{question}", "{question}", "{question}")
@@ -142,7 +142,7 @@ async def keep(given: Embedded, retention: str, capacity: int | None, seed: int 
     """The places of the texts that a store of `capacity` still has when all were created, one a step."""
     config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
     memory = WorkingMemory(
-        StoredVectors(given.stream.texts, given.texts), RoughTokenizer(), config, seed=seed
+        StoredVectors(given.stream.texts, given.texts), ApproximateTokenizer(), config, seed=seed
     )
     for place, text in enumerate(given.stream.texts):
         await memory.apply(

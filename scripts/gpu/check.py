@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     started = time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    paths = [str(ROOT), str(ROOT / "scripts")]
+    paths = [str(ROOT), str(HERE)]
     with tempfile.TemporaryDirectory() as target:
         if arguments.wheels:
             install(arguments.wheels, Path(target))

@@ -22,14 +22,13 @@ from atommem.actions import (
     answers_in,
 )
 from atommem.config import MemoryConfig
-from atommem.dialects import get_dialect, load_templates, register_dialect
-from atommem.dialects.templates import fill
+from atommem.dialects import fill, get_dialect, load_templates, register_dialect
 from atommem.environment import find_environment
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DialectError
-from atommem.memory.entries import MemoryView
+from atommem.grammar import parse_whole
+from atommem.memory.log import MemoryView
 from atommem.observation import StopReason
-from atommem.parsing import parse_whole
 from tests.atommem import sessions
 from tests.atommem.sessions import saying
 from tests.atommem.test_episode import TASK
@@ -37,7 +36,7 @@ from tests.atommem.test_prompts import READING, builder
 from tests.fakes import answering
 
 KINDS = (*MEMORY_KINDS, ANSWER, CALL)
-FULL = yaml.safe_load((Path(dialects.__file__).parent / "full.yaml").read_text())
+FULL = yaml.safe_load((Path(dialects.__file__).parent / "templates" / "full.yaml").read_text())
 
 
 def write(folder: Path, written: str | None = None, **changes: object) -> str:

@@ -176,9 +176,6 @@ def showing(**changes: Any) -> Any:
     return lambda self, calls: replace(Journey.observe(self, calls), **changes)
 
 
-LINE = Piece("failure", {"text": ""})
-
-
 def closing(values: dict[str, Any], needs: str | None = None) -> Any:
     return showing(closing=(Piece("act", values, needs),))
 
@@ -248,8 +245,6 @@ BROKEN = [
     broken("actions", "fail", "there is no phase", phases=()),
     broken("templates", "fail", "full.yaml", templates=Path("nowhere")),
     broken("templates", "fail", "lacks {shout}", pieces={**Atlas.pieces, "question": ["shout"]}),
-    broken("templates", "fail", "`inside` names none", inside={**Atlas.inside, "none": "results"}),
-    broken("templates", "warn", "the numbers size", numbers=("left", "size")),
     broken("blank", "fail", "never mind", blank=raises),
     broken("blank", "fail", "of the phase 'other'", blank=lambda self, phase: Observation("other")),
     broken("tasks", "fail", "never mind", describe=staticmethod(raises)),
@@ -272,7 +267,6 @@ BROKEN = [
         "observations", "fail", "nothing for left", episode_observe=showing(closing=(Piece("act"),))
     ),
     broken("observations", "fail", "str '3' for left", episode_observe=closing({"left": "3"})),
-    broken("observations", "fail", "stands in the prompt", episode_observe=showing(task=(LINE,))),
     broken(
         "observations",
         "fail",

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atommem.errors import ConfigError
-from atommem.rough_tokens import RoughTokenizer
-from atommem.tokens import cut_position, cut_to_tokens, token_offsets
+from atommem.tokens import ApproximateTokenizer, cut_position, cut_to_tokens, token_offsets
 from tests.fakes import WordTokenizer
 
 
@@ -18,10 +17,10 @@ def test_longer_text_is_cut_and_marked_within_the_limit() -> None:
     cut = cut_to_tokens(tokenizer, text, 10, " [cut]")
     assert cut == "w0 w1 w2 w3 w4 w5 w6 w7 w8 [cut]"
     assert len(tokenizer.encode(cut)) == 10
-    assert cut_to_tokens(RoughTokenizer(), "one two three four", 3, "...") == "..."
+    assert cut_to_tokens(ApproximateTokenizer(), "one two three four", 3, "...") == "..."
     words = "The committee acknowledged that international negotiations about temperature had failed in 1987."
     assert (
-        14 <= len(RoughTokenizer().encode(words)) <= 32
+        14 <= len(ApproximateTokenizer().encode(words)) <= 32
     )  # Qwen3's tokenizer counts 17: rather more
 
 
@@ -47,10 +46,10 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_pieces_cover_the_text(text: str) -> None:
-    tokenizer = RoughTokenizer()
+    tokenizer = ApproximateTokenizer()
     ids = tokenizer.encode(text)
     spans = token_offsets(tokenizer, text)
     assert len(spans) == len(ids)
     assert "".join(text[start:end] for start, end in spans) == text
-    with pytest.raises(ConfigError, match="only counted"):
+    with pytest.raises(ConfigError, match="only counts"):
         tokenizer.decode(ids)

@@ -90,7 +90,7 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: SiteConfig(moved=1.5), "moved is 1.5"),
     (lambda: SiteConfig(injected=0.1, names=9), "do not fit"),
     (lambda: SiteConfig(doubles=7, names=40), "do not fit"),
-    (lambda: SiteConfig(hops=5), "hops is 5"),
+    (lambda: SiteConfig(hops=5), "hops=5: must be"),
     (lambda: BrowsingFaults(create=2), "create is 2: give a probability"),
 ]
 

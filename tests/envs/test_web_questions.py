@@ -185,12 +185,12 @@ def test_several_questions_a_task_a_sample_and_a_root_page_that_is_the_first(
     [
         (
             ("--where", "color=red"),
-            "where names 'color'; a question of gaia has level, file_name, category",
+            "where=color: a question of gaia has level, file_name, category",
         ),
         (("--where", "level=9"), "none of 2 questions is left"),
-        (("--questions", "5"), "2 questions are too few for a task of 5"),
+        (("--questions", "5"), "questions=5: there are only 2"),
         (("--out", "{path}"), "would overwrite"),
-        (("--input", "{twice}"), "row 2: has the id 'g1', as"),
+        (("--input", "{twice}"), "row 2: id 'g1' is also at"),
     ],
 )
 def test_what_cannot_be_built(

@@ -20,8 +20,8 @@ from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.page import PageData, choose_episodes, render_page
 from atommem.eval.reporting.report_cli import read_evaluations
 from atommem.eval.reporting.results import make_cells, make_results
+from atommem.text_safety import clean
 from atommem.trace import read_trace
-from atommem.untrusted import clean
 from tests.eval.toys import evaluated, make_task, results_of
 from tests.test_stopped import contents
 

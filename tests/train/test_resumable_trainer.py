@@ -116,7 +116,7 @@ ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], Any], type[Exception], st
         *STOPPED,
     ),
     "spent budget": (
-        breaking("backend.publish", SPENT),
+        breaking("backend.rollout", SPENT),
         BudgetSpentError,
         r"before update 3: call_budget is spent: 7 .*--resume continues",
     ),

@@ -1,1 +1,1 @@
-"""`atommem train --dry_run`: checks every setting and estimates memory and time, without weights, GPU or network."""
+"""`atommem train --dry_run`: checks settings and estimates memory and time, without weights or GPU."""

@@ -1,23 +1,26 @@
-"""Puts a dry run together: settings -> shapes -> workload -> memory, time and timeline."""
+"""The dry run: settings -> shapes -> workload -> memory and timeline, printed and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atommem.config import EmbedderConfig, MemoryConfig
+from rich.console import Console
+from rich.table import Table
+
+from atommem.config import EmbedderConfig
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, make_environments
 from atommem.envs.checkpoint_settings import read_ahead
+from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
-from atommem.memory.admission import make_admission
-from atommem.memory.retention import make_retention
-from atommem.train.dry_run.architecture import measure, parameters_of
-from atommem.train.dry_run.launcher import read_launch
-from atommem.train.dry_run.memory_estimate import (
+from atommem.memory.rules import RuleSet
+from atommem.train.dry_run import timeline, workload
+from atommem.train.dry_run.memory import (
     BYTES,
     PHASES,
     Part,
@@ -26,41 +29,33 @@ from atommem.train.dry_run.memory_estimate import (
     estimate_memory,
     local_rollout_bytes,
 )
-from atommem.train.dry_run.timeline import (
-    Costs,
-    Schedule,
-    Timeline,
-    estimate_costs,
-    schedules,
-    simulate,
-)
-from atommem.train.dry_run.workload import (
-    Workload,
-    completion_shape,
-    estimate_workload,
-    find_tokenizer,
-    measure_prompt,
-)
+from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
+from atommem.train.dry_run.timeline import Schedule, Timeline
+from atommem.train.dry_run.workload import Workload
 from atommem.train.dry_run_config import DEVICES, DryRunConfig, trace_settings
 from atommem.train.settings import folder_defaults, parse
 
 
 @dataclass
 class Plan:
-    """Everything that a dry run finds out. Estimates are of one process."""
+    """The result of a dry run; estimates are of one process.
+
+    Attributes:
+        parts: Of its memory.
+        timelines: The run's own, then alternatives.
+        settings: Every setting's value and source.
+        assumptions: What the estimates rest on and no setting says.
+        warnings: What will not work, and what to change.
+    """
 
     run: Run
     workload: Workload
-    parts: list[Part]  # of its memory
-    costs: Costs
-    timelines: list[
-        Timeline
-    ]  # the run's own, then others on its devices; none where nothing is sampled
-    settings: dict[str, dict[str, Any]]  # every setting's value and source
-    assumptions: list[str]  # what the estimates rest on and no setting says
-    warnings: list[str] = field(
-        default_factory=list
-    )  # what will not work, or could work better, and what to change
+    parts: list[Part]
+    costs: timeline.Costs
+    timelines: list[Timeline]
+    settings: dict[str, dict[str, Any]]
+    assumptions: list[str]
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -78,7 +73,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Of an update."""
-        return self.timelines[0].seconds if self.timelines else self.costs.training
+        return self.timelines[0].seconds
 
     @property
     def hours(self) -> float:
@@ -86,184 +81,228 @@ class Plan:
         return self.workload.updates * self.seconds / 3600
 
 
-def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan:
-    """Check all settings of ``atommem train STAGE`` and estimate the run.
+def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
+    """Check all settings of ``atommem train STAGE``, and estimate the run; None for a cold start.
 
     Raises:
         AtomMemError: A setting is wrong.
     """
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
-    device, is_cold_start = DEVICES[settings.dry_run_device], stage == "sft"
+    device = DEVICES[settings.dry_run_device]
 
     def adapt(config_class: type) -> type:
-        """The class in one of so many processes, on that device: its checks divide by the one and ask for the other."""
+        """Make the configuration check itself for these processes and this device."""
 
-        def defaults(self: Any) -> None:
+        def check(self: Any) -> None:
             for name in ("bf16", "gradient_checkpointing"):
-                setattr(
-                    self,
-                    name,
-                    not device.is_cpu if getattr(self, name) is None else getattr(self, name),
-                )
+                if getattr(self, name) is None:
+                    setattr(self, name, not device.is_cpu)
             config_class.__post_init__(self)  # type: ignore[attr-defined]
 
-        members = {"world_size": property(lambda self: launch.processes), "__post_init__": defaults}
+        members = {"world_size": property(lambda self: launch.processes), "__post_init__": check}
         return type(config_class.__name__, (config_class,), members)
 
-    # Nothing is put on a device here, so that the settings of one that this machine lacks can be checked.
-    args, memory, embedder, environment, model_config = parse(
-        stage, [*argv, "--use_cpu", "true"], adapt
-    )
+    # On the CPU, so that settings of a device that is not here can be checked.
+    configs = parse(stage, [*argv, "--use_cpu", "true"], adapt)
+    args, memory, embedder, environment, model_config = configs
     ahead = read_ahead(argv, "model_name_or_path")
     stored = folder_defaults(ahead) if ahead.stored else {}
-    make_admission(memory.admission), make_retention(memory.retention)
+    RuleSet(memory.admission, memory.retention)
     model = measure(model_config)
+    if stage == "sft":
+        return None
     dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"
-    rollout = (
-        "none"
-        if is_cold_start
-        else getattr(args, "vllm_mode", "server")
-        if args.use_vllm
-        else "local"
-    )
+    dtype = model.dtype if dtype == "auto" else dtype
+    rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
     run = Run(
         stage=stage,
         rollout=rollout,
         model=model,
         launch=launch,
         device=device,
-        precision=Precision.of(
-            model.dtype if dtype == "auto" else dtype, bool(args.bf16), launch, model.lora
-        ),
+        precision=Precision.of(dtype, bool(args.bf16), launch, model.lora),
         checkpointing=bool(args.gradient_checkpointing),
         optim=str(getattr(args.optim, "value", args.optim)),
-        beta=float(getattr(args, "beta", 0.0)),
-        share_prefixes=stage == "async" or bool(getattr(args, "prefix_sharing", False)),
+        beta=float(args.beta),
+        share_prefixes=stage == "async" or bool(args.prefix_sharing),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
-    tokenizer, counted_by = find_tokenizer(model.name)
+    tokenizer, counted_by = workload.find_tokenizer(model.name)
     environments = make_environments(environment, tokenizer)
-    data = data_shape(None if is_cold_start else args.data, environments, settings)
-    prompt = measure_prompt(memory, environments, args.template_kwargs)
-    completion = completion_shape(args, stage, settings, model.config.model_type)
-    load = estimate_workload(
-        args, launch.processes, data, prompt, completion, run.share_prefixes, is_cold_start
+    data = data_shape(args.data, environments, settings)
+    prompt = workload.measure_prompt(memory, environments, args.template_kwargs)
+    completion = workload.completion_shape(args, settings, model.config.model_type)
+    load = workload.estimate_workload(
+        args, launch.processes, data, prompt, completion, run.share_prefixes
     )
-    costs = estimate_costs(run, load, settings.dry_run_utilisation)
-    embedder_bytes = 0.0 if is_cold_start else _embedder_bytes(embedder, device.is_cpu)
+    costs = timeline.estimate_costs(run, load, settings.dry_run_utilisation)
+    embedder_bytes = _embedder_bytes(embedder, device.is_cpu)
+    sampling = _rollout_bytes(args, run, load)
+    assumptions = [
+        f"data: {data.source}",
+        f"tokens: {counted_by}",
+        f"completions: {completion.mean:.0f} tokens on average ({completion.source})",
+        f"speed: {settings.dry_run_utilisation:.0%} of peak FLOPs (--dry_run_utilisation)",
+    ]
+    if embedder_bytes is None:
+        assumptions.append(f"memory without the embedder {embedder.embedder_model}, not found here")
     plan = Plan(
         run=run,
         workload=load,
-        parts=estimate_memory(
-            run, load, embedder=embedder_bytes or 0.0, rollout=_rollout_bytes(args, run, load)
-        ),
+        parts=estimate_memory(run, load, embedder=embedder_bytes or 0.0, rollout=sampling),
         costs=costs,
-        timelines=[] if is_cold_start else _timelines(args, run, load, costs),
-        settings=trace_settings(
-            [args, memory, embedder, environment, model_config, settings], argv, stored
-        ),
-        assumptions=[
-            f"data: {data.source}",
-            f"tokens: {counted_by}",
-            f"completions: {completion.mean:.0f} tokens on average ({completion.source}), one further read a question",
-            f"speed: {settings.dry_run_utilisation:.0%} of peak FLOPs (--dry_run_utilisation), 60% of memory bandwidth",
-        ],
+        timelines=_timelines(args, run, load, costs),
+        settings=trace_settings([*configs, settings], argv, stored),
+        assumptions=assumptions,
     )
-    if embedder_bytes is None:
-        plan.assumptions.append(
-            f"the embedder {embedder.embedder_model} is not on this machine: its memory is left out"
-        )
-    plan.warnings.extend(_warnings(plan, args, memory, embedder))
+    plan.warnings.extend(_warnings(plan, args))
     return plan
 
 
-def data_shape(
-    path: str | None, environments: EnvironmentFactory, settings: DryRunConfig
-) -> TaskShape:
-    """How long the tasks of a file are, or those that `settings` describe, for want of one."""
-    reason = "traces are not read" if path is None else f"{path} is not there"
+def data_shape(path: str, environments: EnvironmentFactory, settings: DryRunConfig) -> TaskShape:
+    """Return the lengths of the tasks in a file, or those that `settings` describe."""
     documents, questions = settings.dry_run_documents, settings.dry_run_questions
-    source = f"supposed, as {reason}: {documents} documents, {questions:g} questions (--dry_run_documents, "
-    source += "--dry_run_questions, --dry_run_tasks)"
-    supposed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
-    return environments.shape(path, supposed)
+    source = f"assumed, without {path}: {documents} documents, {questions:g} questions"
+    assumed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
+    return environments.shape(path, assumed)
 
 
-def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeline]:
-    """Of the run as its settings say, then of what else its devices could do."""
+def _timelines(args: Any, run: Run, load: Workload, costs: timeline.Costs) -> list[Timeline]:
+    """Simulate the run, then alternatives on its devices."""
     ahead = args.max_staleness if run.stage == "async" else 0
     replaced = "now" if getattr(args, "dynamic_sampling", 0) else "no"
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
-    devices = run.launch.processes + samplers
+    processes, devices = run.launch.processes, run.launch.processes + samplers
     own = Schedule("this run", samplers, ahead, replaced, bool(getattr(args, "carried_groups", 0)))
+    every = (own, *timeline.schedules(devices, ahead))
     return [
-        simulate(schedule, costs, load, devices=devices, processes=run.launch.processes)
-        for schedule in (own, *schedules(devices, ahead))
+        timeline.simulate(one, costs, load, devices=devices, processes=processes) for one in every
     ]
 
 
 def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
     if run.rollout == "colocate":
         return float(args.vllm_gpu_memory_utilization) * run.device.memory
-    if run.rollout != "local":
+    if run.rollout == "server":
         return 0.0
-    row = min(load.sampled_row, run.model.context)
-    episodes = load.episodes * load.sharing
-    at_once = min(
-        episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size
-    )
-    return local_rollout_bytes(run, max(1, min(at_once, args.rollout_batch_tokens // row)), row)
+    row, episodes = min(load.sampled_row, run.model.context), load.episodes * load.sharing
+    limits = (episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size)
+    return local_rollout_bytes(run, max(1, min(*limits, args.rollout_batch_tokens // row)), row)
 
 
 def _embedder_bytes(config: EmbedderConfig, on_cpu: bool) -> float | None:
-    """None for a model that is not known here: a run may still be able to load it."""
+    """Return None for a model that is not known here: a run may still be able to load it."""
     if config.embedder != "sentence_transformer":
         return 0.0
     try:
-        return (
-            parameters_of(hub_name(config.embedder_model)[0])
-            * BYTES["float32" if on_cpu else "bfloat16"]
-        )
+        parameters = parameters_of(hub_name(config.embedder_model)[0])
     except ConfigError:
         return None
+    return parameters * BYTES["float32" if on_cpu else "bfloat16"]
 
 
-def _warnings(plan: Plan, args: Any, memory: MemoryConfig, embedder: EmbedderConfig) -> list[str]:
+def _warnings(plan: Plan, args: Any) -> list[str]:
     found, run = [], plan.run
     longest, context = plan.workload.longest_row, run.model.context
-    if run.precision.trained < 4 and run.launch.name in ("single", "ddp") and run.stage != "sft":
+    if run.precision.trained < 4 and run.launch.name in ("single", "ddp"):
         found.append(
-            f"weights are kept in 16 bits: at a learning rate of {args.learning_rate:g} most updates are smaller than "
-            "their rounding and are lost. Set dtype: float32 (bf16 stays on), or start with FSDP2 or DeepSpeed."
+            f"learning_rate={args.learning_rate:g}: with 16-bit weights most updates are lost to "
+            "rounding. Set dtype: float32 (bf16 stays on), or start with FSDP2 or DeepSpeed."
         )
     if run.launch.offload:
-        found.append(
-            "weights and optimizer are offloaded to the host: their memory there is not estimated."
-        )
+        found.append("offloaded weights and optimizer: host memory is not estimated.")
     if longest > context:
         found.append(
-            f"the longest prompt and completion have {longest} tokens, the model's context is {context}: "
-            "lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or max_completion_length."
+            f"the longest prompt and completion have {longest} tokens, the model's context {context}. "
+            "Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
+            "max_completion_length."
         )
-    files = [args.data, getattr(args, "eval_data", None)] if run.stage != "sft" else []
-    missing = [file for file in files if file is not None and not Path(file).is_file()]
-    found += [f"{file} is not there yet: `atommem data build` makes it." for file in missing]
-    if memory.dialect == "memagent" and embedder.embedder == "sentence_transformer":
-        found.append(
-            "the dialect memagent never asks the embedder: embedder: random saves loading one."
-        )
-    if not plan.fits:
-        found.append(_what_to_change(plan))
-    return found
+    files = [file for file in (args.data, args.eval_data) if file and not Path(file).is_file()]
+    found += [f"{file} does not exist yet: `atommem data build` makes it." for file in files]
+    return found if plan.fits else [*found, _what_to_change(plan)]
 
 
 def _what_to_change(plan: Plan) -> str:
-    """By the largest part of the phase that needs the most."""
+    """Name the largest part of the phase that needs the most."""
     phase = max(plan.phases, key=plan.phases.__getitem__)
     part = max((part for part in plan.parts if phase in part.phases), key=lambda part: part.bytes)
     return (
-        f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the {plan.run.device.memory / 1e9:.0f} GB of "
-        f"{plan.run.device.name}. Its largest part is {part.name} with {part.bytes / 1e9:.1f} GB: "
-        f"{part.remedy}."
+        f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the "
+        f"{plan.run.device.memory / 1e9:.0f} GB of {plan.run.device.name}. Its largest part is "
+        f"{part.name} with {part.bytes / 1e9:.1f} GB: {part.remedy}."
     )
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Write the plan as one JSON object; bytes and seconds are plain numbers."""
+    parts = {part.name: part.bytes for part in plan.parts}
+    memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits}
+    values = {**asdict(plan), "memory": memory, "hours": plan.hours}
+    # Other objects are a model's config, or enumerations.
+    text = json.dumps(values, indent=2, default=lambda v: getattr(v, "to_dict", v.__str__)())
+    write_text(path, text + "\n")
+
+
+def print_plan(plan: Plan, console: Console | None = None) -> None:
+    """Print batch, memory, time, assumptions, and what to change."""
+    console = console or Console()
+    run, load, model = plan.run, plan.workload, plan.run.model
+    console.print(
+        f"[bold]Dry run: {run.stage}[/] of {model.name} ({model.parameters:,} parameters, "
+        f"{model.trainable:,} trained; {model.source}) on {run.launch.processes} x "
+        f"{run.device.name}, {run.launch.name} ({run.launch.source}), rollouts: {run.rollout}"
+    )
+    what = f"{load.steps:.1f} steps each, {load.group} of a task; {load.tasks:,} tasks in all"
+    rows = [
+        ("episodes", f"{load.episodes:,}", what),
+        ("rows", f"{load.rows:,}", f"at most {load.longest_row:,} of {model.context:,} tokens"),
+        (
+            "tokens of a row",
+            f"{load.prompt_tokens + load.completion_tokens:,.0f}",
+            f"prompt {load.prompt_tokens:,.0f}, completion {load.completion_tokens:,.0f}",
+        ),
+        ("unique tokens", f"{load.unique_tokens:,}", f"of {load.raw_tokens:,}"),
+        ("micro-batches", f"{load.micro_batches:,}", f"of about {load.micro_batch:,} tokens"),
+    ]
+    _print_table(console, "One update, one process", [], rows)
+    gigabytes = [
+        (part.name, *(f"{part.bytes / 1e9:,.2f}" if p in part.phases else "" for p in PHASES))
+        for part in plan.parts
+    ]
+    gigabytes.append(("total", *(f"{total / 1e9:,.2f}" for total in plan.phases.values())))
+    _print_table(console, "Memory, one process", ["GB", *PHASES], gigabytes)
+    fits = "fits" if plan.fits else "does not fit"
+    peak, memory = max(plan.phases.values()) / 1e9, run.device.memory / 1e9
+    console.print(f"peak {peak:,.2f} GB, {fits} the {memory:,.0f} GB of {run.device.name}")
+    lines = [
+        (line.name, f"{line.seconds:,.0f}", f"{line.overlap:.0%}", f"{line.idle:.0%}")
+        for line in plan.timelines
+    ]
+    heads = ["", "s an\nupdate", "sampling\nwhile training", "devices\nidle"]
+    _print_table(console, "Timeline, simulated", heads, lines)
+    total = f"{load.updates:,} updates of {plan.seconds:,.0f} s, {plan.hours:,.1f} h"
+    console.print(f"the run: {total}", style="bold")
+    changed = [
+        f"{name}={json.dumps(item['value'], default=str).strip(chr(34))} ({item['source']})"
+        for name, item in plan.settings.items()
+        if item["source"] != "default"
+    ]
+    notes = [f"assumed: {line}" for line in plan.assumptions]
+    for line in [*notes, f"settings that are not defaults: {', '.join(changed)}"]:
+        console.print(line, highlight=False, markup=False)
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", style="bold yellow", highlight=False, markup=False)
+    if not plan.warnings:
+        console.print("nothing stands in the way of this run.", style="bold green")
+
+
+def _print_table(
+    console: Console, title: str, heads: list[str], rows: Iterable[tuple[str, ...]]
+) -> None:
+    table = Table(*heads, title=title, title_justify="left", show_header=bool(heads))
+    for row in rows:
+        table.add_row(*row)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    console.print(table)

@@ -1,8 +1,8 @@
-"""How long an update takes: what a device computes, as formulas, and a simulated timeline of several devices.
+"""How long an update takes: costs of a device as formulas, and a simulated timeline of several.
 
-A parameter costs 2 FLOPs a token in a forward pass and twice that in a backward pass; attention costs ``4 q c L`` a
-token with c tokens of context (q: heads x head size, L: layers). Episodes are sampled side by side, a token of all of
-them at a time; they differ in length, so that the last ones run alone. Nothing here is measured.
+A parameter costs 2 FLOPs a token in a forward pass and twice that in a backward pass; attention
+costs ``4 q c L`` a token with c tokens of context (q: heads x head size, L: layers). Episodes are
+sampled side by side and differ in length, so that the last ones run alone. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -12,64 +12,69 @@ import random
 from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
 
-from atommem.train.dry_run.architecture import ModelShape
-from atommem.train.dry_run.memory_estimate import Run, key_value_bytes_per_token
+from atommem.train.dry_run.memory import Run, key_value_bytes_per_token
+from atommem.train.dry_run.shapes import ModelShape
 from atommem.train.dry_run.workload import Workload
 
 DECODE_BANDWIDTH = 0.6
 """Share of a device's memory bandwidth that decoding reaches."""
 LOCAL_LAYER_SECONDS = 0.7e-3
-"""Overhead of one layer of one decoding step outside vLLM: launching its kernels, on a GPU."""
+"""Overhead of launching one layer's kernels in a decoding step outside of vLLM, on a GPU."""
 SYNC_BANDWIDTH = 20e9
-"""Bytes/s at which new weights reach an engine, gathering included: supposed."""
+"""Bytes/s at which new weights reach an engine: assumed."""
 WAKE_SECONDS = 2.0
-"""For a colocated engine to wake and to go to sleep again, an update: supposed."""
+"""Of an update, for a colocated engine to wake and sleep: assumed."""
 UPDATES, WITHOUT_VARIANCE = 12, 0.3
-"""Rollouts that are simulated; the share of groups that teach nothing, where such groups are replaced: supposed."""
+"""Simulated rollouts; share of groups without variance, where they are replaced: assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of one process."""
+    """Seconds of one process.
 
-    prompts: float  # to read the prompts of its episodes
-    decode: float  # for one token of every running episode
-    sequence: float  # and for each of them more
-    training: float  # for its share of an update, the reference included
-    sync: float  # until new weights can be sampled from
-    switch: float  # between sampling and training on the same device
+    Attributes:
+        prompts: To read the prompts of its episodes.
+        decode: For one token of every running episode.
+        sequence: Added for each of them.
+        training: For its share of an update, with the reference.
+        sync: Until new weights can be sampled from.
+        switch: Between sampling and training on the same device.
+    """
+
+    prompts: float
+    decode: float
+    sequence: float
+    training: float
+    sync: float
+    switch: float
 
 
 def forward_flops(model: ModelShape, tokens: float, scored: float, context: float) -> float:
-    """``2 L P_layer n + 4 q c L n + 2 h V n_s``: the LM head only where a log-probability is taken."""
+    """Return ``2 L P_layer n + 4 q c L n + 2 h V n_s``."""
     hidden, _, query, _ = model.widths
     body = model.config.num_hidden_layers * (2 * model.layer + 4 * query * context)
     return tokens * body + scored * 2 * hidden * model.config.vocab_size
 
 
 def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
-    """Seconds at a share `utilisation` of the device's peak FLOPs.
+    """Estimate costs at a share `utilisation` of the device's peak FLOPs.
 
-    Training is three forward passes' worth; one more with gradient checkpointing and one with a reference, one less
-    with LoRA (no weight gradients). Decoding a token reads the weights once and a cache for each running episode, or
-    computes ``2 P`` FLOPs for each, whichever takes longer. vLLM's prefix cache reads what a group shares once.
+    Training costs three forward passes; one more with gradient checkpointing and one with a
+    reference, one less with LoRA. Decoding a token reads the weights once and a cache for each
+    running episode, or computes ``2 P`` FLOPs for each, whichever takes longer.
     """
     model, element = run.model, run.precision.compute
     speed, bandwidth = run.device.flops * utilisation, run.device.bandwidth * DECODE_BANDWIDTH
-    context, reached = (
-        (load.prompt_tokens + load.completion_tokens) / 2,
-        load.prompt_tokens + load.completion_tokens / 2,
-    )
+    context = (load.prompt_tokens + load.completion_tokens) / 2
+    reached = load.prompt_tokens + load.completion_tokens / 2
     trained = load.unique_tokens if run.share_prefixes else load.raw_tokens
     passes = 3 + run.checkpointing - model.lora + (run.beta != 0)
     is_local = run.rollout == "local"
     read = (load.raw_tokens if is_local else load.unique_tokens) - load.scored_tokens
     cache = reached * key_value_bytes_per_token(model, element)
-    launching = (
-        model.config.num_hidden_layers * LOCAL_LAYER_SECONDS
-        if is_local and not run.device.is_cpu
-        else 0.0
-    )
+    launching = 0.0
+    if is_local and not run.device.is_cpu:
+        launching = model.config.num_hidden_layers * LOCAL_LAYER_SECONDS
     return Costs(
         prompts=forward_flops(model, read, load.rows, context) / speed,
         decode=model.parameters * element / bandwidth + launching,
@@ -82,20 +87,26 @@ def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who samples when."""
+    """Who samples when.
+
+    Attributes:
+        samplers: Devices that only sample; 0: all sample, then train.
+        ahead: Updates' worth of groups that may start early (`max_staleness`).
+        replaced: Whether groups without variance are replaced: no, in rounds (after all others), or
+            now (as they end).
+        carried: Whether running episodes continue after an update (`carried_groups`).
+    """
 
     name: str
-    samplers: int = 0  # devices that only sample; 0: all of them sample, then train
-    ahead: int = 0  # updates' worth of groups that may be started before the current one is trained (`max_staleness`)
-    replaced: str = (
-        "no"  # groups without variance are: no, in rounds (after all others), now (as they end)
-    )
-    carried: bool = False  # an update is trained as soon as its groups are there; running episodes go on after it
+    samplers: int = 0
+    ahead: int = 0
+    replaced: str = "no"
+    carried: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Seconds of an update; shares of time: sampling and training at once, a device doing neither (mean of all)."""
+    """Seconds of an update; shares of time with sampling and training at once, and of idle devices."""
 
     name: str
     seconds: float
@@ -105,35 +116,31 @@ class Timeline:
 
 @dataclass(slots=True)
 class _Sampler:
-    """One device. `clock` counts tokens that every running episode has got; the heap holds when each ends."""
+    """One device: tokens that every running episode has sampled, and a heap of their ends."""
 
     clock: float = 0.0
     running: list[tuple[float, int]] = field(default_factory=list)
 
 
 def schedules(devices: int, ahead: int) -> list[Schedule]:
-    """What is worth comparing on so many devices: colocated ones, and half of the devices sampling all the time."""
-    colocated = [
-        Schedule("colocated, groups without variance replaced in rounds", replaced="rounds"),
-        Schedule("colocated, replaced as they end", replaced="now"),
-        Schedule(
-            "colocated, as they end, episodes carried over updates", replaced="now", carried=True
-        ),
-    ]
+    """Return alternatives to compare: all devices colocated, or half of them sampling."""
+    rounds = Schedule("colocated, groups without variance replaced in rounds", replaced="rounds")
+    now = Schedule("colocated, replaced as they end", replaced="now")
+    carried = Schedule("colocated, replaced, episodes carried over", replaced="now", carried=True)
     half = devices // 2
     apart = [
         Schedule(f"asynchronous, {half} sampling, staleness {steps}", half, steps, replaced="now")
         for steps in (0, max(1, ahead))
     ]
-    return colocated + apart if half else colocated
+    return [rounds, now, carried, *(apart if half else [])]
 
 
 def simulate(
     schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int
 ) -> Timeline:
-    """Train on `UPDATES` rollouts on so many devices; `costs` and `load` are of one of `processes` that share the work.
+    """Simulate `UPDATES` rollouts on `devices`; `costs` and `load` are of one of `processes`.
 
-    What an episode samples is log-normal.
+    The length of an episode is log-normal.
     """
     rng, wide = random.Random(0), sqrt(log(1 + load.spread**2))
     samplers = [_Sampler() for _ in range(schedule.samplers or devices)]

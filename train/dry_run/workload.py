@@ -1,7 +1,4 @@
-"""What one update consists of on one process: how long prompts and completions are, episodes, rows, micro-batches.
-
-Lengths are those of data, tokenizer and traces where they are there, else supposed.
-"""
+"""What one update consists of on one process: lengths, episodes, rows, micro-batches."""
 
 from __future__ import annotations
 
@@ -17,51 +14,53 @@ from atommem.description import TaskShape
 from atommem.dialects import get_dialect
 from atommem.environment import EnvironmentFactory
 from atommem.errors import ConfigError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
-from atommem.rough_tokens import RoughTokenizer
+from atommem.tokens import ApproximateTokenizer
 from atommem.trace import read_trace
 from atommem.train.dry_run_config import DryRunConfig
 from atommem.train.rollout.rollouts import TaskOrder
 
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
-"""What a memory is expected to look like: entries, a query, and how full the scratchpad is."""
+"""Expected tokens of an entry and a query, and fill of the scratchpad."""
 THINKING_TOKENS = 570.5
-"""Of a completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
+"""Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
 SPREAD = 0.3
-"""Standard deviation of what an episode samples over its mean, where no traces say it."""
+"""Standard deviation over mean of what an episode samples, without traces."""
 MOST_TRACES = 500
 
 
 def find_tokenizer(name: str) -> tuple[Any, str]:
-    """The tokenizer of a model folder, else a rough one; and which of them it is. Never asks the network."""
+    """Return the tokenizer of a model folder or an approximate one, and which of them it is."""
     if Path(name).is_dir():
         try:
             return read_tokenizer(name), "the model folder's tokenizer"
         except (OSError, ValueError):
             pass
-    return RoughTokenizer(), "a rough count, as the tokenizer is not there"
+    return ApproximateTokenizer(), "approximate counts, without the tokenizer"
 
 
 class PromptShape(NamedTuple):
-    """Tokens of a prompt's pieces."""
+    """Tokens of a prompt's parts.
 
-    reading: float  # all that is not question, stream or memory, in the environment's first phase
-    answering: float  # likewise, in its last
-    memory: float  # scratchpad, query and entries, as expected
-    longest_memory: float  # and at their limits
-    is_chunk_first: bool  # layout `prefix`: the episodes of a group share the chunk
+    Attributes:
+        reading, answering: All but question, stream and memory, in the first and the last phase.
+        memory, longest_memory: Scratchpad, query and entries as expected, and at their limits.
+        is_chunk_first: Layout ``prefix``: the episodes of a group share the chunk.
+    """
+
+    reading: float
+    answering: float
+    memory: float
+    longest_memory: float
+    is_chunk_first: bool
 
 
 def measure_prompt(
     memory: MemoryConfig, environments: EnvironmentFactory, chat_template_kwargs: dict[str, Any]
 ) -> PromptShape:
-    """Build prompts with nothing in them, and count.
-
-    Raises:
-        DialectError: Dialect or templates are unknown or do not fit each other.
-    """
+    """Build empty prompts, and count their tokens; DialectError if dialect or templates are wrong."""
     dialect = get_dialect(memory.dialect, memory.templates)
     builder = PromptBuilder.of(
         environments.tokenizer, dialect, memory, environments, chat_template_kwargs
@@ -86,83 +85,81 @@ def measure_prompt(
 
 
 class CompletionShape(NamedTuple):
-    """Tokens of a completion."""
+    """Tokens of a completion; `spread` is that of an episode (standard deviation over mean)."""
 
     mean: float
     longest: int
-    spread: float  # of what an episode samples: standard deviation over mean
-    source: str  # of these numbers, in words
+    spread: float
+    source: str
 
 
-def completion_shape(
-    args: Any, stage: str, settings: DryRunConfig, model_kind: str
-) -> CompletionShape:
-    """Completions as traces have them, as the settings say, or as thinking makes them.
+def completion_shape(args: Any, settings: DryRunConfig, model_kind: str) -> CompletionShape:
+    """Return completions as in traces, as the settings say, or as thinking makes them.
 
-    With thinking, which Qwen3 does unless ``chat_template_kwargs`` says ``enable_thinking: false``, completions are
-    supposed to be as long as the paper's; without, a quarter of max_completion_length.
+    With thinking (Qwen3, unless ``enable_thinking`` is false) they are as long as the paper's;
+    without, a quarter of max_completion_length.
 
     Raises:
         ConfigError: The folder of traces holds none.
-        TraceError: A trace cannot be read.
     """
     longest, spread = int(args.max_completion_length or 1024), SPREAD
-    # The data of a cold start are traces.
-    folder = settings.dry_run_traces or (
-        args.data if stage == "sft" and Path(args.data).is_dir() else None
-    )
-    if folder:
+    if folder := settings.dry_run_traces:
         files = sorted(Path(folder).rglob("*.jsonl"))[:MOST_TRACES]
-        steps = [
-            [step.completion_tokens for step in read_trace(file).episode.steps] for file in files
-        ]
-        episodes = [sum(tokens) for tokens in steps if tokens]
-        if not episodes:
-            raise ConfigError(f"dry_run_traces: {folder} holds no trace with a step.")
-        mean, spread = (
-            sum(episodes) / sum(map(len, steps)),
-            pstdev(episodes) / (fmean(episodes) or 1.0),
-        )
-        source = f"those of {len(episodes)} traces"
+        episodes = [read_trace(file).episode for file in files]
+        steps = [[step.completion_tokens for step in episode.steps] for episode in episodes]
+        tokens = [sum(lengths) for lengths in steps if lengths]
+        if not tokens:
+            raise ConfigError(f"dry_run_traces={folder}: it holds no trace with a step.")
+        mean, spread = sum(tokens) / sum(map(len, steps)), pstdev(tokens) / (fmean(tokens) or 1.0)
+        source = f"those of {len(tokens)} traces"
     elif settings.dry_run_completion_tokens:
         mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
     elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
-        mean, source = (
-            THINKING_TOKENS,
-            "thinking is on: the paper's Table 6; an untrained policy may think longer",
-        )
+        mean, source = THINKING_TOKENS, "the paper's, with thinking; an untrained policy may differ"
     else:
-        mean, source = max(1.0, longest / 4), "without thinking, a quarter of max_completion_length"
+        mean, source = max(1.0, longest / 4), "a quarter of max_completion_length"
     return CompletionShape(min(mean, longest), longest, spread, source)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One process, one update; expected values. Of a cold start, an episode is a demonstration, and none is sampled."""
+    """One update of one process; expected values.
 
-    updates: int  # of the run
-    tasks: int  # groups of a rollout of all processes
+    Attributes:
+        updates: Of the run.
+        tasks: Groups of a rollout, of all processes.
+        episodes, group: Of this process, and how many of them share a task and so prefixes.
+        steps: Of an episode.
+        prompt_tokens, completion_tokens: Means of a step.
+        spread: See `CompletionShape`.
+        sampled_row, longest_row: Longest step with the expected memory, and at its limits.
+        rows: Steps of all episodes.
+        raw_tokens, unique_tokens: Of all rows; unique ones count shared prefixes once.
+        micro_batch, micro_batches: Tokens of one, and their number.
+        sharing, iterations: Updates that share a rollout, and how often they repeat it.
+    """
+
+    updates: int
+    tasks: int
     episodes: int
-    group: int  # how many episodes of this process have one task: they share prefixes
-    steps: float  # of an episode
-    prompt_tokens: float  # of a step, in the mean
+    group: int
+    steps: float
+    prompt_tokens: float
     completion_tokens: float
-    spread: float  # standard deviation of what an episode samples, over its mean
-    sampled_row: (
-        int  # tokens of the longest prompt with an expected memory, and of the longest completion
-    )
-    longest_row: int  # the same with a memory at its limits
-    rows: int  # steps of all episodes: what is trained on
+    spread: float
+    sampled_row: int
+    longest_row: int
+    rows: int
     raw_tokens: int
-    unique_tokens: int  # where what a group shares counts once
-    micro_batch: int  # tokens
+    unique_tokens: int
+    micro_batch: int
     micro_batches: int
-    sharing: int = 1  # updates that share a rollout, each with episodes of its own
-    iterations: int = 1  # how often they go over it
+    sharing: int = 1
+    iterations: int = 1
 
     @property
     def scored_tokens(self) -> float:
-        """Of all completions: tokens that have a log-probability."""
+        """Completion tokens of all rows."""
         return self.rows * self.completion_tokens
 
 
@@ -173,70 +170,54 @@ def estimate_workload(
     prompt: PromptShape,
     completion: CompletionShape,
     share_prefixes: bool,
-    is_cold_start: bool = False,
 ) -> Workload:
-    """The workload of GRPO, or of a cold start, whose rows are padded to the longest and share nothing.
+    """Estimate the workload of an update.
 
-    With reading prompts ``s + o`` (s: instructions, questions and, in the layout ``prefix``, the chunk, if the episodes
-    of a group read the same; o: memory, and the chunk if not) and answering prompts alike, a group of g episodes costs
-    at each step ``g (s + o + completion)`` raw tokens and ``s + g (o + completion)`` unique ones. Of the further reads
-    of a question one is expected to be used.
-
-    `args` are the stage's settings. A batch of a cold start counts rows, steps of demonstrations, and not episodes.
+    At a step, a group of g episodes with prompts ``s + o`` (s: instructions, questions and, in the
+    layout ``prefix``, the chunk; o: memory, and the chunk otherwise) costs
+    ``g (s + o + completion)`` raw and ``s + g (o + completion)`` unique tokens. One further read of
+    a question is expected.
 
     Raises:
-        ConfigError: A rollout is no whole number of groups, or there are fewer tasks than groups.
+        ConfigError: A rollout is not a whole number of groups, or there are too few tasks.
     """
-    batch, generations = (
-        args.per_device_train_batch_size,
-        1 if is_cold_start else args.num_generations,
-    )
-    sharing = 1 if is_cold_start else getattr(args, "steps_per_generation", None) or 1
+    batch, generations = args.per_device_train_batch_size, args.num_generations
+    sharing = getattr(args, "steps_per_generation", None) or 1
     iterations = getattr(args, "updates_per_rollout", sharing) // sharing
-    total, tasks = batch * processes, batch * processes * sharing // generations
-    if total * sharing % generations:
-        times = f" x steps_per_generation {sharing}" if sharing > 1 else ""
+    total = batch * processes * sharing
+    tasks = total // generations
+    if total % generations:
         raise ConfigError(
-            f"{processes} processes x per_device_train_batch_size {batch}{times} are {total * sharing} episodes: no "
-            f"multiple of num_generations {generations}."
+            f"num_generations={generations}: it does not divide the {total} episodes of a rollout "
+            f"({processes} processes x per_device_train_batch_size {batch} x steps_per_generation "
+            f"{sharing})."
         )
     sampled, group = completion.mean, min(generations, batch)
     questions = data.questions * data.question_tokens
     shares_chunk = prompt.is_chunk_first and data.same_stream
     before, after = (data.stream_tokens, 0.0) if shares_chunk else (0.0, data.stream_tokens)
-    reads = 0 if is_cold_start else min(1, data.reads)
-    # Of reading and of answering steps: how many, tokens of a prompt that a group shares, and those that it does not.
+    answering_steps = data.questions * (1 + min(1, data.reads))
+    # Reading and answering steps: their number, shared and own tokens of a prompt.
     kinds = (
         (data.stream_steps, prompt.reading + questions + before, prompt.memory + after),
-        (data.questions * (1 + reads), prompt.answering + data.question_tokens, prompt.memory),
+        (answering_steps, prompt.answering + data.question_tokens, prompt.memory),
     )
     steps = sum(count for count, _, _ in kinds)
     raw = sum(count * (shared + own + sampled) for count, shared, own in kinds)
     unique = sum(count * (shared / group + own + sampled) for count, shared, own in kinds)
     longest = max(shared + own for _, shared, own in kinds)
-    if is_cold_start:
-        micro_batches = args.gradient_accumulation_steps
-        rows, epoch = batch * micro_batches, data.tasks * steps / (total * micro_batches)
-        micro_batch = batch * (longest + sampled)
-    else:
-        budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
-        rollouts = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch
-        rows, epoch = batch * steps, rollouts * sharing * iterations
-        counted = batch * (unique if share_prefixes else raw)
-        micro_batches = max(1, ceil(counted / budget))
-        # What a group reads in a step stays together.
-        together = (
-            max(shared + group * (own + sampled) for _, shared, own in kinds)
-            if share_prefixes
-            else 0.0
-        )
-        micro_batch = min(budget, max(counted / micro_batches, together))
+    budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
+    counted = batch * (unique if share_prefixes else raw)
+    micro_batches = max(1, ceil(counted / budget))
+    # What a group reads in a step stays together.
+    groups = [shared + group * (own + sampled) for _, shared, own in kinds]
+    together = max(groups) if share_prefixes else 0.0
+    epoch = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch * sharing * iterations
+    updates = max(1, int(args.num_train_epochs * epoch))
     return Workload(
-        updates=args.max_steps
-        if args.max_steps > 0
-        else max(1, int(args.num_train_epochs * epoch)),
-        tasks=0 if is_cold_start else tasks,
-        episodes=0 if is_cold_start else batch,
+        updates=args.max_steps if args.max_steps > 0 else updates,
+        tasks=tasks,
+        episodes=batch,
         group=group,
         steps=steps,
         prompt_tokens=raw / steps - sampled,
@@ -244,10 +225,10 @@ def estimate_workload(
         spread=completion.spread,
         sampled_row=ceil(longest + completion.longest),
         longest_row=ceil(longest + prompt.longest_memory - prompt.memory + completion.longest),
-        rows=round(rows),
-        raw_tokens=round(rows * raw / steps),
-        unique_tokens=round(rows * unique / steps),
-        micro_batch=ceil(micro_batch),
+        rows=round(batch * steps),
+        raw_tokens=round(batch * raw),
+        unique_tokens=round(batch * unique),
+        micro_batch=ceil(min(budget, max(counted / micro_batches, together))),
         micro_batches=micro_batches,
         sharing=sharing,
         iterations=iterations,

@@ -1,4 +1,4 @@
-"""A corpus: a folder of pages that can be searched and read, in this process or from a server."""
+"""A corpus: a folder of pages that can be searched, read and served."""
 
 from atommem.envs.web.corpus.corpus import Corpus, Found, build_corpus
 from atommem.envs.web.corpus.pages import Page, read_pages

@@ -1,4 +1,4 @@
-"""A corpus: pages in a folder, searched by words, by vectors or by both, and read by name."""
+"""A corpus: pages in a folder, searched by words and vectors, and read by name."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ _MAX_LINKS = 40
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A found page with its best passage; `score` is BM25, cosine, or the sum of reciprocal
-    ranks."""
+    """A found page with its best passage."""
 
     page: Page
     passage: str
@@ -207,14 +206,13 @@ def build_corpus(
     embedder: EmbedderConfig | None = None,
     passage_characters: int = PASSAGE_CHARACTERS,
 ) -> dict[str, Any]:
-    """Build a corpus of `pages`, or add them to an existing one; not within an event loop.
+    """Build a corpus, or add pages to an existing one; not within an event loop.
 
     Args:
         pages: A page replaces that of its id (or URL).
-        folder: Of the corpus.
         embedder: For dense search; None is words alone. For an existing corpus: its model's
             location.
-        passage_characters: Longest passage; pages are searched by passages and read whole.
+        passage_characters: Longest passage.
 
     Returns:
         ``added``, ``pages``, ``passages`` and ``recall`` (`Corpus.recall`).

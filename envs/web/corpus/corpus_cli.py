@@ -16,7 +16,7 @@ from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.pages import benchmark_pages, read_pages
-from atommem.untrusted import printable
+from atommem.text_safety import printable
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.benchmarks.rows import Row, read_rows
 from atommem.envs.web.page_texts import core, fold
 from atommem.envs.web.sqlite_file import SqliteFile
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 _IDS = ("docid", "id", "_id")
 _TEXTS = ("text", "contents", "content", "page")
@@ -40,7 +40,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page. `url` and `id` are empty if there is none; an `id` is unique in a corpus."""
+    """A page; an `id` is unique in a corpus."""
 
     text: str
     title: str = ""
@@ -211,7 +211,7 @@ class PageStore:
         return removed
 
     def _unused_name(self, title: str, digest: bytes) -> str | None:
-        """Return an unused id for a page that is known by its title; None if its text is known."""
+        """Return an unused id for a titled page; None if its text is known."""
         rows = self._rows(
             "select digest from pages where core = ? and title = ?", core(title), title
         )

@@ -22,16 +22,12 @@ _BATCH = 50_000
 
 
 class VectorIndex:
-    """Unit vectors in one file, row i for passage i + 1, and an index file above `FLAT_BELOW` rows.
+    """Unit vectors in a file, and an index of them above `FLAT_BELOW` rows.
 
-    Both files are memory-mapped. Removed passages keep their row; rows of zeros are never found by
-    the index. The index (``IndexIVFScalarQuantizer``, 16-bit floats, 2 sqrt(n) lists) is rebuilt
-    when a tenth of the rows is newer; newer rows are searched exactly. Building holds 2 bytes a
-    dimension and row in memory.
-
-    Args:
-        folder: Of the corpus.
-        dim: Length of a vector.
+    Row i is passage i + 1, of zeros if the passage was removed before it was embedded. The index
+    (``IndexIVFScalarQuantizer``, 16-bit floats, 2 sqrt(n) lists) is rebuilt when a tenth of the
+    rows is newer; newer rows are searched exactly. Both files are memory-mapped. Building holds
+    2 bytes a dimension and row in memory.
     """
 
     def __init__(self, folder: Path, dim: int) -> None:
@@ -129,11 +125,12 @@ def _exact(queries: Array, rows: Array, count: int) -> tuple[Array, npt.NDArray[
 
 
 def _choose_nprobe(index: faiss.IndexIVF, rows: Array, rng: np.random.Generator) -> float:
-    """Set the fewest lists to probe (a power of two) that reach the target; return the recall.
+    """Probe as few lists (a power of two) as the target needs; return the recall.
 
     Sampled rows are the queries. Each finds itself, which is not counted.
     """
     sample = np.sort(rng.choice(len(rows), min(_SAMPLED_QUERIES, len(rows)), replace=False))
+    sample = sample[rows[sample].any(axis=1)]  # without removed passages
     queries = np.ascontiguousarray(rows[sample])
     _, exact = _exact(queries, rows, 11)
     wanted = [{*ids[ids != own]} for own, ids in zip(sample, exact, strict=True)]

@@ -54,6 +54,8 @@ class WordIndex:
         with self._checked():
             self._index = tantivy.Index(self._schema, str(folder))
         self._index.register_tokenizer("words", self._analyzer)
+        self._index.config_reader("manual")
+        self._changed = 0
 
     def add(self, passages: Iterable[tuple[int, str]], removed: Iterable[int] = ()) -> None:
         """Index passages (number, text) and remove others.
@@ -110,7 +112,10 @@ class WordIndex:
         return int(hits[0][0]) if hits else 0
 
     def _searcher(self) -> Any:
-        self._index.reload()  # another process may have added to it
+        changed = (self._folder / "meta.json").stat().st_mtime_ns
+        if changed != self._changed:  # this process or another has added to it
+            self._index.reload()
+            self._changed = changed
         return self._index.searcher()
 
     @contextmanager

@@ -1,2 +1,1 @@
-"""The live web: a guarded way to pages, search engines and readers, and what was recorded of
-them."""
+"""The live web: guarded pages, search engines, readers, and recordings of them."""

@@ -11,12 +11,11 @@ from atommem.envs.web.corpus.corpus import build_corpus
 from atommem.envs.web.corpus.pages import Page
 from atommem.envs.web.net.recording import Recording
 from atommem.errors import ConfigError
-from atommem.untrusted import clean
+from atommem.text_safety import clean
 
 
 def recorded_pages(recording: Recording) -> Iterator[Page]:
-    """Yield the last version of each page; its id is the address it was requested by, if
-    another."""
+    """Yield the last version of each page, with its requested address as id."""
     pages: dict[str, Page] = {}
     for call, result in recording.results():
         if result.is_error or not result.title:

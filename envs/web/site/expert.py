@@ -12,7 +12,7 @@ from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, ORDERS, REGISTERS
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation
 
 _ORDER = re.compile(rf"<({'|'.join(ORDERS)})> .+? </\1>")
@@ -105,8 +105,7 @@ class BrowsingExpert:
 def _known(
     chain: Sequence[str], begin: str, noted: Sequence[Statement], read: Sequence[Statement]
 ) -> tuple[Statement | None, str]:
-    """Return the last known statement of the path from `begin`, and the relation to look for
-    next."""
+    """Return the last known statement after `begin`, and the relation to look for."""
     known, at, name = None, 0, begin
     for one in noted:
         if one.relation in chain[:-1]:

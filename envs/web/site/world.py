@@ -186,8 +186,7 @@ def _inject(
     towns: list[str],
     persons: list[str],
 ) -> dict[str, Any]:
-    """Insert one instruction into some of `pages`; return its metadata
-    (`atommem.envs.web.injections`)."""
+    """Insert one instruction into some of `pages`; return its metadata."""
     titles = [title for title in pages if rng.random() < config.injected]
     if not titles:
         return {}

@@ -98,8 +98,7 @@ class Atlas(EnvironmentFactory):
         "answer": [],
     }
     pieces |= {"result": ["call", "text"], "failure": ["text"]}
-    inside: ClassVar = {"result": "results", "failure": "results"}
-    numbers, phases = ("left",), ("acting", "answering")
+    phases = ("acting", "answering")
     actions = (
         tool("lookup", "name", "Tells where somebody lives."),
         tool("neighbours", "place", "Tells which places a place touches."),

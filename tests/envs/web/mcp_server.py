@@ -1,11 +1,10 @@
-"""A real MCP server for tests: over stdio, or over HTTP on the port that is given."""
+"""An MCP server for tests, over stdio, or over HTTP on the port in the arguments."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from typing import Any
 
 import uvicorn
 from mcp.server import MCPServer
@@ -40,31 +39,9 @@ def slow() -> str:
     return "late"
 
 
-STATUS = 200
-"""Over HTTP: what every request is answered with from now on, unless it is 200."""
-
-
-@server.tool()
-def refuse(status: int) -> str:
-    """Lets the server answer nothing but this status."""
-    global STATUS
-    STATUS = status
-    return "from now on"
-
-
-def refusing(app: Any) -> Any:
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        if STATUS == 200 or scope["type"] != "http":
-            return await app(scope, receive, send)
-        await send({"type": "http.response.start", "status": STATUS, "headers": []})
-        await send({"type": "http.response.body", "body": b"not now"})
-
-    return answer
-
-
 if __name__ == "__main__":
     if sys.argv[1:]:
-        app = refusing(server.streamable_http_app())
+        app = server.streamable_http_app()
         uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
     else:
         server.run("stdio")

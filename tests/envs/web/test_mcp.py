@@ -1,4 +1,4 @@
-"""Tools of MCP servers: with a fake client, and with a real server over stdio and HTTP."""
+"""Tools of MCP servers, with a fake client and with real servers."""
 
 from __future__ import annotations
 
@@ -204,13 +204,3 @@ def test_silent_or_missing_server_is_an_outage(url: str) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             source(*servers)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("status", [401, 503])
-def test_refusing_server_is_an_outage(url: str, status: int) -> None:
-    refuse = f'<tool_call>{{"name": "refuse", "arguments": {{"status": {status}}}}}</tool_call>'
-    calls = [refuse, call("lookup", name="Ann"), ANSWER]
-    episode = play(calls, tools=["mcp"], mcp_servers=[url], tool_seconds=5.0)
-    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
-    assert url in str(episode.error)

@@ -1,4 +1,4 @@
-"""The synthetic site, also over HTTP: what its expert can do, and which part of memory it needs."""
+"""The synthetic site: its expert, and the parts of memory that it needs."""
 
 from __future__ import annotations
 

@@ -45,9 +45,8 @@ async def test_every_call_is_a_step_and_every_question_asked_once(
     assert shown is None or [shown_documents(prompt) for prompt in policy.prompts] == shown
     for index, step in enumerate(episode.steps):
         assert step.index == index
-        assert step.prompt_tokens == len(
-            setup.tokenizer.encode(step.prompt or "", add_special_tokens=False)
-        )
+        joined = setup.tokenizer.encode(step.prompt or "", add_special_tokens=False)
+        assert len(joined) <= step.prompt_tokens <= len(joined) + 8  # encoded in segments
         assert step.token_ids == [*setup.tokenizer.encode(step.text, add_special_tokens=False), 0]
         assert [action.text for action in step.actions] == [
             ("Port", "Orla")[question] for question in asked[index]

@@ -51,7 +51,7 @@ def sampled(url: str, tokenizer: Any) -> list[Row]:
 
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logprobs"])
 def test_ratios_are_one_on_policy(tmp_path: Path, mode: str) -> None:
-    vllm_process = load_script("vllm_process")
+    vllm_server = load_script("common").vllm_server
     world = WorldConfig(prose="compact", names=16, facts_per_document=2)
     tokenizer = make_tokenizer(
         world, MemoryConfig(templates="compact", scratchpad_tokens=32, retrieve_k=2)
@@ -63,7 +63,7 @@ def test_ratios_are_one_on_policy(tmp_path: Path, mode: str) -> None:
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     flags = ["--max-model-len", "256", "--block-size", "32", "--logprobs-mode", mode]
-    with vllm_process.VllmServer(tmp_path / "model", tmp_path / "log", *flags) as server:
+    with vllm_server(tmp_path / "model", tmp_path / "log", *flags) as server:
         if mode == "raw_logprobs":
             with pytest.raises(PolicyError, match=r"without the temperature 0\.7"):
                 sampled(server.url, tokenizer)

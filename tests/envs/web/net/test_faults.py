@@ -1,4 +1,4 @@
-"""Whose fault it is: a case for each line of the table in docs/web.md, through whole episodes."""
+"""Effects of faults on episodes, as the table in docs/web.md lists them."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_direct_without_its_packages_is_a_config_error(monkeypatch: pytest.Monke
 
 
 def ask(source: Any, path: str, answer: Any, *calls: Any, **settings: Any) -> tuple[Any, list[Any]]:
-    """Return the results of calls at a provider with one answer, and the requests that it got."""
+    """Return the results of calls at a provider, and its requests."""
     with serving({path: answering(answer, "application/json")}, "127.0.0.1") as (host, asked):
         url = f"http://{host}"
         config = environment_config("web", search_url=url, reader_url=url, **settings)

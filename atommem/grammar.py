@@ -1,0 +1,380 @@
+r"""From completions to actions: `Grammar.parse` reads the elements of a dialect out of whatever a model wrote.
+
+The form is deliberately not XML. Every string has a defined result:
+
+Tags
+    ``<name>`` and ``</name>`` with a name of the grammar, in upper or lower case. Nothing else is a tag: not
+    ``< name >``, ``<name id="3">`` or ``<name/>``, and not a name of another dialect. These are plain text, like
+    everything outside of elements.
+Thinking
+    The text between ``<think>`` and the next ``</think>`` is not parsed, and after a ``<think>`` that is never closed
+    nothing is (`UNCLOSED_THINKING`). Where the prompt has opened the block, the completion begins inside of it; only
+    then does a ``</think>`` that closes nothing end thinking. Inside of an element both are text of its body.
+Elements
+    An element is closed by its own closing tag, if that comes before the same tag is opened again. Its body is then
+    opaque: tags of other kinds inside it are text and act on nothing (`NESTED`, one problem for each opening tag). An
+    answer, or any ``\boxed``, inside a scratchpad is part of the scratchpad.
+
+    An element without its own closing tag is ended by the next tag, whichever it is:
+    ``<create>fact one<create>fact two</create>`` or ``<create>fact</update>``, as models do write. One that
+    `ends_anywhere` (create, read, scratchpad) and has a body counts as closed there, for its whole text is written.
+    The others do not (`UNCLOSED`): no entry is replaced or deleted, no tool called and no answer given by accident. An
+    element that the completion's end cuts off is `UNCLOSED` whatever its kind. Leftover closing tags are `STRAY_CLOSE`.
+Bodies
+    They are stripped. An empty one is `EMPTY`, but it clears a note (the scratchpad).
+Handles
+    Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``[3] text``, ``Memory #3 - text``,
+    ``( 3 ) text``, ``entry 3. text``; at most nine digits, and not the start of a longer word or number (``3rd``,
+    ``3.5``), nor of a list or range (``3-5``, ``1, 2``). A bare number needs a colon with no digit behind it:
+    ``1 January 1990`` and ``12:30`` name no entry. Delete takes nothing more, unless it follows a colon
+    (``3: the old text``). Otherwise `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
+Answers
+    The content of the last ``\boxed{...}``, stripped: of the boxes whose braces balance, the one that opens last.
+    Without one: `NO_BOX`; with an empty one: `EMPTY`. Where several questions are asked at once, every box that holds
+    no other is an answer, in their order; an empty one holds its place.
+Tools
+    The body of an action with arguments is a JSON object that fits its schema; a tool is called as
+    ``{"name": ..., "arguments": {...}}`` in the dialect's tag for calls. Otherwise `NOT_JSON`, `UNKNOWN_TOOL` or
+    `BAD_ARGUMENTS`, whose detail says what to write instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemReason
+from atommem.text_safety import read_json
+
+THINK = "think"
+_MAX_DEPTH = 64
+"""Of the arguments of a call."""
+_Item = Action | tuple[Action, ...] | Problem
+
+# Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
+# match slow; ASCII digits only, and few enough for int().
+_HANDLE = re.compile(
+    r"""
+    (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash> \# )?+ \s*+
+    (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] )
+    \s*+ (?P<close> [\])] )?+
+    (?! \s*+ (?: [-\u2010-\u2015\u2190-\u21ff\u2212\uff0d~+,;/&|=>\u2026]++ | \.\.++
+        | (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
+        \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
+    \s*+ (?P<separator> [:.,] | -(?!\S) )?+
+    (?P<rest> .*+ )
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_BRACE = re.compile(r"\\boxed\s*+\{|[{}]")
+
+
+class _Tag(NamedTuple):
+    """`spec` None is thinking."""
+
+    spec: ActionSpec | None
+    name: str
+    closing: bool
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The actions that a completion may hold.
+
+    Attributes:
+        tags: The action of each tag.
+        tools: The actions that are written as calls, by name.
+        call_tag: The tag of such calls; None without tools.
+        whole: For a dialect without tags, the one action that a completion is as a whole, by phase.
+    """
+
+    tags: Mapping[str, ActionSpec]
+    tools: Mapping[str, ActionSpec] = field(default_factory=dict)
+    call_tag: str | None = None
+    whole: Mapping[str, ActionSpec] = field(default_factory=dict)
+
+    @cached_property
+    def specs(self) -> dict[str, ActionSpec]:
+        """All actions that can be written, by name."""
+        return {
+            spec.name: spec
+            for spec in (*self.tags.values(), *self.tools.values(), *self.whole.values())
+        }
+
+    @cached_property
+    def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec | None, str]]]:
+        """A pattern that finds every tag, and the action and name of each lower-case name."""
+        known: dict[str, tuple[ActionSpec | None, str]] = {THINK: (None, THINK)}
+        known |= {tag.lower(): (spec, tag) for tag, spec in self.tags.items()}
+        if self.call_tag is not None:
+            known[self.call_tag.lower()] = (
+                ActionSpec(self.call_tag, Body.ARGUMENTS),
+                self.call_tag,
+            )
+        alternatives = "|".join(
+            re.escape(name) for name in sorted(name for _, name in known.values())
+        )
+        # ASCII: without it, the Kelvin sign would match as the letter k.
+        return re.compile(f"<(/?)({alternatives})>", re.IGNORECASE | re.ASCII), known
+
+    def parse(self, text: str, phase: str = "", thinking: bool = False) -> Parsed:
+        """Read the actions of one completion, by the rules in this module's docstring.
+
+        Pure, total and linear: every string has a result, nothing raises, and the time grows with the length.
+
+        Args:
+            phase: The environment's phase, for dialects of whole completions.
+            thinking: Whether the prompt had opened ``<think>``.
+
+        Returns:
+            Actions and problems in the order of `text`, with their spans. A problem's span is the whole element; of
+            `NESTED` and `STRAY_CLOSE` it is the tag.
+        """
+        if self.whole:
+            return parse_whole(text, self.whole[phase], thinking)
+        scanner, known = self._scanner
+        tags = [
+            _Tag(*known[match[2].lower()], match[1] == "/", match.start(), match.end())
+            for match in scanner.finditer(text)
+        ]
+        actions: list[Action] = []
+        problems: list[Problem] = []
+        closers = _closers(tags)
+        index = 0
+
+        def add_problem(reason: ProblemReason, name: str, start: int, end: int) -> None:
+            problems.append(Problem(reason, name, start, end))
+
+        def add_element(tag: _Tag, body: str, end: int) -> None:
+            assert tag.spec is not None
+            _add(self._element(tag.spec, tag.name, body, tag.start, end), actions, problems)
+
+        if thinking:
+            end = next((i for i, tag in enumerate(tags) if tag.spec is None and tag.closing), None)
+            if end is None:
+                return Parsed((), (Problem(ProblemReason.UNCLOSED_THINKING, THINK, 0, len(text)),))
+            index = end + 1
+        while index < len(tags):
+            tag, closer = tags[index], closers[index]
+            index += 1
+            if tag.closing:
+                add_problem(ProblemReason.STRAY_CLOSE, tag.name, tag.start, tag.end)
+            elif tag.spec is None:
+                if closer is None:
+                    add_problem(ProblemReason.UNCLOSED_THINKING, THINK, tag.start, len(text))
+                    break
+                index = closer + 1
+            elif closer is not None:
+                add_element(tag, text[tag.end : tags[closer].start].strip(), tags[closer].end)
+                for inner in tags[index:closer]:
+                    if not inner.closing and inner.spec is not None:
+                        add_problem(ProblemReason.NESTED, inner.name, inner.start, inner.end)
+                index = closer + 1
+            elif index < len(tags):
+                after = tags[index]
+                body = text[tag.end : after.start].strip()
+                # A wrong closing tag is used up: one mistake, one problem. An opening one begins its own element.
+                used_up = after.spec is not None and after.closing
+                end = after.end if used_up else after.start
+                if tag.spec.ends_anywhere and body:
+                    add_element(tag, body, end)
+                else:
+                    add_problem(ProblemReason.UNCLOSED, tag.name, tag.start, end)
+                index += used_up
+            else:
+                add_problem(ProblemReason.UNCLOSED, tag.name, tag.start, len(text))
+        return Parsed(tuple(actions), tuple(problems))
+
+    def _element(self, spec: ActionSpec, tag: str, body: str, start: int, end: int) -> _Item:
+        """The action of a closed element, or its problem."""
+        if tag == self.call_tag:
+            return _tool_call(self.tools, tag, body, start, end)
+        return _element(spec, tag, body, start, end)
+
+
+def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
+    """Read a completion as one action whose body is all text outside of thinking.
+
+    The rules for thinking, bodies and answers are those of `Grammar.parse`, but an empty body is `EMPTY` for every
+    action: a policy that writes nothing has not asked to forget. Text before thinking that is never closed counts.
+    """
+    pieces: list[str] = []
+    problems: list[Problem] = []
+    begin = 0
+    thinking_from = 0 if thinking else None
+    for match in _THINKING.finditer(text):
+        if thinking_from is None and not match[1]:
+            pieces.append(text[begin : match.start()])
+            thinking_from = match.start()
+        elif thinking_from is not None and match[1]:
+            begin, thinking_from = match.end(), None
+    if thinking_from is None:
+        pieces.append(text[begin:])
+    else:
+        problems.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, thinking_from, len(text)))
+    body = "".join(pieces).strip()
+    if not body:
+        return Parsed(
+            (), tuple(problems) or (Problem(ProblemReason.EMPTY, spec.name, 0, len(text)),)
+        )
+    item = _element(spec, spec.name, body, 0, len(text))
+    if isinstance(item, Problem):
+        return Parsed((), (item, *problems))
+    return Parsed((item,) if isinstance(item, Action) else item, tuple(problems))
+
+
+_THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
+
+
+def _add(item: _Item, actions: list[Action], problems: list[Problem]) -> None:
+    if isinstance(item, Problem):
+        problems.append(item)
+    else:
+        actions.extend((item,) if isinstance(item, Action) else item)
+
+
+def _closers(tags: list[_Tag]) -> list[int | None]:
+    """For every opening tag the index of its own closing tag, or None.
+
+    Thinking does not nest: the next closing tag ends it.
+    """
+    closers: list[int | None] = [None] * len(tags)
+    following: dict[str, int] = {}
+    for index in range(len(tags) - 1, -1, -1):
+        tag = tags[index]
+        if not tag.closing:
+            other = following.get(tag.name)
+            if other is not None and tags[other].closing:
+                closers[index] = other
+            if tag.spec is None:
+                continue
+        following[tag.name] = index
+    return closers
+
+
+def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> _Item:
+    """The action of a closed element with the stripped `body` (or one for each box), or its problem."""
+    if spec.body is Body.NOTE:
+        return Action(spec.name, body, start=start, end=end)
+    if not body:
+        return Problem(ProblemReason.EMPTY, name, start, end)
+    handle: int | None = None
+    if spec.body is Body.ARGUMENTS:
+        return _call_with(spec, name, body, body, start, end)
+    if spec.body in (Body.BOX, Body.BOXES):
+        boxes = _boxes(body)
+        if not boxes:
+            return Problem(ProblemReason.NO_BOX, name, start, end)
+        if spec.body is Body.BOXES:
+            return tuple(Action(spec.name, box, start=start, end=end) for box in boxes)
+        body = boxes[-1]
+    elif spec.body in (Body.HANDLE, Body.HANDLE_TEXT):
+        match = _HANDLE.match(body)
+        if match is None or not _names_an_entry(match, spec.body is Body.HANDLE):
+            return Problem(ProblemReason.MISSING_HANDLE, name, start, end)
+        handle, body = int(match["number"]), match["rest"].strip()
+        if spec.body is Body.HANDLE:
+            return Action(spec.name, "", handle, start=start, end=end)
+    if not body:
+        return Problem(ProblemReason.EMPTY, name, start, end)
+    return Action(spec.name, body, handle, start=start, end=end)
+
+
+def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
+    """Whether the number at the start is meant as a handle, and not as the beginning of a sentence."""
+    if not match["rest"].strip():
+        return True
+    bracketed = (match["open"] or match["inner"]) and match["close"]
+    if alone or not (match["word"] or match["hash"] or bracketed):
+        return match["separator"] == ":" and not match["rest"][0].isdigit()
+    return True
+
+
+def _boxes(body: str) -> list[str]:
+    r"""The contents of the balanced ``\boxed{...}`` that hold no other, stripped, in the order in which they stand.
+
+    One pass with a stack of the braces still open: searching each box for its end would take
+    quadratic time on ``\boxed{\boxed{\boxed{``.
+    """
+    open_boxes: list[int | None] = []  # where a box's content begins; None for any other brace
+    spans: list[
+        tuple[int, int]
+    ] = []  # in the order of their ends, and of their beginnings: none holds another
+    for match in _BRACE.finditer(body):
+        if match[0] == "{":
+            open_boxes.append(None)
+        elif match[0] != "}":
+            open_boxes.append(match.end())
+        elif open_boxes:
+            begin = open_boxes.pop()
+            if begin is not None and not (spans and begin < spans[-1][0]):
+                spans.append((begin, match.start()))
+    return [body[begin:end].strip() for begin, end in spans]
+
+
+def _tool_call(
+    tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int
+) -> Action | Problem:
+    """The action of a call ``{"name": ..., "arguments": {...}}``."""
+    call, error = _json_object(body)
+    if error:
+        return Problem(ProblemReason.NOT_JSON, tag, start, end, error)
+    name = call.get("name")
+    if not isinstance(name, str) or name not in tools:
+        detail = f"no tool {name!r}; there are {', '.join(tools)}"
+        return Problem(ProblemReason.UNKNOWN_TOOL, tag, start, end, detail)
+    item = _call_with(tools[name], tag, call.get("arguments", {}), body, start, end)
+    if isinstance(item, Problem) and item.reason == ProblemReason.NOT_JSON:
+        detail = f"{name}: arguments must be a JSON object"
+        return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
+    return item
+
+
+def _call_with(
+    spec: ActionSpec, tag: str, arguments: Any, body: str, start: int, end: int
+) -> Action | Problem:
+    """The action with these arguments: a JSON object, or the text of one (some models write that)."""
+    error = ""
+    if isinstance(arguments, str):
+        arguments, error = _json_object(arguments)
+    if error or not isinstance(arguments, dict):
+        return Problem(ProblemReason.NOT_JSON, tag, start, end, error)
+    if spec.schema is not None:
+        from jsonschema import ValidationError
+        from referencing.exceptions import Unresolvable
+
+        try:
+            _validator(json.dumps(spec.schema, sort_keys=True)).validate(arguments)
+        except ValidationError as found:
+            error = found.message[:200]
+        except (RecursionError, OverflowError, Unresolvable) as found:  # 400 digits are no float
+            error = str(found)
+        if error:
+            detail = f"{spec.name}: {error}"
+            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
+    return Action(spec.name, body, arguments=arguments, start=start, end=end)
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    """The validator of a schema, which may be a stranger's: nothing that its "$ref" names is fetched."""
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    loaded = json.loads(schema)
+    return validator_for(loaded)(loaded, registry=Registry())
+
+
+def _json_object(text: str) -> tuple[dict[str, Any], str]:
+    """A JSON object, or an error."""
+    try:
+        loaded = read_json(text, _MAX_DEPTH)
+    except (ValueError, RecursionError) as error:
+        return {}, f"not a JSON object: {str(error)[:100]}"
+    return (loaded, "") if isinstance(loaded, dict) else ({}, "not a JSON object")

@@ -1,0 +1,438 @@
+"""The parser: a defined result for every string, in both dialects and in one with few tags; and its properties."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, ActionSpec, Body, Problem
+from atommem.dialects import get_dialect
+from atommem.grammar import Grammar
+from atommem.text_safety import clean
+
+SEARCH = ActionSpec(
+    "search",
+    Body.ARGUMENTS,
+    schema={"required": ["query"], "properties": {"query": {"type": "string"}}},
+)
+VISIT = ActionSpec("visit", Body.ARGUMENTS, tag="visit")
+PAPER = get_dialect("paper").grammar([ANSWER_ACTION, SEARCH])
+RELEASED = get_dialect("released").grammar()
+SPECS = {spec.name: spec for spec in (*MEMORY_ACTIONS, ANSWER_ACTION)}
+
+
+def grammar(**tags: str) -> Grammar:
+    return Grammar({tag: SPECS[name] for name, tag in tags.items()})
+
+
+SHORT = grammar(create="c", scratchpad="s", update="u", answer="a")
+
+
+def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list[str]:
+    """What was parsed, in the order of the text: ``create one``, ``update 3 new``, ``!empty c``."""
+    parsed = dialect.parse(text, thinking=thinking)
+
+    def line(item: Action | Problem) -> str:
+        if isinstance(item, Problem):
+            return f"!{item.reason} {item.tag}"
+        handle = "" if item.handle is None else f" {item.handle}"
+        return f"{item.kind}{handle}" + (f" {item.text}" if item.text else "")
+
+    items: list[Action | Problem] = [*parsed.actions, *parsed.problems]
+    return [line(item) for item in sorted(items, key=lambda item: item.start)]
+
+
+def test_one_tag_means_what_its_dialect_says() -> None:
+    text = (
+        "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
+        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo moved.</update_memory> "
+        "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
+        '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+        "<modify_memory>1: b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
+        "<final_answer>It is \\boxed{Brin}.</final_answer>"
+    )
+    kept = ["read where is Ana", "update 2 Bo moved.", "delete 1", "scratchpad plan"]
+    call = 'search {"name": "search", "arguments": {"query": "x"}}'
+    assert outline(text, PAPER) == ["create Ana lives in Brin.", *kept, call, "answer Brin"]
+    other = ["scratchpad Memory 2: Bo moved.", "delete 1", "update 1 b", "create c", "read d"]
+    assert outline(text, RELEASED) == [*other, "answer Brin"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("no tags, 1 < 2 and </nothing>", []),
+        ("<C>one</c><c>two</C>", ["create one", "create two"]),
+        ("<c>\n one \t</c>", ["create one"]),
+        # Not tags: blanks and attributes inside, self-closing, kinds that the dialect lacks.
+        ("< c >one</ c ><c >two", []),
+        ('<c id="3">one</c>', ["!stray_close c"]),
+        ("<c/><r>query</r><delete_memory>1</delete_memory>", []),
+        # Empty bodies.
+        ("<c></c><c> \n </c><u></u><a></a>", ["!empty c", "!empty c", "!empty u", "!empty a"]),
+        ("<s></s><s> </s>", ["scratchpad", "scratchpad"]),
+        # Closing tags without an opening one.
+        ("</c>one</c>", ["!stray_close c", "!stray_close c"]),
+        ("<c>one</c></c><c>two</c>", ["create one", "!stray_close c", "create two"]),
+        # Elements without their own closing tag.
+        # The completion ends inside one: its text may be half.
+        ("<c>one", ["!unclosed c"]),
+        ("<s>", ["!unclosed s"]),
+        ("<c>one</c><s>no", ["create one", "!unclosed s"]),
+        # Another opening tag ends it; so does the same one, also where it was meant to close.
+        ("<c>one<c>two</c>", ["create one", "create two"]),
+        ("<c>one<c>", ["create one", "!unclosed c"]),
+        ("<c>one<c><c>two<c>", ["create one", "!unclosed c", "create two", "!unclosed c"]),
+        ("<c>one<s>two</s>", ["create one", "scratchpad two"]),
+        ("<s>note<c>one</c>", ["scratchpad note", "create one"]),
+        ("<s><c>one</c>", ["!unclosed s", "create one"]),
+        # A wrong closing tag ends it and is used up.
+        ("<c>one</u>", ["create one"]),
+        ("<c>one</u><c>two</c>", ["create one", "create two"]),
+        ("<c></u><c>two</c>", ["!unclosed c", "create two"]),
+        # Nothing is replaced and no answer given by accident.
+        ("<u>1: one<c>two</c>", ["!unclosed u", "create two"]),
+        ("<u>1: one</c>", ["!unclosed u"]),
+        (r"<a>\boxed{x}<c>two</c>", ["!unclosed a", "create two"]),
+        (r"<a>\boxed{x}</s>", ["!unclosed a"]),
+        (r"<a>\boxed{x}<a>\boxed{y}</a>", ["!unclosed a", "answer y"]),
+        # Closed bodies are opaque.
+        ("<s>one <c>two</c> three</s>", ["scratchpad one <c>two</c> three", "!nested c"]),
+        (
+            "<s>use <c> for facts</s><c>one</c>",
+            ["scratchpad use <c> for facts", "!nested c", "create one"],
+        ),
+        ("<s>a </c> b</s>", ["scratchpad a </c> b"]),
+        ("<c>one<c>two</c>three</c>", ["create one", "create two", "!stray_close c"]),
+        # Neither smuggled in as an answer nor dropped without a word.
+        (r"<s><a>\boxed{x}</a></s>", [r"scratchpad <a>\boxed{x}</a>", "!nested a"]),
+        (r"<s>\boxed{x}</s>", [r"scratchpad \boxed{x}"]),
+        (r"<s>\boxed{x}</s><a>it is x</a>", [r"scratchpad \boxed{x}", "!no_box a"]),
+        (r"<a><s>\boxed{x}</s></a>", ["answer x", "!nested s"]),
+        # Thinking is not parsed.
+        ("<think><c>no</c></think><c>yes</c>", ["create yes"]),
+        ("<THINK><c>no</c></Think><c>yes</c>", ["create yes"]),
+        ("<c>yes</c><think><c>no</c>", ["create yes", "!unclosed_thinking think"]),
+        ("<think>", ["!unclosed_thinking think"]),
+        ("<think>a<think>b</think><c>yes</c>", ["create yes"]),
+        ("<c>one</c><think>no</think><c>two</c><think>no</think>", ["create one", "create two"]),
+        # Quoted in an element it is text, and voids nothing before it.
+        ("<c>one</c><c>a </think> tag</c>", ["create one", "create a </think> tag"]),
+        ("<c>the <think> tag</c><c>two</c>", ["create the <think> tag", "create two"]),
+        # What closes nothing is no thinking: the prompt did not open it.
+        ("<c>one</c></think><c>two</c>", ["create one", "!stray_close think", "create two"]),
+        # It ends an element that has no closing tag of its own.
+        ("<c>one<think>no</think>", ["create one"]),
+        ("<c>one<think>no<c>two</c>", ["create one", "!unclosed_thinking think"]),
+        ("<u>1: one<think>no</think>two", ["!unclosed u"]),
+    ],
+)
+def test_what_a_text_means(text: str, expected: list[str]) -> None:
+    assert outline(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<c>no</c><s>no</think><c>yes</c>", ["create yes"]),
+        ("I think.</THINK><c>yes</c>", ["create yes"]),
+        ("a</think><c>one</c><think>b</think><c>two</c>", ["create one", "create two"]),
+        # Cut off in its thoughts: nothing acts.
+        ("<c>no</c>", ["!unclosed_thinking think"]),
+        ("", ["!unclosed_thinking think"]),
+    ],
+)
+def test_a_prompt_that_opened_thinking(text: str, expected: list[str]) -> None:
+    assert outline(text, thinking=True) == expected
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *("Memory 3: ", "memory 3 ", "MEMORY 3:", "3: ", "3:", "3 : ", "[3] ", "[3]: ", "(3) "),
+        *(
+            "#3 ",
+            "# 3 : ",
+            "Memory #3: ",
+            "Memory [3]: ",
+            "[Memory 3] ",
+            "[ 3 ] ",
+            "Memory 3 - ",
+            "Memory3: ",
+        ),
+        *("entry 3: ", "[ memory 3 ] : ", "003: ", "Memory\n3\n:\n"),
+    ],
+)
+def test_handles(head: str) -> None:
+    assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
+    assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            "new text",
+            "Memory: new text",
+            "Memory three: x",
+            "-3: x",
+            "3rd place",
+            "3.5 million",
+            "3,000",
+            "x 3: y",
+        ),
+        # The beginning of a sentence or list, a range: which entry is meant cannot be told.
+        *(
+            "1 January 1990 is",
+            "3 apples",
+            "3) apples",
+            "3. Rome",
+            "3, Rome",
+            "3 - Rome",
+            "3-5: x",
+            "Memory 3-5: x",
+        ),
+        *("Memory 3, 4: x", "memory 3 and 4: x", "[3], [4]: x", "Memory 3 to 5: x", "3/4: x"),
+        *(
+            "Memory 3\u22125: x",
+            "Memory 3\u20115: x",
+            "Memory 3..5: x",
+            "Memory 3 through 5: x",
+            "Memory 3; 5: x",
+        ),
+        *(
+            "Memory 3 as well as 5: x",
+            "Memory 3 \u2192 5: x",
+            "Memory 3 -> 5: x",
+            "Memory 3 => Memory 5: x",
+        ),
+        *("12:30 the train", "3:00", "1:2"),
+        *(
+            "1234567890: x",
+            "9" * 5000,
+            "[",
+            "#",
+            "Memory",
+            ":",
+            "\u0663: x",
+            "memory of 3: x",
+            "a" + "1" * 9,
+            "3_",
+        ),
+    ],
+)
+def test_missing_handles(body: str) -> None:
+    assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
+    assert outline(f"<delete_memory>{body}</delete_memory>", PAPER) == [
+        "!missing_handle delete_memory"
+    ]
+
+
+def test_text_after_a_handle() -> None:
+    assert outline("<u>3: -5 degrees</u><u>2: 7: x</u>") == ["update 3 -5 degrees", "update 2 7: x"]
+    assert outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>") == [
+        "!empty u",
+        "!empty u",
+        "update 123456789 x",
+    ]
+    deletes = [
+        f"<delete_memory>{body}</delete_memory>"
+        for body in ("3: old", "1, 2", "1 2", "1. x", "1: 2")
+    ]
+    assert outline("".join(deletes), PAPER) == [
+        "delete 3",
+        *["!missing_handle delete_memory"] * 3,
+        "delete 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (r"\boxed{x}", "answer x"),
+        (r"so \boxed{ city2 } .", "answer city2"),
+        (r"\boxed { city 2 }", "answer city 2"),
+        (r"\boxed{a} or \boxed{b}", "answer b"),
+        (r"\boxed{a{b}c}", "answer a{b}c"),
+        (r"\boxed{a \boxed{b} c}", "answer b"),
+        (r"\boxed{a} \boxed{b", "answer a"),
+        (r"\boxed{a \boxed{b}", "answer b"),
+        (r"}} \boxed{a} }{", "answer a"),
+        (r"{ \boxed{a}", "answer a"),
+        (r"\boxed{}", "!empty a"),
+        (r"\boxed{a}\boxed{ }", "!empty a"),
+        (r"\boxed{a", "!no_box a"),
+        (r"\boxed a}", "!no_box a"),
+        (r"boxed{a} \fbox{a} {a}", "!no_box a"),
+        ("x", "!no_box a"),
+    ],
+)
+def test_boxes(body: str, expected: str) -> None:
+    assert outline(f"<a>{body}</a>") == [expected]
+
+
+def test_bodies_and_tag_names_are_taken_literally() -> None:
+    body = "\x00 \ud800 \U0001f600 \u202e < > & </ <c"
+    assert SHORT.parse(f"<c>{body}</c>").actions[0].text == body
+    odd = grammar(create="a.b", read="\u00c9tude", scratchpad="c")
+    text = "<a.b>1</A.B><axb>2</axb><\u00c9tude>3</\u00c9tude><c>4</c>"
+    assert outline(text, odd) == ["create 1", "read 3", "scratchpad 4"]
+    kelvin = grammar(create="k")
+    assert outline("<\u212a>x</\u212a>", kelvin) == []
+    assert outline("<c>x</c>", Grammar({})) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"name": "search", "arguments": {"query": "x"}}', None),
+        ('{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}', None),
+        ("search x", "not_json"),
+        ("[1]", "not_json"),
+        ('{"name": "search", "arguments": {"query": NaN}}', "not_json"),
+        ('{"name": "search", "arguments": {"query": 1e999}}', "not_json"),
+        ("[" * 100_000, "not_json"),
+        ('{"name": "find", "arguments": {}}', "unknown_tool"),
+        ('{"arguments": {}}', "unknown_tool"),
+        ('{"name": "search"}', "bad_arguments"),
+        ('{"name": "search", "arguments": {"query": 3}}', "bad_arguments"),
+        ('{"name": "search", "arguments": [1]}', "bad_arguments"),
+    ],
+)
+def test_calls(body: str, expected: str | None) -> None:
+    text = f"<tool_call>{body}</tool_call>"
+    parsed = PAPER.parse(text)
+    if expected is None:
+        assert [(action.kind, action.arguments) for action in parsed.actions] == [
+            ("search", {"query": "x"})
+        ]
+    else:
+        (problem,) = parsed.problems
+        assert problem == Problem(expected, "tool_call", 0, len(text), problem.detail)
+        assert problem.detail
+
+
+def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
+    own = get_dialect("paper").grammar([SEARCH, VISIT, ActionSpec("flag", Body.TEXT)])
+    call = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
+    text = call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit><flag>x</flag>'
+    parsed = own.parse(text)
+    assert [(action.kind, dict(action.arguments or {})) for action in parsed.actions] == [
+        ("search", {"query": "a"}),
+        ("search", {"query": "b"}),
+        ("visit", {"page": 3}),
+        ("flag", {}),
+    ]
+    assert [problem.reason for problem in parsed.problems] == ["not_json"]
+    assert get_dialect("paper").grammar().parse(text).actions == ()
+
+
+def test_hostile_arguments() -> None:
+    call = '<tool_call>{"name": "search", "arguments": {"query": %s}}</tool_call>'
+    free = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS)})
+    for query in (r'"\ud800\u0000"', r'{"\ud800": ["\u0000"]}'):  # no request can carry it
+        (action,) = free.parse(call % query).actions
+        assert "\ufffd" in str(action.arguments)
+        assert clean(str(action.arguments)) == str(action.arguments)
+        assert not re.search(r"\\ud800|\\x00", repr(action.arguments))
+    schema = {"properties": {"query": {"multipleOf": 0.5}}}
+    halves = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS, schema=schema)})
+    for value in ("1" + "0" * 400, "[" * 800 + "]" * 800):  # nothing raises, here or later
+        (problem,) = halves.parse(call % value).problems
+        assert problem.reason in ("bad_arguments", "not_json")
+
+
+TAGS = {spec.name: tag for tag, spec in SHORT.tags.items()}
+PIECES = st.sampled_from(
+    [
+        *(f"<{slash}{tag}>" for slash in ("", "/") for tag in ("c", "s", "u", "a", "think", "S")),
+        *(
+            "\\boxed{",
+            "}",
+            "{",
+            "1: x",
+            "Memory 2",
+            "word",
+            " ",
+            "\n",
+            "<",
+            "</",
+            "c>",
+            "\ud800",
+            "9" * 50,
+        ),
+    ]
+)
+TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS)
+def test_every_string_has_a_consistent_result(text: str) -> None:
+    parsed = SHORT.parse(text)
+    end = 0
+    for action in parsed.actions:
+        assert end <= action.start < action.end <= len(text)
+        end = action.end
+        tag = f"<{TAGS[action.kind]}>"
+        assert text[action.start : action.start + len(tag)].lower() == tag
+        assert action.text == action.text.strip()
+        assert action.text in text[action.start : action.end]
+        assert action.text or action.kind == "scratchpad"
+        assert (action.handle is not None) == (action.kind == "update")
+    starts = [problem.start for problem in parsed.problems]
+    assert starts == sorted(starts)
+    assert all(0 <= item.start < item.end <= len(text) for item in parsed.problems)
+    # Without thinking, every opening tag is accounted for, once.
+    if "think>" not in text.lower():
+        opening = sum(text.lower().count(f"<{tag}>") for tag in TAGS.values())
+        strays = sum(problem.reason == "stray_close" for problem in parsed.problems)
+        assert len(parsed.actions) + len(parsed.problems) - strays == opening
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, st.text(alphabet="ab<>c/ ", max_size=20))
+def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
+    def shape(prefix: str, thinking: bool = False) -> list[tuple[object, ...]]:
+        parsed = SHORT.parse(prefix + text, thinking=thinking)
+        shift = len(prefix)
+        return [
+            *((a.kind, a.text, a.handle, a.start - shift, a.end - shift) for a in parsed.actions),
+            *((p.reason, p.tag, p.start - shift, p.end - shift) for p in parsed.problems),
+        ]
+
+    assert shape(f"<think>{thought}</think>") == shape("")
+    assert shape(f"{thought}</think>", thinking=True) == shape("")
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<",
+        "<create_memory>",
+        "</create_memory>",
+        "<think>",
+        "</think>",
+        "\\boxed{",
+        "{",
+        "}",
+        "1",
+        " ",
+        "[ ",
+    ],
+)
+@pytest.mark.parametrize(
+    "frame", ["{}", "<final_answer>{}x</final_answer>", "<update_memory>[{}x</update_memory>"]
+)
+def test_a_hundred_kilobytes_of_garbage_are_quick(unit: str, frame: str) -> None:
+    text = frame.replace("{}", unit * (100_000 // len(unit)))
+    start = time.process_time()
+    PAPER.parse(text)
+    # Quadratic time would be tens of seconds.
+    assert time.process_time() - start < 1.0

@@ -1,0 +1,212 @@
+"""Memory, workload and timeline by hand, for a model whose numbers are easy to multiply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import Qwen3Config
+
+from atommem.config import MemoryConfig
+from atommem.description import TaskShape
+from atommem.errors import ConfigError
+from atommem.trace import write_trace
+from atommem.train.dry_run.memory import PHASES, Precision, Run, estimate_memory
+from atommem.train.dry_run.shapes import GRADIENTS, WEIGHTS, Launch, ModelShape
+from atommem.train.dry_run.timeline import Costs, Schedule, Timeline, schedules, simulate
+from atommem.train.dry_run.workload import (
+    CompletionShape,
+    PromptShape,
+    Workload,
+    completion_shape,
+    estimate_workload,
+    measure_prompt,
+)
+from atommem.train.dry_run_config import DEVICES, DryRunConfig
+from tests.fakes import WordTokenizer, longdoc
+from tests.train.toys import random_episode
+
+# h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
+CONFIG = Qwen3Config(
+    hidden_size=10,
+    intermediate_size=20,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    vocab_size=20,
+    num_hidden_layers=5,
+    max_position_embeddings=100,
+    tie_word_embeddings=False,
+)
+MODEL = ModelShape("m", "test", CONFIG, 1000, 1000, 100, 200, True, "x", False)
+LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
+ONE, DDP = Launch("single", 1), Launch("ddp", 4)
+FSDP = Launch("fsdp", 4, shards=4, stage=WEIGHTS)
+ZERO3 = replace(FSDP, name="zero3")
+FLOAT, HALF = Precision(4, 4, 4), Precision(4, 2, 2)
+RUN = Run("grpo", "colocate", MODEL, ONE, DEVICES["cpu"], FLOAT, True, "adamw_torch", 0.0, True)
+LOAD = Workload(1, 1, 1, 1, 1, 1, 3, 0.0, 1, 1, 1, 1, 1, 3, 1)
+
+
+def parts(**changes: Any) -> dict[str, float]:
+    found = estimate_memory(replace(RUN, **changes), LOAD, embedder=0.0, rollout=0.0)
+    return {part.name: part.bytes for part in found}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bf16", "launch", "lora", "expected"),
+    [
+        ("float32", True, ONE, False, Precision(4, 4, 2)),
+        ("bfloat16", True, DDP, False, Precision(2, 2, 2)),
+        ("bfloat16", True, DDP, True, Precision(4, 2, 2)),
+        ("bfloat16", True, FSDP, False, Precision(4, 2, 2)),
+        ("bfloat16", True, ZERO3, False, Precision(2, 2, 2, master=4)),
+    ],
+)
+def test_precision_of_a_launcher(
+    dtype: str, bf16: bool, launch: Launch, lora: bool, expected: Precision
+) -> None:
+    assert Precision.of(dtype, bf16, launch, lora) == expected
+
+
+def test_memory_of_one_process() -> None:
+    # A layer keeps 784 bytes of a token; its input 40; gradients and the last norm 400.
+    activations, head = 3 * (5 * 40 + 784 + 400), 4 * (60 + 60 + 200)
+    weights = {"weights": 4000, "optimizer": 8000, "gradients": 4000}
+    assert parts() == {**weights, "activations": activations, "LM head": head}
+    assert parts(checkpointing=False)["activations"] == 3 * (5 * 784 + 400)
+    assert parts(launch=DDP)["buckets of DDP"] == 4000
+    assert parts(precision=Precision(4, 4, 2))["cast weights"] == 2000
+    assert parts(optim="adamw_bnb_8bit")["optimizer"] == 2000
+    assert parts(beta=0.1)["reference model"] == 4000
+
+
+def test_memory_of_an_adapter() -> None:
+    found = parts(model=LORA, precision=HALF, beta=0.1)
+    sizes = [found[name] for name in ("weights", "optimizer", "gradients")]
+    assert sizes == [50 * 4 + 1000 * 2, 400, 200]
+    assert "reference model" not in found  # the model without the adapter is the reference
+
+
+def test_memory_of_shards() -> None:
+    found = parts(launch=FSDP, precision=HALF, beta=0.1)
+    names = ("weights", "optimizer", "gradients", "reference model", "gathered layers")
+    assert [found[name] for name in names] == [1000, 2000, 1000, 500, (300 + 400) * 2]
+    kept = parts(launch=replace(FSDP, stage=GRADIENTS), precision=HALF)
+    assert (kept["weights"], kept["gradients"], "gathered layers" in kept) == (4000, 1000, False)
+    zero = parts(launch=ZERO3, precision=Precision(2, 2, 2, master=4))
+    assert zero["optimizer"] == 1000 * 12 / 4
+
+
+def test_memory_of_an_engine_that_does_not_sleep_is_held_in_training() -> None:
+    def phases(**changes: Any) -> tuple[str, ...]:
+        found = estimate_memory(replace(RUN, **changes), LOAD, embedder=0.0, rollout=7.0)
+        return next(part.phases for part in found if part.name == "rollout")
+
+    assert (phases(), phases(sleeps=False)) == (("rollout",), PHASES)
+
+
+DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
+PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
+COMPLETION = CompletionShape(mean=20, longest=200, spread=0.3, source="test")
+SETTINGS = {
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "micro_batch_tokens": 5000,
+    "max_steps": -1,
+    "num_train_epochs": 2,
+}
+
+
+def grpo(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Workload:
+    args = SimpleNamespace(**{**SETTINGS, **changes})
+    return estimate_workload(args, 2, DATA, prompt, COMPLETION, share)
+
+
+def test_workload_by_hand() -> None:
+    load = grpo()
+    # Reading: 100 + 2*10 + 1000 shared, 50 + 20 own. Answering, twice for each question.
+    raw = 3 * (1120 + 70) + 4 * (90 + 70)
+    unique = 3 * (1120 / 4 + 70) + 4 * (90 / 4 + 70)
+    assert (load.tasks, load.episodes, load.group, load.rows, load.steps) == (4, 8, 4, 56, 7)
+    assert (load.raw_tokens, load.unique_tokens) == (8 * raw, round(8 * unique))
+    assert load.micro_batches == 3  # 11,360 unique tokens
+    assert (load.sampled_row, load.longest_row) == (1120 + 50 + 200, 1120 + 300 + 200)
+    assert load.updates == 2 * (100 // 4)
+    # What a group reads in a step, 1,120 + 4 * 70 tokens, stays together if the budget allows.
+    assert grpo(micro_batch_tokens=1410).micro_batch == 1400
+    assert grpo(share=False).micro_batches == -(-load.raw_tokens // 5000)
+    behind = grpo(PROMPT._replace(is_chunk_first=False))
+    assert behind.unique_tokens > 2 * load.unique_tokens
+    shared = grpo(steps_per_generation=3, updates_per_rollout=6)
+    assert (shared.tasks, shared.sharing, shared.iterations) == (12, 3, 2)
+    assert shared.updates == 2 * (100 // 12) * 6
+
+
+def test_workload_without_whole_groups_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_generations=5: it does not divide the 16 episodes"):
+        grpo(num_generations=5)
+    with pytest.raises(ConfigError, match="100 tasks are fewer than the 200 groups"):
+        grpo(per_device_train_batch_size=400)
+
+
+def test_measure_prompt_counts_built_prompts() -> None:
+    config = MemoryConfig(retrieve_k=2, scratchpad_tokens=100, entry_tokens=300, query_tokens=40)
+    prompt = measure_prompt(config, longdoc(WordTokenizer()), {})
+    assert prompt.reading > 200
+    assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 300 + 40 + 100)
+    no_store = replace(config, disabled_actions=["create", "read"], layout="paper")
+    alone = measure_prompt(no_store, longdoc(WordTokenizer()), {})
+    assert (alone.memory, alone.is_chunk_first) == (25, False)
+
+
+def test_completion_shape_of_thinking_settings_and_traces(tmp_path: Path) -> None:
+    def mean(longest: int = 400, thinking: Any = True, **settings: Any) -> float:
+        template = {"enable_thinking": thinking}
+        args = SimpleNamespace(max_completion_length=longest, template_kwargs=template)
+        return completion_shape(args, DryRunConfig(**settings), "qwen3").mean
+
+    assert (mean(), mean(4096), mean(thinking=False)) == (400, 570.5, 100)
+    assert mean(dry_run_completion_tokens=7) == 7
+    with pytest.raises(ConfigError, match="it holds no trace"):
+        mean(dry_run_traces=str(tmp_path))
+    for number, lengths in enumerate(((10, 20), (30, 60))):
+        episode = random_episode("t", number, 1.0)
+        episode.steps = [replace(episode.steps[0], completion_tokens=length) for length in lengths]
+        write_trace(tmp_path / f"{number}.jsonl", episode, {})
+    assert mean(dry_run_traces=str(tmp_path)) == 30
+
+
+COSTS = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, switch=2.0)
+# Four groups of five episodes of 1,000 tokens, on four processes.
+SAMPLED = replace(LOAD, tasks=4, episodes=5, steps=10, completion_tokens=100)
+
+
+def run(schedule: Schedule, **changes: Any) -> Timeline:
+    return simulate(schedule, COSTS, replace(SAMPLED, **changes), devices=4, processes=4)
+
+
+def test_simulate_equals_numbers_by_hand() -> None:
+    # 5 episodes on each device: 1,000 tokens of 10 + 5 x 1 ms; training 5, weights 1, waking 2 s.
+    line = run(Schedule("s"))
+    assert line.seconds == pytest.approx(15 + 8)
+    assert (line.overlap, line.idle) == (0, pytest.approx(0, abs=1e-9))
+    # Four updates on a rollout of twice the groups.
+    shared = run(Schedule("s"), tasks=8, sharing=2, iterations=2)
+    assert shared.seconds == pytest.approx((20 + 4 * 5 + 1 + 2) / 4)
+    # Two samplers with 2 groups each; two trainers: twice 5 s, and the weights.
+    waiting = run(Schedule("s", samplers=2))
+    assert waiting.seconds == pytest.approx(20 + 11)
+    ahead = run(Schedule("s", samplers=2, ahead=1))
+    assert ahead.overlap > 0.3
+    assert ahead.seconds < waiting.seconds
+
+
+def test_simulate_orders_the_schedules() -> None:
+    lines = [run(schedule, tasks=8, episodes=10, spread=0.4) for schedule in schedules(4, 2)]
+    rounds, streaming, carried, on_policy, stale = lines
+    assert rounds.seconds > streaming.seconds > carried.seconds
+    assert rounds.overlap == streaming.overlap == on_policy.overlap == 0 < stale.overlap

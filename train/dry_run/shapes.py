@@ -1,0 +1,200 @@
+"""The shape of a model without its weights, and how processes share it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl import ModelConfig, get_peft_config
+
+from atommem.errors import ConfigError
+from atommem.shipped import find_file
+from atommem.train.packing.planning import widths
+
+SHIPPED = Path(__file__).parent.parent / "architectures"
+"""Configs of the models that our recipes name, by the last part of their hub name in lower case."""
+
+OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
+"""What is sharded from which of ZeRO's stages on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What memory and time depend on.
+
+    Attributes:
+        source: Where its config was found.
+        config: transformers' config of the language model.
+        parameters, trainable: With the adapter; tied parameters count once.
+        layer, embedding: Parameters of one layer, and of the input embedding.
+        query_norm: Whether queries and keys are normalized.
+        dtype: Of the checkpoint, for ``dtype: auto``.
+        lora: Whether only an adapter is trained.
+    """
+
+    name: str
+    source: str
+    config: Any
+    parameters: int
+    trainable: int
+    layer: int
+    embedding: int
+    query_norm: bool
+    dtype: str
+    lora: bool
+
+    @property
+    def context(self) -> int:
+        """Longest input, tokens."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def widths(self) -> tuple[int, int, int, int]:
+        """See `atommem.train.packing.planning.widths`."""
+        return widths(self.config)
+
+
+def find_config(name: str) -> tuple[Any, str]:
+    """Return a transformers config and its source: a folder, a shipped one, or the hub's cache.
+
+    Raises:
+        ConfigError: It is in none of these places.
+    """
+    from transformers import AutoConfig
+
+    is_folder, shipped = Path(name).is_dir(), SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
+    if not is_folder and shipped.is_file():
+        settings = json.loads(shipped.read_text(encoding="utf-8"))
+        return AutoConfig.for_model(**settings), "shipped architecture"
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
+        raise ConfigError(
+            f"model {name!r}: its architecture is not on this machine. Give a folder with its "
+            f"config.json, or one of {known}."
+        ) from error
+    return config, "folder" if is_folder else "hub cache"
+
+
+def measure(config: ModelConfig) -> ModelShape:
+    """Measure ``config.model_name_or_path`` with its adapter, on torch's meta device.
+
+    Raises:
+        ConfigError: Its architecture is unknown, or not a language model of transformer layers.
+    """
+    import torch
+    from peft import PeftConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    name = str(config.model_name_or_path)
+    is_adapter = (Path(name) / "adapter_config.json").is_file()
+    adapter: Any = PeftConfig.from_pretrained(name) if is_adapter else get_peft_config(config)
+    found, source = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(found)
+        layers = getattr(model.base_model, "layers", None)
+        embedding = model.get_input_embeddings().weight.numel()
+        if layers is None:
+            raise ConfigError(f"model {name} ({found.model_type}): it has no list of layers.")
+        layer = sum(weight.numel() for weight in layers[0].parameters())
+        if adapter is not None:
+            adapter.inference_mode = False
+            try:
+                model = get_peft_model(model, adapter, low_cpu_mem_usage=True)
+            except ValueError as error:
+                raise ConfigError(f"the adapter does not fit {name}: {error}") from error
+    return ModelShape(
+        name=name,
+        source=source,
+        config=found.get_text_config(),
+        parameters=model.num_parameters(),
+        trainable=model.num_parameters(only_trainable=True),
+        layer=layer,
+        embedding=embedding,
+        query_norm=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
+        dtype=str(found.dtype or torch.float32).removeprefix("torch."),
+        lora=adapter is not None,
+    )
+
+
+def parameters_of(name: str) -> int:
+    """Count the parameters of the (embedding) model `name`; ConfigError if it is unknown."""
+    import torch
+    from transformers import AutoModel
+
+    config, _ = find_config(name)
+    with torch.device("meta"):
+        return int(AutoModel.from_config(config).num_parameters())
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Processes, and what each of them holds a share of.
+
+    Attributes:
+        name: single, ddp, fsdp, zero1, zero2 or zero3.
+        processes: On all machines.
+        shards: Processes that share one copy of what is sharded.
+        stage: ZeRO's; FSDP2's is 3, or 2 if weights stay gathered after the forward pass.
+        offload: Whether weights and optimizer are in host memory.
+        source: The accelerate config.
+    """
+
+    name: str
+    processes: int
+    shards: int = 1
+    stage: int = 0
+    offload: bool = False
+    source: str = "no launcher: one node"
+
+    def share(self, stage: int) -> float:
+        """Return the fraction that one process holds of what is sharded from `stage` on."""
+        return 1 / self.shards if self.stage >= stage else 1.0
+
+
+def read_launch(path: str | None, processes: int | None) -> Launch:
+    """Read an accelerate config, a file or a shipped one's name; None is DDP on one node.
+
+    `processes` overrides the file, as ``accelerate launch --num_processes`` does.
+
+    Raises:
+        ConfigError: The file is missing or wrong, or asks for something that is not supported.
+    """
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    if path is None:
+        return Launch("ddp" if (processes or 1) > 1 else "single", processes or 1)
+    try:
+        config: Any = load_config_from_file(str(find_file("dry_run_launcher", path, "accelerate")))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"dry_run_launcher={path}: not an accelerate config. {error}") from error
+    count = processes or config.num_processes
+    if count < 1:
+        raise ConfigError(f"dry_run_launcher={path}: it has no num_processes. Add it.")
+    kind = str(getattr(config.distributed_type, "value", config.distributed_type))
+    if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        return Launch("ddp" if count > 1 else "single", count, source=path)
+    if kind == "DEEPSPEED":
+        settings = config.deepspeed_config
+        devices = [settings.get(f"offload_{part}_device") for part in ("optimizer", "param")]
+        stage = int(settings.get("zero_stage", 2))
+        offload = any(device not in (None, "none") for device in devices)
+        return Launch(f"zero{stage}" if stage else "ddp", count, count, stage, offload, path)
+    settings = config.fsdp_config
+    if kind != "FSDP" or str(settings.get("fsdp_version", 1)) != "2":
+        raise ConfigError(
+            f"dry_run_launcher={path}: {kind} is not supported. Use NO, MULTI_GPU, DEEPSPEED, or FSDP "
+            "with fsdp_version: 2."
+        )
+    if settings.get("fsdp_activation_checkpointing"):
+        raise ConfigError(
+            f"dry_run_launcher={path}: fsdp_activation_checkpointing is on. Leave it off, and set "
+            "gradient_checkpointing in the recipe."
+        )
+    shards = int(config.parallelism_config.get("parallelism_config_dp_shard_size", count))
+    stage = WEIGHTS if settings.get("fsdp_reshard_after_forward", True) else GRADIENTS
+    offload = bool(settings.get("fsdp_offload_params", False))
+    return Launch("fsdp", count, shards, stage, offload, path)
