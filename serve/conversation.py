@@ -9,15 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from atommem.actions import READ, Action
 from atommem.episode import Step
 from atommem.errors import AtomMemError, PromptTooLongError
 from atommem.face.asking import asked
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation
-from atommem.memory.threads import offload
-from atommem.memory.vectors import TextVectors
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import Entry, Operation
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import TextVectors
 from atommem.observation import Observation
 from atommem.serve.conversation_log import SNAPSHOT_INTERVAL
 from atommem.serve.events import (
@@ -150,7 +147,9 @@ class Conversation:
         questions = [line for line in goal.splitlines() if line.strip()]
         new = []
         for item in items:
-            chunks = await offload(self._resources.model.reading, item["parts"], questions)
+            chunks = await asyncio.to_thread(
+                self._resources.model.reading, item["parts"], questions
+            )
             new.append(Event("item", {**item, "questions": questions}, chunks=len(chunks)))
         return await self._append(new, request)
 
@@ -315,10 +314,7 @@ class Conversation:
 
     async def recall(self, query: str) -> list[tuple[Entry, float]]:
         """Return the entries that the policy would be shown for a query, with scores, best first."""
-        twin = self.session.memory.fork()
-        await twin.apply([Action(READ, query)], self.session.turns)
-        held = twin.contents.entries
-        return [(held[item.entry_id], item.score) for item in twin.view().retrieved]
+        return await self.session.memory.search(query)
 
     async def switch_checkpoint(self) -> bool:
         """Continue with the server's checkpoint and embedder; return whether they differed."""
@@ -345,7 +341,7 @@ class Conversation:
             event = await self._item(item)
             body, name = event.body, source_name(event)
             reading = self._resources.model.reading
-            observations = await offload(reading, body["parts"], body["questions"])
+            observations = await asyncio.to_thread(reading, body["parts"], body["questions"])
             self._item_observations = (
                 item,
                 [replace(shown, origin=f"{name}, {shown.origin}") for shown in observations],

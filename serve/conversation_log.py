@@ -12,9 +12,8 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.memory.contents import Contents, Snapshot, replay
-from atommem.memory.operations import Operation, operation_from_json, to_json
-from atommem.memory.vectors import TextVectors
+from atommem.memory.log import Contents, Operation, Snapshot, operation_from_json, replay, to_json
+from atommem.memory.store import TextVectors
 from atommem.serve.events import (
     ConflictError,
     ConversationInfo,

@@ -18,7 +18,7 @@ from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
 from atommem.errors import DataError
-from atommem.memory.operations import Operation
+from atommem.memory.log import Operation
 from atommem.observation import StopReason
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database

@@ -32,8 +32,7 @@ from atommem.errors import (
     PolicyError,
     PromptTooLongError,
 )
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import Entry, Operation, Outcome
 from atommem.serve.conversation import Answer, CheckpointError
 from atommem.serve.events import (
     ConflictError,

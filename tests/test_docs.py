@@ -25,8 +25,8 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from atommem.grammar import Grammar
-from atommem.memory.operations import Outcome
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import Outcome
+from atommem.memory.memory import WorkingMemory
 from tests.fakes import WordEmbedder, WordTokenizer, load_script
 from tests.pages import ROOT, Reader, blocks
 
@@ -303,7 +303,7 @@ def test_what_the_schema_takes_the_reader_reads(tmp_path: Path) -> None:
 
 async def test_the_rules_that_are_shown_rule(tmp_path: Path) -> None:
     settings = MemoryConfig(
-        capacity=2, retention="my_rules:LeastShown", admission="my_rules:NoDoubles"
+        capacity=2, retention="my_rules:LeastShown", admission="my_rules:NoDuplicates"
     )
     grammar = Grammar({spec.name: spec for spec in MEMORY_ACTIONS})
     with Reader(tmp_path) as reader:
@@ -316,7 +316,7 @@ async def test_the_rules_that_are_shown_rule(tmp_path: Path) -> None:
         )
     told = [(operation.kind, operation.outcome, operation.reason) for operation in operations]
     assert told == [
-        ("create", Outcome.REJECTED, "admission:my_rules:NoDoubles: entry 1 says so"),
+        ("create", Outcome.REJECTED, "admission:my_rules:NoDuplicates: repeats entry 1"),
         ("delete", Outcome.APPLIED, "shown 0 times"),
         ("create", Outcome.APPLIED, ""),
     ]

@@ -17,7 +17,7 @@ import openai
 import uvicorn
 
 from atommem.face.engine import Engine
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.app import make_app

@@ -18,8 +18,7 @@ from atommem.envs.checkpoint_settings import read_ahead
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
-from atommem.memory.admission import make_admission
-from atommem.memory.retention import make_retention
+from atommem.memory.rules import RuleSet
 from atommem.train.dry_run import timeline, workload
 from atommem.train.dry_run.memory import (
     BYTES,
@@ -108,7 +107,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     args, memory, embedder, environment, model_config = configs
     ahead = read_ahead(argv, "model_name_or_path")
     stored = folder_defaults(ahead) if ahead.stored else {}
-    make_admission(memory.admission), make_retention(memory.retention)
+    RuleSet(memory.admission, memory.retention)
     model = measure(model_config)
     if stage == "sft":
         return None
