@@ -190,7 +190,8 @@ def test_parse_whole_body_is_all_outside_of_thinking(
 
 
 def test_answers_in_reads_the_last_boxes() -> None:
-    text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. \boxed{{c} d} \boxed{cut"
+    text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. "
+    text += r"\boxed{{c} d} \boxed{cut"
     parsed = parse_whole(text, ANSWERS_ACTION)
     assert [action.text for action in parsed.actions] == ["never", "a", "", "{c} d"]
     assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
@@ -216,9 +217,6 @@ def test_get_dialect_tags_and_whole_completions_do_not_mix(tmp_path: Path) -> No
     ):
         with pytest.raises(DialectError, match=message):
             get_dialect(dialect, templates)
-
-
-# Actions that are switched off leave the prompt, with all that they alone could fill ---------------
 
 
 def test_prompt_disabled_actions_leave_no_trace() -> None:

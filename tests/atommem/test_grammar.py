@@ -50,10 +50,12 @@ def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list
 def test_parse_tag_means_what_its_dialect_says() -> None:
     text = (
         "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
-        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo moved.</update_memory> "
+        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo "
+        "moved.</update_memory> "
         "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
         '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
-        "<modify_memory>1: b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
+        "<modify_memory>1: "
+        "b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
         "<final_answer>It is \\boxed{Brin}.</final_answer>"
     )
     kept = ["read where is Ana", "update 2 Bo moved.", "delete 1", "scratchpad plan"]
@@ -153,14 +155,16 @@ def test_parse_prompt_opened_thinking_begins_inside(text: str, expected: list[st
 
 
 HANDLES = """
-Memory 3: |memory 3 |MEMORY 3:|3: |3:|3 : |[3] |[3]: |(3) |#3 |# 3 : |Memory #3: |Memory [3]: |[Memory 3] |[ 3 ] |003:
+Memory 3: |memory 3 |MEMORY 3:|3: |3:|3 : |[3] |[3]: |(3) |#3 |# 3 : |Memory #3: |Memory [3]:
+|[Memory 3] |[ 3 ] |003:
 |Memory 3 - |Memory3: |entry 3: |[ memory 3 ] : |Memory\n3\n:\n"""
 # The beginning of a sentence, list, range, time or longer word: the entry cannot be told.
 NO_HANDLES = """
-new text|Memory: new text|Memory three: x|-3: x|3rd place|3.5 million|3,000|x 3: y|1 January 1990 is|3 apples|3) apples
-|3. Rome|3, Rome|3 - Rome|3-5: x|Memory 3-5: x|Memory 3, 4: x|memory 3 and 4: x|[3], [4]: x|Memory 3 to 5: x|3/4: x
-|Memory 3\u22125: x|Memory 3\u20115: x|Memory 3..5: x|Memory 3 through 5: x|Memory 3; 5: x|Memory 3 as well as 5: x
-|Memory 3 \u2192 5: x|Memory 3 -> 5: x|Memory 3 => Memory 5: x|12:30 the train|3:00|1:2|1234567890: x|[|#|Memory|:
+new text|Memory: new text|Memory three: x|-3: x|3rd place|3.5 million|3,000|x 3: y|1 January 1990
+is|3 apples|3) apples |3. Rome|3, Rome|3 - Rome|3-5: x|Memory 3-5: x|Memory 3, 4: x|memory 3 and 4:
+x|[3], [4]: x|Memory 3 to 5: x|3/4: x |Memory 3\u22125: x|Memory 3\u20115: x|Memory 3..5: x|Memory 3
+through 5: x|Memory 3; 5: x|Memory 3 as well as 5: x |Memory 3 \u2192 5: x|Memory 3 -> 5: x|Memory 3
+=> Memory 5: x|12:30 the train|3:00|1:2|1234567890: x|[|#|Memory|:
 |\u0663: x|memory of 3: x|a111111111|3_"""
 
 
