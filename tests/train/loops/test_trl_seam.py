@@ -1,4 +1,4 @@
-"""Guards what training relies on inside TRL and transformers: a version that moves it fails here."""
+"""What training relies on inside TRL and transformers; a version that moves it fails here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from atommem.train.train_config import REFUSED
             ],
         ),
         (GRPOTrainer.log, ["self._metrics[mode].items()"]),
-        # A training step that we replace does no more than ours. TRL's keeps time (in ten lines, see below);
+        # A training step that we replace does no more than ours; TRL's keeps time (see below);
         # transformers' prepares, computes the loss, and goes backward.
         (GRPOTrainer.training_step, ["super().training_step(model, inputs, num_items_in_batch)"]),
         (
@@ -46,7 +46,7 @@ from atommem.train.train_config import REFUSED
         ),
         # A checkpoint is written where the trainer is told.
         (Trainer._save_checkpoint, ["run_dir = self._get_output_dir(trial=trial)"]),
-        # The fused head scores what is labelled; `tune_lm_head_for_cpu` sets what is read at every call.
+        # `tune_lm_head_for_cpu` sets what the fused head reads at every call.
         (
             trl.trainer.utils.add_fused_lm_head,
             [
@@ -74,21 +74,20 @@ from atommem.train.train_config import REFUSED
         (trl_async._reduce_metric, ["if isinstance(values[0], tuple):"]),
     ],
 )
-def test_the_libraries_do_what_we_build_on(function: Any, lines: list[str]) -> None:
+def test_library_functions_contain_the_lines_we_rely_on(function: Any, lines: list[str]) -> None:
     body = inspect.getsource(function)
     assert [line for line in lines if line not in body] == []
 
 
-def test_what_we_replace_or_read_is_no_more_than_it_was() -> None:
+def test_replaced_functions_have_not_grown() -> None:
     assert len(inspect.getsource(GRPOTrainer.training_step).strip().splitlines()) == 10
     assert "self.args.output_dir" not in inspect.getsource(Trainer._save_checkpoint)
     assert {"log_probs", "entropy", "label_mask"} <= set(FusedCausalLMOutput.__dataclass_fields__)
     assert isinstance(trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE, int)
 
 
-def test_an_update_begins_and_ends_where_we_think() -> None:
-    """`atommem.train.resumable_trainer` stops where batches are fetched, and takes the state of the generators
-    where an update ends."""
+def test_trainer_calls_hooks_in_the_expected_order() -> None:
+    """`ResumableTrainer` stops where batches are fetched, and an update ends with its log."""
     body = inspect.getsource(Trainer._run_epoch)
     moments = [
         "self.get_batch_samples(",

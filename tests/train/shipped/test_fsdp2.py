@@ -1,5 +1,4 @@
-"""FSDP2 as configs/accelerate/fsdp2.yaml sets it, on two gloo processes: the reference, gradients and precision; and
-sharded checkpoints, each continued on the other number of processes, and without FSDP."""
+"""FSDP2 as configs/accelerate/fsdp2.yaml sets it, on two gloo processes."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_is_that_of_one_process_and_stays_sharded(runs: Path, kind: str) -> None:
+def test_fsdp2_update_equals_one_process_and_stays_sharded(runs: Path, kind: str) -> None:
     alone = update(runs, kind)
     ranks = [torch.load(runs / f"{rank}.pt", weights_only=False)[kind] for rank in (0, 1)]
     assert sum(rank["held"] for rank in ranks) == sum(
@@ -46,7 +45,7 @@ def test_an_update_is_that_of_one_process_and_stays_sharded(runs: Path, kind: st
         assert_equal_gradients(
             rank["gradients"], alone["gradients"], tolerance=0.05 if "bf16" in kind else 1e-5
         )
-        # Between micro-batches gradients are in shards, and what is added up is added up in float32.
+        # Between micro-batches gradients are sharded, and accumulated in float32.
         assert len(rank["unsharded"]) > 2
         assert set(rank["unsharded"]) == {0}
         assert rank["gradient_dtypes"] == rank["logps_dtypes"] == {torch.float32}
@@ -81,7 +80,7 @@ def test_fsdp2_checkpoint_is_sharded_and_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ["one", "two-to-one", "one-to-two"])
-def test_on_another_number_of_processes(runs: Path, name: str) -> None:
+def test_fsdp2_resumes_on_another_number_of_processes(runs: Path, name: str) -> None:
     assert_close(runs / name, runs / "whole", 1e-5)
 
 
