@@ -22,7 +22,7 @@ from atommem.memory.log import Operation
 from atommem.observation import StopReason
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.schema import open_database
-from atommem.trace import step_of, write_trace
+from atommem.trace import step_from_record, write_trace
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def training_data(log: ConversationLog, conversation: str) -> tuple[Task, Episod
     if not rated or removed:
         return task, None
     steps = [
-        step_of({**event.body, "operations": operations.get(event.version, [])})
+        step_from_record({**event.body, "operations": operations.get(event.version, [])})
         for event in events
         if event.kind == "step" and event.parent in {*items, *rated}
     ]

@@ -122,7 +122,7 @@ class AsyncMemory:
     async def taken_up(cls, stored: saved.Saved, engine: Engine, reembed: bool = False) -> Self:
         """A memory that was saved, over an engine that is open; which is closed where that fails. Raises as `load`."""
         try:
-            session = await Session.take_up(engine.agent, stored.session, reembed=reembed)
+            session = await Session.restore(engine.agent, stored.session, reembed=reembed)
         except BaseException as error:
             await engine.close()
             if isinstance(error, TraceError):

@@ -52,7 +52,7 @@ class Saved:
             engine.given,
             asdict(engine.settings.embedder),
             tuple(readings),
-            session.put_down(vectors=True),
+            session.state(vectors=True),
         )
 
 
