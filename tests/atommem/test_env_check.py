@@ -326,7 +326,7 @@ BROKEN = [
     broken(
         "texts",
         "fail",
-        "asks no questions",
+        "does not ask questions",
         reading=lambda *given: [],
         asking=EnvironmentFactory.asking,
     ),
