@@ -338,7 +338,7 @@ BROKEN = [
         **texts(episode_observe=showing(question=None)),
     ),
     broken("score", "fail", "the reward is None", episode_score=scored(Score(None))),
-    broken("trace", "fail", "not JSON serializable", episode_observe=showing(label=Path("x"))),
+    broken("trace", "fail", "is unsupported", episode_observe=showing(label=Path("x"))),
 ]
 
 
