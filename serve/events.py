@@ -19,6 +19,10 @@ class NotFoundError(AtomMemError):
     """The object does not exist, or belongs to another owner."""
 
 
+class BusyError(AtomMemError):
+    """Too many requests are waiting, or writing to one conversation."""
+
+
 class ConflictError(AtomMemError):
     """Another gateway committed this version first; nothing of this commit was written."""
 
