@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from atommem.command_line import close_path
 from atommem.episode import Episode, Step
-from atommem.errors import TraceError
+from atommem.errors import TraceError, suggest_path
 from atommem.memory.log import to_json
 
 FORMAT = 2
@@ -75,7 +74,7 @@ def read_trace(path: str | Path) -> Trace:
     try:
         lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except OSError as error:
-        hint = close_path(path) or ": give a file of a run's folder traces/"
+        hint = suggest_path(path) or ": give a file of a run's folder traces/"
         message = f"cannot read the trace {path}: {error.strerror or error}{hint}."
         raise TraceError(message) from error
     except UnicodeDecodeError as error:
