@@ -18,8 +18,7 @@ from atommem.actions import Action, Problem, ProblemReason
 from atommem.command_line import close_path
 from atommem.episode import Episode, Step
 from atommem.errors import TraceError
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.operations import operation_from_json, to_json
+from atommem.memory.log import MemoryView, Retrieved, operation_from_json, to_json
 from atommem.observation import Observation, Piece, StopReason
 
 FORMAT = 2

@@ -111,8 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         ),
         (
             "blind",
-            "half of the tasks show their question only when the text is over: the policy has to learn what to keep "
-            "without knowing what for",
+            "half of the tasks show their question only when the text is over: the policy has to "
+            "learn what to keep without knowing what for",
         ),
     ):
         which.add_argument(

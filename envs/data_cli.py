@@ -28,8 +28,6 @@ from atommem.text_safety import printable
 
 GROUP = "atommem.data"
 """Entry points of further commands."""
-_MORE = {"from-conversations": "atommem.serve.from_conversations:main"}
-"""Ours of rooms above this one."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["build"]:
         environment, arguments = _environment(argv[1:])
         return find_environment(environment).build(arguments)
-    if argv[:1] and argv[0] in plugins.names(GROUP, _MORE):
-        return int(plugins.find(GROUP, argv[0], _MORE)(argv[1:]))
+    if argv[:1] and argv[0] in plugins.names(GROUP):
+        return int(plugins.find(GROUP, argv[0])(argv[1:]))
     args = _parser().parse_args(argv)
     return int(args.run(args))
 
@@ -94,11 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_flags(synthetic.add_argument_group("world", "What the tasks are like."), WorldConfig)
     synthetic.set_defaults(run=_synthetic)
-    told = {
-        "from-conversations": "served conversations as tasks and traces, where their owners agree"
-    }
-    for name in plugins.names(GROUP, _MORE):
-        commands.add_parser(name, help=told.get(name))
+    for name in plugins.names(GROUP):
+        commands.add_parser(name)
     return parser
 
 

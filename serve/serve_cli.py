@@ -31,9 +31,8 @@ _OWN = (
     ("--host", str, "127.0.0.1", "Address to listen on; another than this machine's needs a key."),
     ("--port", int, 8765, "Port to listen on."),
     ("--active", int, 64, "Most turns at the same time."),
-    ("--waiting", int, 256, "Most turns that wait; more are refused (429)."),
-    ("--open_conversations", int, 500, "Most conversations held open."),
-    ("--open_mb", int, 1000, "Most megabytes that they take, roughly."),
+    ("--max_requests", int, 320, "Most requests in work or waiting; more are refused (429)."),
+    ("--open_conversations", int, 500, "Most idle conversations in memory."),
     ("--turn_seconds", float, 300.0, "How long a turn may take (503)."),
     ("--drain_seconds", int, 30, "How long requests may go on after SIGTERM."),
 )
@@ -170,11 +169,10 @@ def _listen(
 
     # Opened after the model, so that no file is left behind if that fails.
     log = ConversationLog(open_database(arguments.db))
-    resources = Resources(model, log, arguments.active, arguments.waiting, arguments.turn_seconds)
     conversations = Conversations(
-        resources,
-        open_count=arguments.open_conversations,
-        open_bytes=arguments.open_mb * 1_000_000,
+        Resources(model, log, arguments.active, arguments.turn_seconds),
+        max_requests=arguments.max_requests,
+        max_open=arguments.open_conversations,
     )
     if arguments.move:
         count = asyncio.run(conversations.switch_checkpoints())

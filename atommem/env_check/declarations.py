@@ -19,7 +19,7 @@ from atommem.environment import (
     find_environment,
 )
 from atommem.errors import AtomMemError, DialectError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.prompts import PromptBuilder
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atommem.episode import Step
-from atommem.memory.entries import Entry
+from atommem.memory.log import Entry
 
 
 @dataclass(frozen=True)

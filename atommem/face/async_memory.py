@@ -18,9 +18,7 @@ from atommem.face.answers import Answer, Reading
 from atommem.face.asking import asked
 from atommem.face.engine import Engine
 from atommem.face.texts import text_of
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation
-from atommem.memory.threads import offload
+from atommem.memory.log import Entry, Operation
 from atommem.observation import Observation
 from atommem.policy.contract import Policy
 from atommem.session import Session
@@ -169,7 +167,7 @@ class AsyncMemory:
         async with self._lock:
             text, own = await asyncio.to_thread(text_of, source)
             shown = asked if goal is None else [goal]
-            observations = await offload(self._engine.environments.reading, text, shown)
+            observations = await asyncio.to_thread(self._engine.environments.reading, text, shown)
             reading = self._reading(observations, own if name is None else name, again)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)

@@ -10,8 +10,7 @@ from typing import Any, Self
 from atommem.face.answers import Answer, Reading
 from atommem.face.async_memory import AsyncMemory, Progress
 from atommem.face.background import run
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation
+from atommem.memory.log import Entry, Operation
 
 
 class Memory:

@@ -21,8 +21,7 @@ from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.scores import FACTS
-from atommem.memory.contents import Contents
-from atommem.memory.operations import POLICY, Operation, Outcome
+from atommem.memory.log import POLICY, Contents, Operation, Outcome
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
 

@@ -32,7 +32,7 @@ from atommem.eval.reporting.results import Cell, column_name
 from atommem.eval.reporting.scores import label
 from atommem.eval.reporting.tables import incomplete_note, make_tables
 from atommem.eval.reporting.templates import asset, render
-from atommem.memory.operations import Outcome
+from atommem.memory.log import Outcome
 from atommem.page_assets import page_asset
 from atommem.trace import read_trace
 

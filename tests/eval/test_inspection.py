@@ -17,8 +17,7 @@ from atommem.eval.reporting.inspection import (
     answer_trails,
     holds,
 )
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
 from atommem.observation import Observation, StopReason
 from tests.fakes import reading
 

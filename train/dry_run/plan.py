@@ -18,8 +18,7 @@ from atommem.envs.checkpoint_settings import read_ahead
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
-from atommem.memory.admission import make_admission
-from atommem.memory.retention import make_retention
+from atommem.memory.rules import RuleSet
 from atommem.train.dry_run import timeline, workload
 from atommem.train.dry_run.memory import (
     BYTES,
@@ -108,7 +107,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     args, memory, embedder, environment, model_config = configs
     ahead = read_ahead(argv, "model_name_or_path")
     stored = folder_defaults(ahead) if ahead.stored else {}
-    make_admission(memory.admission), make_retention(memory.retention)
+    RuleSet(memory.admission, memory.retention)
     model = measure(model_config)
     if stage == "sft":
         return None
@@ -215,8 +214,8 @@ def _warnings(plan: Plan, args: Any) -> list[str]:
         found.append("offloaded weights and optimizer: host memory is not estimated.")
     if longest > context:
         found.append(
-            f"the longest prompt and completion have {longest} tokens, the model's context {context}. "
-            "Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
+            f"the longest prompt and completion have {longest} tokens, the model's context "
+            f"{context}. Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
             "max_completion_length."
         )
     files = [file for file in (args.data, args.eval_data) if file and not Path(file).is_file()]

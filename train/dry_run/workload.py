@@ -14,7 +14,7 @@ from atommem.description import TaskShape
 from atommem.dialects import get_dialect
 from atommem.environment import EnvironmentFactory
 from atommem.errors import ConfigError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
 from atommem.tokens import ApproximateTokenizer
@@ -60,7 +60,7 @@ class PromptShape(NamedTuple):
 def measure_prompt(
     memory: MemoryConfig, environments: EnvironmentFactory, chat_template_kwargs: dict[str, Any]
 ) -> PromptShape:
-    """Build empty prompts, and count their tokens; DialectError if dialect or templates are wrong."""
+    """Build empty prompts, and count their tokens."""
     dialect = get_dialect(memory.dialect, memory.templates)
     builder = PromptBuilder.of(
         environments.tokenizer, dialect, memory, environments, chat_template_kwargs

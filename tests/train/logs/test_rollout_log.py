@@ -14,7 +14,7 @@ from atommem.config import MemoryConfig
 from atommem.description import TaskDescription
 from atommem.envs.task import describe_task
 from atommem.episode_stats import add_sums
-from atommem.memory.contents import Contents
+from atommem.memory.log import Contents
 from atommem.train.logs.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 from atommem.train.logs.sample_episodes import COLUMNS, SampleEpisodes, best_and_worst, describe
 from tests.atommem.test_episode import ANSWER, TASK, runner
