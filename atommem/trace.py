@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from atommem.actions import Action, Problem, ProblemReason
-from atommem.command_line import close_path
 from atommem.episode import Episode, Step
-from atommem.errors import TraceError
+from atommem.errors import TraceError, suggest_path
 from atommem.memory.log import MemoryView, Retrieved, operation_from_json, to_json
 from atommem.observation import Observation, Piece, StopReason
 
@@ -93,7 +92,7 @@ def read_trace(path: str | Path) -> Trace:
         raw = path.read_text(encoding="utf-8")
     except OSError as error:
         hint = (
-            close_path(path)
+            suggest_path(path)
             or ": give a file, as in the folder traces/ of an evaluation or a training run"
         )
         raise TraceError(
