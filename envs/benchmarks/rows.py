@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import close_path
 from atommem.envs.task import Document
-from atommem.errors import DataError
+from atommem.errors import DataError, suggest_path
 from atommem.text_safety import clean
 
 _PACKED = {
@@ -187,7 +186,7 @@ def read_rows(path: str | Path) -> Iterator[Row]:
             head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read: {error.strerror or error}{close_path(path)}. Check the name, and who may read it."
+            f"{path}: cannot be read: {error.strerror or error}{suggest_path(path)}. Check the name, and who may read it."
         ) from error
     if kind := next((name for start, name in _PACKED.items() if head.startswith(start)), None):
         raise DataError(f"{path}: is packed ({kind}). Unpack it, and give the file inside.")
