@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from atommem.command_line import CommandParser
+from atommem.arguments import Parser
 from atommem.episode import Step
 from atommem.errors import ConfigError, TraceError
 from atommem.memory.log import POLICY, Contents, Entry, Operation, Outcome
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         TraceError: The file is missing or not a trace.
         ConfigError: There is no such step.
     """
-    parser = CommandParser(prog="atommem trace", description="Replay an episode step by step.")
+    parser = Parser(prog="atommem trace", description="Replay an episode step by step.")
     parser.add_argument(
         "file", help="a trace: one of the files that `atommem eval` writes to OUT/traces"
     )

@@ -52,7 +52,8 @@ def start_server(model: Path, log: Path) -> Any:
 
 def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) -> Any:
     """Evaluate the base model or an adapter on the server, with training's sampling."""
-    args, memory, embedder, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, embedder, environment = run.memory, run.embedder, run.environment
     stored = {**asdict(memory), **asdict(environment), "max_tokens": args.max_completion_length}
     tokenizer = load_tokenizer(model)
 
@@ -88,7 +89,7 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         given |= {"lora_r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0}
         given |= {"lora_target_modules": "all-linear"}
         settings = parse("grpo", flags(given))
-        args = settings[0]
+        args = settings.args
         count = args.max_steps * args.per_device_train_batch_size // args.num_generations
         save_tasks(list(generate(RECIPE.world, count, 10 * seed + 3)), data)
         before = score(settings, server.url, heldout, None)

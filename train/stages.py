@@ -15,10 +15,9 @@ from huggingface_hub import HfApi
 from transformers.trainer_utils import SaveStrategy
 from trl import get_peft_config
 
-from atommem.command_line import one_line
 from atommem.environment import find_environment
 from atommem.episode import Episode
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, format_error
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.errors import CheckpointError
 from atommem.train.logs.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
@@ -55,8 +54,8 @@ def run_async(settings: Settings) -> Path:
     model = str(settings.model.model_name_or_path)
     if (Path(model) / "adapter_config.json").is_file():
         raise ConfigError(
-            f"model_name_or_path={model}: this is an adapter. Merge it into its base model to train it "
-            "asynchronously."
+            f"model_name_or_path={model}: this is an adapter. Merge it into its base model to "
+            "train it asynchronously."
         )
     return launch(settings, partial(make_async_trainer, settings), ASYNC_COLUMNS)
 
@@ -71,7 +70,8 @@ def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
     from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
     from atommem.train.rollout.rollouts import Rollouts
 
-    args, memory, embedder, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, embedder, environment = run.memory, run.embedder, run.environment
     tokenizer = load_tokenizer(model)
     arguments = episode_arguments(settings, tokenizer)
     rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
@@ -100,7 +100,8 @@ def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
     from atommem.train.rollout.rollouts import Rollouts
 
-    args, memory, embedder, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, embedder, environment = run.memory, run.embedder, run.environment
     name, tokenizer = str(model.model_name_or_path), load_tokenizer(model)
     arguments = episode_arguments(settings, tokenizer)
     rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
@@ -117,7 +118,8 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
     """Make the trainer of the stage ``sft``."""
     from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 
-    args, memory, _, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, environment = run.memory, run.environment
     tokenizer = load_tokenizer(model)
     rows = trace_demonstrations(
         args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs
@@ -140,7 +142,7 @@ def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequenc
         columns: Of the console's table.
     """
     args = settings.args
-    resume = checkpoint_to_resume(args, settings.memory)
+    resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
     if args.save_strategy != SaveStrategy.NO and (warning := launcher_warning(os.environ)):
         PartialState().print(warning)
@@ -177,13 +179,13 @@ def push_model(folder: Path, name: str, args: Any) -> None:
         )
     except (OSError, HTTPError) as error:
         raise CheckpointError(
-            f"the model is in {folder}, but could not be pushed: {one_line(error).rstrip('.')}. The "
-            "same command with --resume tries again."
+            f"the model is in {folder}, but could not be pushed: {format_error(error).rstrip('.')}. "
+            "The same command with --resume tries again."
         ) from error
 
 
 def launcher_warning(environment: Mapping[str, str]) -> str | None:
-    """Return why torch's launcher, if there is one, would not let this process save when stopped."""
+    """Return why torch's launcher would not let this process save when it is stopped."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     default = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
@@ -192,14 +194,16 @@ def launcher_warning(environment: Mapping[str, str]) -> str | None:
     if int(seconds) >= _SHUTDOWN_SECONDS and "SIGUSR1" in handled:
         return None
     return (
-        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and forwards only "
-        f"{handled}: set PET_SHUTDOWN_TIMEOUT=600 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1."
+        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and forwards "
+        f"only {handled}: set PET_SHUTDOWN_TIMEOUT=600 and "
+        "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1."
     )
 
 
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
     """Return the arguments of a trainer of episodes: tasks, and what is kept of episodes."""
-    args, memory, _, environment, _ = settings
+    args, run = settings.args, settings.run
+    memory, environment = run.memory, run.environment
     kind = find_environment(environment.environment)
     tasks, out = kind.read_tasks(args.data), Path(args.output_dir)
     hooks: list[EpisodesHook] = []

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import close_path
 from atommem.envs.task import Document
-from atommem.errors import DataError
+from atommem.errors import DataError, suggest_path
 from atommem.text_safety import clean
 
 _ARCHIVES = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
@@ -176,7 +175,7 @@ def read_rows(path: str | Path) -> Iterator[Row]:
             head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}){close_path(path)}. Check the name "
+            f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. Check the name "
             "and its permissions."
         ) from error
     if head.startswith(b"PAR1"):

@@ -220,7 +220,7 @@ def test_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert load_tasks(out) == load_tasks(path)
     lines = write_lines(tmp_path / "x.jsonl", [longmemeval_row()])
     for arguments, message in (
-        ((path, "--out", out, "--questions", 0), "questions is 0: give at least 1"),
+        ((path, "--out", out, "--questions", 0), "questions=0: must be at least 1"),
         ((path, "--out", tmp_path / "x.csv"), "the name must end in .parquet or .jsonl"),
         ((lines, "--out", lines), "would overwrite the input"),
         ((write_json(tmp_path / "none.json", []), "--out", out), "has no rows. Give one that has"),

@@ -36,7 +36,7 @@ def searched(kind: Callable[[Any], object], url: str) -> object:
 SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: longdoc(chunking="pages"), "chunking is 'pages'"),
     (lambda: longdoc(reward="bleu"), "reward is 'bleu'"),
-    (lambda: longdoc(at_once=0), "at_once is 0: give at least 1"),
+    (lambda: longdoc(at_once=0), "at_once=0: must be at least 1"),
     (lambda: longdoc(questions_shown="never"), "questions_shown is 'never'"),
     (lambda: longdoc(questions_shown=[]), "questions_shown is empty"),
     (lambda: longdoc(judge_url="http://x"), "give both or none"),

@@ -10,7 +10,7 @@ from typing import Any
 from trl import ModelConfig, get_peft_config
 
 from atommem.errors import ConfigError
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 from atommem.train.packing.planning import widths
 
 SHIPPED = Path(__file__).parent.parent / "architectures"
@@ -186,8 +186,8 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
     settings = config.fsdp_config
     if kind != "FSDP" or str(settings.get("fsdp_version", 1)) != "2":
         raise ConfigError(
-            f"dry_run_launcher={path}: {kind} is not supported. Use NO, MULTI_GPU, DEEPSPEED, or FSDP "
-            "with fsdp_version: 2."
+            f"dry_run_launcher={path}: {kind} is not supported. Use NO, MULTI_GPU, DEEPSPEED, or "
+            "FSDP with fsdp_version: 2."
         )
     if settings.get("fsdp_activation_checkpointing"):
         raise ConfigError(

@@ -33,7 +33,6 @@ from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.episode_config import EpisodeConfig
 from atommem.train.logs.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
 from atommem.train.loops.grpo_trainer import EpisodesHook
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
@@ -52,6 +51,7 @@ from atommem.train.rollout.held_out import (
 )
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
+from atommem.train.train_config import EpisodeConfig
 
 Result = TypeVar("Result")
 
@@ -91,8 +91,8 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         episodes = args.per_device_train_batch_size * args.world_size
         if episodes % args.num_generations:
             raise ConfigError(
-                f"num_generations={args.num_generations}: it does not divide the {episodes} episodes "
-                "of an update (per_device_train_batch_size x processes). Change one of them."
+                f"num_generations={args.num_generations}: it does not divide the {episodes} "
+                "episodes of an update (per_device_train_batch_size x processes). Change one."
             )
         groups = episodes // args.num_generations
         self._order = TaskOrder(len(tasks), groups, args.shuffle_dataset, args.seed)

@@ -94,7 +94,7 @@ def test_resumed_run_continues_the_reported_run(
 
 def test_missing_service_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atommem.train.logs.reporters.find_spec", lambda name: None)
-    args = parse("grpo", [*MINIMUM, "--report_to", "none"])[0]
+    args = parse("grpo", [*MINIMUM, "--report_to", "none"]).args
     args.report_to = ["trackio"]
     with pytest.raises(
         ConfigError, match=r"report_to=trackio: it is not installed\. pip install trackio"
