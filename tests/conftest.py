@@ -40,13 +40,9 @@ def _frozen_leftovers() -> Iterator[None]:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without their charts, of which each takes a tenth of a second, and the page's scripts two."""
-    from atommem.eval.reporting import charts, page, report_cli
+    """Reports without charts, each of which takes a tenth of a second."""
+    from atommem.eval.reporting import report_cli
 
-    monkeypatch.setattr(
-        charts.Chart, "svg", '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
-    )
-    monkeypatch.setattr(page, "_vega", lambda: "")
     monkeypatch.setattr(report_cli, "make_charts", lambda *data: [])
 
 

@@ -37,7 +37,6 @@ PAGES = (
     "own_documents",
     "own_environment",
     "own_rule",
-    "reading_a_report",
     "gpu_run",
 )
 ORDER = [f"{page}.md" for page in PAGES]
@@ -83,7 +82,6 @@ def test_what_can_be_done_with_it(
     assert (summary["episodes"], summary["failed"]) == (2, 0)
     reader.follow(f"{FOLDER}/own_rule.md")
     assert "my_rules:LeastShown" in Path("runs/rules/mine/run.json").read_text()
-    reader.follow(f"{FOLDER}/reading_a_report.md")
     tables = Path("runs/report/tables.md").read_text()
     assert all(row in tables for row in ("cold_start", "grpo", "no_store"))
     reader.follow(f"{FOLDER}/gpu_run.md")
