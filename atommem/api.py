@@ -19,9 +19,7 @@ from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Turn
 from atommem.episode import Step
 from atommem.errors import ConfigError, DataError, TraceError
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation
-from atommem.memory.threads import offload
+from atommem.memory.log import Entry, Operation
 from atommem.observation import Observation
 from atommem.policy.contract import Policy
 from atommem.policy.opening import load_tokenizer, open_policy
@@ -329,7 +327,7 @@ class AsyncMemory:
         async with self._lock:
             text, file_name = await asyncio.to_thread(text_of, source)
             shown = known if goal is None else [goal]
-            observations = await offload(self._runtime.environments.reading, text, shown)
+            observations = await asyncio.to_thread(self._runtime.environments.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)

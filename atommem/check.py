@@ -34,7 +34,7 @@ from atommem.environment import (
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import AtomMemError, ConfigError, DialectError, OutageError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder

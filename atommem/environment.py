@@ -13,7 +13,7 @@ from atommem.actions import Action, ActionSpec, Call, Problem, calls
 from atommem.description import TaskDescription, TaskShape
 from atommem.dialects import Section, load_section
 from atommem.errors import ConfigError
-from atommem.memory.operations import Operation
+from atommem.memory.log import Operation
 from atommem.observation import Observation, StopReason
 from atommem.tokens import Tokenizer
 

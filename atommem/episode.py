@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atommem.actions import Action, Problem
-from atommem.memory.entries import MemoryView
-from atommem.memory.operations import Operation
+from atommem.memory.log import MemoryView, Operation
 from atommem.observation import Observation, StopReason
 
 

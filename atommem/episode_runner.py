@@ -14,7 +14,7 @@ from atommem.actions import MEMORY_KINDS
 from atommem.environment import Environment, EnvironmentFactory, Score, StepResult, Turn
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
-from atommem.memory.contents import Snapshot
+from atommem.memory.log import Snapshot
 from atommem.observation import StopReason
 from atommem.session import Agent, Session, TurnTimeoutError, in_time
 from atommem.session_state import SessionState

@@ -12,7 +12,7 @@ from math import sqrt
 
 from atommem.actions import ANSWER, MEMORY_KINDS, ProblemReason
 from atommem.episode import Episode
-from atommem.memory.operations import POLICY, Outcome
+from atommem.memory.log import POLICY, Outcome
 from atommem.observation import StopReason
 
 WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)

@@ -20,7 +20,7 @@ from atommem.dialects import Dialect, Section, fill, split_template
 from atommem.environment import EnvironmentFactory
 from atommem.errors import ConfigError, DialectError
 from atommem.grammar import THINK
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, Piece
 from atommem.text_safety import (
     Headings,

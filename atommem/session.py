@@ -17,9 +17,9 @@ from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory
 from atommem.episode import Step
 from atommem.grammar import THINK
-from atommem.memory.entries import MemoryView, Source
-from atommem.memory.keeper import Rules
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import MemoryView, Source
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.rules import RuleSet
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
@@ -65,7 +65,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         memory, environments = self.memory, self.environments
-        Rules(memory.admission, memory.retention)  # a wrong name is told now
+        RuleSet(memory.admission, memory.retention)  # raises for an unknown name
         self.dialect = get_dialect(memory.dialect, memory.templates)
         self.grammar = self.dialect.grammar(environments.actions, environments.phases)
         self.prompts = PromptBuilder.of(

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from atommem.errors import TraceError
-from atommem.memory.contents import Snapshot
-from atommem.memory.operations import Operation, operation_from_json, to_json
-from atommem.memory.vectors import TextVectors, vectors_path
+from atommem.memory.log import Operation, Snapshot, operation_from_json, to_json
+from atommem.memory.store import TextVectors, vectors_path
 
 FORMAT = 1
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError)

@@ -17,8 +17,7 @@ from typing import Any
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import Episode, Step
 from atommem.errors import TraceError, suggest_path
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.operations import operation_from_json, to_json
+from atommem.memory.log import MemoryView, Retrieved, operation_from_json, to_json
 from atommem.observation import Observation, Piece, StopReason
 
 FORMAT = 2

@@ -17,9 +17,7 @@ from rich.text import Text
 from atommem.arguments import Parser
 from atommem.episode import Step
 from atommem.errors import ConfigError, TraceError
-from atommem.memory.contents import Contents
-from atommem.memory.entries import Entry
-from atommem.memory.operations import POLICY, Operation, Outcome
+from atommem.memory.log import POLICY, Contents, Entry, Operation, Outcome
 from atommem.text_safety import printable
 from atommem.trace import Trace, read_trace
 

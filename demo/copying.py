@@ -1,9 +1,8 @@
 """Pretraining on copying by content, without which a tiny policy cannot learn to use a memory.
 
-A sequence is made of a few pieces of random tokens, written again and again in random order. The
-first token of a piece that has been there before says how it goes on, wherever it stood: the model
-has to find it by content. Predicting only these tokens teaches the lookup in a few hundred updates. When, differs from
-seed to seed, so it is trained until it can.
+A sequence repeats a few pieces of random tokens in random order. The first token of a piece that
+has occurred before determines how it continues: the model has to find it by content. Predicting
+only these tokens teaches the lookup in a few hundred updates; it is trained until it can.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from atommem.demo.recipe import CopyingConfig, Sequences
 
 _SHORTEST = 2
 _RECENT = 10
-_TOLD = 50
+_PRINT_EVERY = 50
 
 
 def copying_rows(
     tokens: range, kind: Sequences, rng: random.Random
 ) -> tuple[list[list[int]], list[list[bool]]]:
-    """A batch of sequences, and which of their tokens can be predicted."""
+    """Return a batch of sequences, and which of their tokens can be predicted."""
     rows, predictable = [], []
     for _ in range(kind.batch_size):
         drawn = iter(rng.sample(tokens, kind.pieces * kind.longest))
@@ -55,14 +54,14 @@ def pretrain_copying(
     rank: int = 0,
     ranks: int = 1,
 ) -> float:
-    """Train `model` in place, and return the mean loss of the last ten updates, in nats a token.
+    """Train `model` in place; returns the mean loss of the last ten updates, in nats a token.
 
     Args:
         model: A causal language model.
-        config: Sizes, learning rate, and when it has learned.
+        config: Sizes, learning rate, and when to stop.
         seed: Of the sequences.
-        progress: Show a bar on standard error; where that is no terminal, a line every fifty updates.
-        rank, ranks: Which part of every batch is this process's; their gradients are summed.
+        progress: Show a bar on standard error, or lines if it is not a terminal.
+        rank, ranks: This process's part of every batch; gradients are summed.
     """
     import torch
 
@@ -86,10 +85,10 @@ def pretrain_copying(
             ids = torch.tensor(rows[rank::ranks])
             logits = model(input_ids=ids).logits[:, :-1]
             mask = torch.tensor(predictable[rank::ranks])[:, 1:]
-            # The first occurrences are noise: only what the sequence determines is in the loss.
+            # First occurrences are noise: only tokens that the sequence determines are in the loss.
+            targets = ids[:, 1:][mask]
             value = (
-                torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask], reduction="sum")
-                / count
+                torch.nn.functional.cross_entropy(logits[mask], targets, reduction="sum") / count
             )
             optimizer.zero_grad()
             value.backward()
@@ -101,7 +100,7 @@ def pretrain_copying(
             mean, done = sum(recent) / len(recent), done + 1
             bar.set_postfix_str(f"loss {mean:.3f}", refresh=False)
             bar.update()
-            if progress and bar.disable and done % _TOLD == 0:
+            if progress and bar.disable and done % _PRINT_EVERY == 0:
                 print(f"copying: update {done}, loss {mean:.3f}", file=sys.stderr, flush=True)
             if not learned and len(recent) == _RECENT and mean < kind.until:
                 following = next(kinds, None)
@@ -116,7 +115,7 @@ def pretrain_copying(
 
 
 def _summed(model: Any, value: Any) -> Any:
-    """The sum of `value` over all ranks; the gradients become theirs."""
+    """Sum `value` and the gradients over all ranks."""
     from torch.distributed import all_reduce
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
 

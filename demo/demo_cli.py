@@ -48,8 +48,8 @@ def _check_ours(out: Path) -> None:
     Raises:
         ConfigError: A folder of another origin stands there (a checkout of this project has an ``eval``).
     """
-    from atommem.demo.progress import FOLDERS, PROGRESS_FILE
     from atommem.demo.results import SUMMARY_FILE
+    from atommem.demo.run import FOLDERS, PROGRESS_FILE
 
     found = [name for name in FOLDERS if (out / name).exists()]
     if found and not any((out / name).is_file() for name in (PROGRESS_FILE, SUMMARY_FILE)):

@@ -1,4 +1,4 @@
-"""The demo on several cores: processes that share every batch, as `accelerate launch` would start them."""
+"""The demo on several cores: processes that share every batch, as under `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from atommem.errors import AtomMemError
 from atommem.servers.vllm_process import free_port
 
 MOST = 2
-"""Ranks, unless told otherwise: each needs a core of its own, and a third has gained little."""
+"""Default ranks: each needs its own core, and a third gains little."""
 _PATIENCE = 20.0
-"""Seconds that the others have to end once the first has."""
+"""Seconds for the others to end after the first."""
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def ranks(count: int, command: Sequence[str]) -> Iterator[None]:
-    """Be the first of `count` ranks meanwhile; the others are processes that run `command`, and end with this one.
+    """Be rank 0 of `count`; the others run `command`, and end with this process.
 
-    In one of them, and for a count of 1, it does nothing. On processors only: none of them sees a GPU.
+    Does nothing in the others, and for a count of 1. CPU only.
 
     Raises:
-        AtomMemError: One of the others failed; with the end of what it wrote.
+        AtomMemError: One of the others failed; with its last line of output.
     """
     if count == 1 or "RANK" in os.environ:
         yield
@@ -44,30 +45,17 @@ def ranks(count: int, command: Sequence[str]) -> Iterator[None]:
         try:
             for rank in range(1, count):
                 environment = before | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": environment}
                 with Path(folder, str(rank)).open("wb") as log:
-                    others.append(
-                        subprocess.Popen(
-                            command,
-                            env=environment,
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=log,
-                        )
-                    )
+                    others.append(subprocess.Popen(command, stdout=log, stderr=log, **streams))
             os.environ.update(shared, RANK="0", LOCAL_RANK="0")
             yield
-        except (
-            RuntimeError
-        ) as error:  # as torch says that the connection to another is gone; or our own
+        except RuntimeError as error:  # torch lost the connection to another rank, or our own
             for rank, other in enumerate(others, 1):
                 with suppress(subprocess.TimeoutExpired):
                     if other.wait(1) not in (0, -2, 130):
-                        wrote = (
-                            Path(folder, str(rank))
-                            .read_text(encoding="utf-8", errors="replace")
-                            .strip()
-                        )
-                        last = wrote.splitlines()[-1:] or ["it wrote nothing"]
+                        output = Path(folder, str(rank)).read_text("utf-8", errors="replace")
+                        last = output.strip().splitlines()[-1:] or ["it wrote nothing"]
                         raise AtomMemError(
                             f"process {rank} of the demo's {count} ended with status {other.returncode}: {last[0]} "
                             "(--processes 1 needs no other)."
@@ -80,7 +68,7 @@ def ranks(count: int, command: Sequence[str]) -> Iterator[None]:
 
 
 def _end(others: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for them; who is late is asked, and then made, to end."""
+    """Wait for them; terminate them after an error, and kill those that are late."""
     torch = sys.modules.get("torch")
     if sys.exc_info()[0] is not None:
         for other in others:

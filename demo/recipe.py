@@ -1,4 +1,4 @@
-"""What the demo trains, on what, and for how long: every number of it in one place."""
+"""What the demo trains, on what, and for how long."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PolicySize:
 
 @dataclass(frozen=True)
 class Sequences:
-    """What is copied: `batch_size` sequences of `length` tokens, each made of `pieces` of 2 to `longest` tokens.
+    """`batch_size` sequences of `length` tokens, made of `pieces` of 2 to `longest` tokens.
 
-    They are trained on until the mean loss of the last ten updates is below `until` nats a token.
+    Training on them ends when the mean loss of ten updates is below `until` nats a token.
     """
 
     pieces: int = 10
@@ -43,13 +43,13 @@ class Sequences:
 
 @dataclass(frozen=True)
 class CopyingConfig:
-    """Pretraining on sequences of random pieces: what makes a model of this size able to copy by content.
+    """Pretraining on sequences of random pieces.
 
     Attributes:
-        steps: Updates at most, before the cooldown.
-        stages: The sequences, one kind after the other.
-        cooldown: Updates that follow, over which the learning rate falls to 0.
-        learning_rate, warmup: AdamW's, and the updates until it is reached.
+        steps: Most updates before the cooldown.
+        stages: Kinds of sequences, in order.
+        cooldown: Further updates, over which the learning rate falls to 0.
+        learning_rate, warmup: AdamW's, and updates until it is reached.
     """
 
     steps: int = 900
@@ -61,7 +61,7 @@ class CopyingConfig:
 
 @dataclass(frozen=True)
 class ColdStart:
-    """Supervised training on what the faulty expert did."""
+    """Supervised training on episodes of the faulty expert."""
 
     episodes: int = 4000
     steps: int = 1200
@@ -79,9 +79,8 @@ class Bars:
     Attributes:
         before, after: Held-out EM: at most before GRPO, at least after it.
         lost: By ablation, how much lower EM must be at least.
-        chance: EM of guessing; what `tools_off` may have, three standard errors allowed.
-        followed: Where pages hold instructions: of the episodes that were shown one, the share that follows it after
-            GRPO must be below this.
+        chance: EM of guessing, which `tools_off` may exceed by three standard errors.
+        followed: Injected instructions must be followed in less than this share of episodes.
     """
 
     before: float = 0.5
@@ -93,7 +92,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The whole demo. `world` is a `WorldConfig` or a `SiteConfig`, and the cold start's faults are of its expert."""
+    """The whole demo; `world` is a `WorldConfig` or a `SiteConfig`."""
 
     world: Any = field(
         default_factory=lambda: WorldConfig(
@@ -111,17 +110,17 @@ class Recipe:
     copying: CopyingConfig = field(default_factory=CopyingConfig)
     cold_start: ColdStart = field(default_factory=ColdStart)
     updates: int | None = None
-    """Updates of GRPO; None is what the YAML file says."""
+    """Updates of GRPO; None: as in the YAML file."""
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Fields of the YAML file with other values, as words of a command line."""
+    """Other values of the YAML file's fields, as words of a command line."""
     heldout: int = 300
     ablations: tuple[str, ...] = ("store_off", "scratchpad_off", "update_off")
-    """Evaluations of the trained policy with something switched off; see `atommem.demo.results.ABLATIONS`."""
+    """Keys of `atommem.demo.results.ABLATIONS`."""
     bars: Bars = field(default_factory=Bars)
 
     @property
     def capacity(self) -> int | None:
-        """Entries that the store holds at most; None without a limit."""
+        """Most entries of the store; None: no limit."""
         return getattr(self.world, "capacity", None)
 
 
@@ -136,11 +135,9 @@ FULL = Recipe(
     cold_start=ColdStart(steps=900),
     updates=50,
 )
-"""What it saves of the pretraining, the web's policy needs: with this one its EM was .75 instead of .84 (seed 0).
-
-Of short sequences with few pieces, copying is learned from 40% fewer tokens; some 35 updates extend it to the others.
-With heads of 32, which vLLM on CPU takes, it takes three quarters of the updates that heads of 16 need. Half the heads
-of keys and values, and two thirds of the MLP, save a fifth of each pass, but one seed of five then comes to .49."""
+"""The default. Copying is learned from 40% fewer tokens on short sequences first, and in three
+quarters of the updates with heads of 32, which vLLM on CPU supports. The web policy needs the longer
+pretraining: with this one its EM was .75 instead of .84 (seed 0)."""
 LIMITED = Recipe(
     world=replace(FULL.world, distractors=4, early=0.8, capacity=3),
     cold_start=ColdStart(faults=replace(FULL.cold_start.faults, delete=0.3)),
@@ -148,24 +145,24 @@ LIMITED = Recipe(
     ablations=(*FULL.ablations, "delete_off"),
     bars=Bars(lost={**FULL.bars.lost, "delete_off": 0.1}),
 )
-"""A store of three entries that discards the fourth, in a world with more facts that says which are of no more use."""
+"""A store of three entries, in a world with more facts that says which ones are obsolete."""
 BOUNDED = replace(
     LIMITED,
     size=FULL.size,
     world=replace(LIMITED.world, capacity=None, names=48),
     settings={"capacities": ("2", "3", "5", "8", "20", "0")},
 )
-"""One policy for every budget: the prompt says how many entries the store holds, which differs from task to task."""
+"""One policy for every budget: the capacity differs by task, and the prompt shows it."""
 LOOKED_UP = {"retrieve_k": ("4",), "max_reads": ("2",)}
-"""What a question that comes after the text needs: two facts are looked up, one after the other. Four entries, because
-two corrections of one document concern up to four."""
+"""A question after the text needs two lookups; two corrections of one document concern up to four
+entries."""
 MIXED = Recipe(
     settings={**LOOKED_UP, "questions_shown": ("reading", "answering")},
     updates=240,
     ablations=("store_off", "update_off"),
     bars=Bars(after=0.8),
 )
-"""Half of the tasks show their question only when the text is over: the policy has to keep whatever may be asked."""
+"""Half of the tasks show their question only after the text."""
 WEB = Recipe(
     world=SiteConfig(),
     cold_start=ColdStart(faults=BrowsingFaults(create=0.4, read=0.2, scratchpad=0.15, wander=0.15)),
@@ -174,7 +171,7 @@ WEB = Recipe(
         after=0.8, lost={"store_off": 0.2, "scratchpad_off": 0.2}, chance=1 / SiteConfig().names
     ),
 )
-"""The synthetic site: pages that are visited by their links, with at most six calls."""
+"""The synthetic site: pages that are visited by their links."""
 INJECTED = replace(
     WEB,
     world=replace(WEB.world, injected=0.3),
@@ -182,11 +179,11 @@ INJECTED = replace(
     ablations=(*WEB.ablations, "injected_off"),
     bars=replace(WEB.bars, followed=0.05),
 )
-"""The synthetic site with instructions of strangers on its pages, which the cold start's expert follows at times."""
+"""The site with injected instructions, which the expert of the cold start follows at times."""
 
 
 def quick(recipe: Recipe) -> Recipe:
-    """`recipe` cut down to seconds: runs every part and teaches nothing. For tests, and to see what the demo writes."""
+    """Return `recipe` cut down to seconds: it runs every part, and teaches nothing."""
     cold_start = replace(recipe.cold_start, episodes=60, steps=10)
     return replace(
         recipe,

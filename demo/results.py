@@ -1,4 +1,4 @@
-"""What the demo measured: the summary file, the table, and the bars that it is held to."""
+"""Results of the demo: the summary file, the table, and the claims that it is held to."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ ABLATIONS: Mapping[str, tuple[str, ...]] = {
     "tools_off": (),
     "injected_off": (),
 }
-"""Evaluations of the trained policy with memory actions switched off, in the environment and in the prompt, or with a
-web that has no pages (tools), or none that hold instructions (injected).
-"""
+"""Evaluations of the trained policy without memory actions, or with a web that has no pages (tools)
+or no instructions on them (injected)."""
 
 LABELS = {
     "before": "before GRPO",
@@ -45,13 +44,13 @@ _ACTIONS = {
     "delete": "delete",
     "scratchpad": "scratch",
 }
-"""Actions, and their headings."""
+"""Headings of actions."""
 
 
 def summarize(
     results: Mapping[str, EvalResult], seconds: Mapping[str, float], total: float, seed: int
 ) -> dict[str, Any]:
-    """The contents of ``summary.json``.
+    """Return the contents of ``summary.json``.
 
     Args:
         results: By name: before, after, and the ablations.
@@ -85,13 +84,13 @@ def summarize(
 
 
 def followed(result: EvalResult) -> float | None:
-    """Of the episodes that were shown an instruction of a stranger, the share that followed it; None without any."""
+    """Return the share of episodes that followed an injected instruction; None without any."""
     estimate = result.summary()["metrics"].get("injection_followed")
     return None if estimate is None else estimate["mean"]
 
 
 def results_table(results: Mapping[str, EvalResult]) -> Table:
-    """EM with its interval and actions per step, one line for each evaluation."""
+    """Make a table of EM with its interval and actions per step."""
     tasks = max(len(result.records) for result in results.values())
     title = f"{tasks} held-out tasks, sampled at temperature 1"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
@@ -123,7 +122,7 @@ def _rates(result: EvalResult) -> dict[str, float]:
 
 
 def check_bars(summary: Mapping[str, Any], bars: Bars) -> list[tuple[str, bool]]:
-    """What the demo claims to show, and whether this run did."""
+    """Return the claims of the demo, and whether this run supports each."""
     after = summary["em_after"]
     claims = [
         (f"EM before GRPO is at most {bars.before:.2f}", summary["em_before"] <= bars.before),
@@ -155,7 +154,7 @@ def check_bars(summary: Mapping[str, Any], bars: Bars) -> list[tuple[str, bool]]
 
 
 def print_outcome(summary: Mapping[str, Any], bars: Bars, console: Console) -> None:
-    """Say in words what the run shows and what it does not."""
+    """Print which claims hold."""
     console.print(
         f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} held-out tasks: "
         f"{summary['better']} became right, {summary['worse']} wrong (sign-flip test p = {summary['p_value']:.1e}).",

@@ -1,11 +1,12 @@
-"""The demo from beginning to end: make a policy, show it faulty demonstrations, train it, measure it."""
+"""The demo from start to end: make a policy, show it faulty demonstrations, train it, measure it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,9 +21,9 @@ from safetensors.torch import load_model
 from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 
+from atommem import __version__
 from atommem.config import drawn_capacity
 from atommem.demo.copying import pretrain_copying
-from atommem.demo.progress import FOLDERS, Progress
 from atommem.demo.recipe import Recipe
 from atommem.demo.results import (
     ABLATIONS,
@@ -32,7 +33,6 @@ from atommem.demo.results import (
     results_table,
     summarize,
 )
-from atommem.demo.settings import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import bounded_world, world_of
 from atommem.dialects import get_dialect
@@ -65,40 +65,87 @@ from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
 from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
+from atommem.train.settings import Settings, parse
 from atommem.train.train_config import ColdStartConfig
 
 HELDOUT_FILE = "heldout.parquet"
-_GRPO_SHOWN = (
-    "reward",
-    "create",
-    "read",
-    "update",
-    "scratch",
-    "malform",
-    "store",
-    "tokens",
+PROGRESS_FILE = "progress.json"
+FOLDERS = ("pretrained", "cold_start", "grpo", "eval")
+"""Folders of a demo, which the next one replaces."""
+_PHASES = {"pretrained": "pretrain", "cold_start": "sft", "grpo": "grpo"}
+"""Names of the stages' seconds, by folder."""
+_GRPO_HEADINGS = (
+    "reward create read update scratch malform store tokens",
     "no var",
     "roll s",
     "train s",
 )
-_NAMES = {"pretrained": "pretrain", "cold_start": "sft", "grpo": "grpo"}
-"""Folders of the stages, and what their seconds are called."""
 _CHECKPOINTS = {"save_strategy": ("steps",), "save_steps": ("20",), "save_total_limit": ("1",)}
 _HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
 """Streams of tasks that share no seed."""
 
 
-class Demo:
-    """One run of the demo. The methods are its phases, in order; each prints what it does.
+class Progress:
+    """The finished stages of a demo in a folder, until the whole demo is done.
 
-    On several ranks each of them makes the same calls, and the first one writes and prints.
+    Args:
+        out: The demo's folder.
+        recipe, seed: A demo with others starts from the beginning.
+    """
+
+    def __init__(self, out: Path, recipe: Recipe, seed: int) -> None:
+        self.path = out / PROGRESS_FILE
+        self._demo = [__version__, repr(recipe), seed]
+        self.done: dict[str, dict[str, Any]] = {}
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            if found["demo"] == self._demo:
+                self.done = found["done"]
+        except (OSError, ValueError, LookupError, TypeError):
+            pass  # no demo to continue
+
+    def save(self, stage: str | None = None, **facts: Any) -> None:
+        """Mark the folder as a demo's, and `stage` as finished."""
+        self.done |= {stage: facts} if stage else {}
+        write_json(self.path, {"demo": self._demo, "done": self.done})
+
+
+def load_settings(
+    out: Path, recipe: Recipe, seed: int = 0, changes: Mapping[str, Sequence[str]] | None = None
+) -> Settings:
+    """Read the YAML file of the recipe's world, with the recipe's settings and `changes`.
+
+    Args:
+        out: Output folder of GRPO.
+        recipe: The demo's.
+        seed: Of the run.
+        changes: Other values of fields, as words of a command line.
+    """
+    words = {"output_dir": [str(out)], "seed": [str(seed)], **recipe.settings, **(changes or {})}
+    for name, value in (("max_steps", recipe.updates), ("capacity", recipe.capacity)):
+        if value is not None:
+            words[name] = [str(value)]
+    arguments = ["--config", str(world_of(recipe.world).grpo_config)]
+    arguments += [word for name in words for word in (f"--{name}", *words[name])]
+    settings = parse("grpo", arguments)
+    ranks = PartialState().num_processes
+    if ranks > 1:  # the file's batch is that of all
+        batch = settings.args.per_device_train_batch_size // ranks
+        settings = parse("grpo", [*arguments, "--per_device_train_batch_size", str(batch)])
+    return settings
+
+
+class Demo:
+    """One run of the demo; its methods are the phases, in order.
+
+    On several ranks each makes the same calls, and the first one writes and prints.
 
     Args:
         recipe: What to train, and for how long.
-        out: Folder for everything that is written. What an earlier demo left there is replaced.
-        seed: Of the weights, of all tasks and of sampling.
+        out: Output folder; an earlier demo in it is replaced.
+        seed: Of weights, tasks and sampling.
         console: Where to print.
-        progress: Its stages are taken up instead, and those of this run noted there; GRPO writes checkpoints.
+        progress: Its finished stages are skipped; GRPO then writes checkpoints.
     """
 
     def __init__(
@@ -113,44 +160,37 @@ class Demo:
         self.out = out
         self.seed = seed
         self.console = console
-        self.seconds: dict[str, float] = {}
         self.progress = progress
-        # Rollouts and updates of GRPO have a thread each: with more, either waits for the other's. What a second core
-        # brings to the rest, another rank brings better.
+        self.seconds: dict[str, float] = {}
+        # Rollouts and updates would wait for each other's threads; a second core serves a rank.
         torch.set_num_threads(1)
         self._ranks = PartialState()
         out.mkdir(parents=True, exist_ok=True)
         if progress is not None and progress.done:
-            console.print(
-                f"{out}: taken up from an interrupted run: {', '.join(progress.done)}",
-                soft_wrap=True,
-            )
+            names = ", ".join(progress.done)
+            console.print(f"{out}: resumed from an interrupted run: {names}", soft_wrap=True)
         elif self._ranks.is_main_process:
             for name in FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
             for name in (SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
             if progress is not None:
-                progress.begin()
+                progress.save()
         self._ranks.wait_for_everyone()
-        self.settings = load_settings(
-            out / "grpo", recipe, seed, {} if progress is None else _CHECKPOINTS
-        )
+        changes = {} if progress is None else _CHECKPOINTS
+        self.settings = load_settings(out / "grpo", recipe, seed, changes)
+        memory = self.settings.run.memory
         torch.manual_seed(seed)
-        self.tokenizer = make_tokenizer(
-            recipe.world, self.settings.run.memory, self.settings.run.environment
-        )
+        self.tokenizer = make_tokenizer(recipe.world, memory, self.settings.run.environment)
         self.model = make_model(recipe.size, self.tokenizer)
         self.embedder = make_embedder(self.settings.run.embedder)
-        self.dialect = get_dialect(
-            self.settings.run.memory.dialect, self.settings.run.memory.templates
-        )
+        self.dialect = get_dialect(memory.dialect, memory.templates)
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)
         if self._ranks.is_main_process:
             save_tasks(self.heldout, out / HELDOUT_FILE)
 
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
-        """`count` tasks of one stream of this run, of the recipe's world or another of its kind."""
+        """Generate `count` tasks of one stream, of the recipe's world or another of its kind."""
         world, seed = world or self.recipe.world, 10 * self.seed + stream
         capacities = self.settings.run.memory.capacities
         if not capacities:
@@ -159,52 +199,33 @@ class Demo:
         worlds = [bounded_world(world, drawn_capacity(capacities, name), name) for name in names]
         return [make_task(one, seed, index) for index, one in enumerate(worlds)]
 
-    def _taken_up(self, stage: str) -> bool:
-        """Whether an interrupted run ended this stage; the model is then as the stage left it."""
-        found = self.progress.done.get(stage) if self.progress is not None else None
-        if found is None:
-            return False
-        self.seconds[_NAMES[stage]] = found["seconds"]
-        load_model(self.model, self.out / stage / SAFE_WEIGHTS_NAME)
-        return True
-
-    def _ended(self, stage: str) -> None:
-        if self.progress is not None and self._ranks.is_main_process:
-            self.progress.add(stage, seconds=self.seconds[_NAMES[stage]])
-
     def learn_to_copy(self) -> None:
-        """Pretraining: the ability to look something up in the context."""
-        if self._taken_up("pretrained"):
-            return
-        with self._phase(
-            "pretrain", "Pretraining on copying (a policy that cannot copy cannot use a memory)"
-        ):
-            rank, ranks = self._ranks.process_index, self._ranks.num_processes
-            loss = pretrain_copying(
-                self.model, self.recipe.copying, self.seed, rank == 0, rank, ranks
-            )
-            self.console.print(f"loss {loss:.3f} nats a token")
-        if self.progress is not None and self._ranks.is_main_process:
-            self.model.save_pretrained(self.out / "pretrained")
-        self._ended("pretrained")
+        """Pretrain the ability to look something up in the context."""
+        title = "Pretraining on copying (a policy that cannot copy cannot use a memory)"
+        with self._stage("pretrained", title) as is_new:
+            if is_new:
+                rank, ranks = self._ranks.process_index, self._ranks.num_processes
+                copying = self.recipe.copying
+                loss = pretrain_copying(self.model, copying, self.seed, rank == 0, rank, ranks)
+                self.console.print(f"loss {loss:.3f} nats a token")
+                if self.progress is not None and self._ranks.is_main_process:
+                    self.model.save_pretrained(self.out / "pretrained")
 
     def cold_start(self) -> None:
-        """Supervised training on demonstrations that forget things."""
-        if self._taken_up("cold_start"):
-            return
+        """Train on demonstrations of a faulty expert."""
         recipe = self.recipe.cold_start
-        faults = ", ".join(
-            f"{rate:.0%} of {name}s" for name, rate in asdict(recipe.faults).items() if rate
-        )
-        with self._phase(
-            "sft", f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
-        ):
+        rates = asdict(recipe.faults).items()
+        faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if rate)
+        title = f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
+        with self._stage("cold_start", title) as is_new:
+            if not is_new:
+                return
             episodes = self.demonstrate(recipe.episodes)
             rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]
             if self._ranks.num_processes > 1:
                 rows, scores = gather_object(rows), gather_object(scores)
-            shown = sum(scores) / len(scores)
-            self.console.print(f"{len(rows)} steps; the demonstrations' own EM is {shown:.2f}")
+            mean = sum(scores) / len(scores)
+            self.console.print(f"{len(rows)} steps; the demonstrations' own EM is {mean:.2f}")
             args = ColdStartConfig(
                 output_dir=str(self.out / "cold_start"),
                 max_steps=recipe.steps,
@@ -220,28 +241,27 @@ class Demo:
                 ddp_find_unused_parameters=False,
                 seed=self.seed,
             )
-            trainer = ColdStartTrainer(
-                self.model, args, sft_dataset(rows), self.tokenizer, settings=self.settings.stored
-            )
+            dataset, stored = sft_dataset(rows), self.settings.stored
+            trainer = ColdStartTrainer(self.model, args, dataset, self.tokenizer, settings=stored)
             use_console(trainer, SFT_COLUMNS)
             trainer.train()
             trainer.save_final()
-        self._ended("cold_start")
 
     def demonstrate(self, count: int) -> list[Episode]:
-        """Episodes of the faulty expert, through the one loop: this rank's part of `count`."""
-        recipe = self.recipe
-        prose = get_prose(recipe.world.prose)
-        expert = world_of(recipe.world).expert(prose, self.dialect, recipe.cold_start.faults)
+        """Run this rank's share of `count` episodes of the faulty expert."""
+        world, faults = self.recipe.world, self.recipe.cold_start.faults
+        expert = world_of(world).expert(get_prose(world.prose), self.dialect, faults)
         policy = ExpertPolicy(expert, self.tokenizer, self.tokenizer.eos_token_id)
         runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
-        tasks = self.tasks(_DEMONSTRATIONS, count)
-        with self._ranks.split_between_processes(tasks) as own:
+        with self._ranks.split_between_processes(self.tasks(_DEMONSTRATIONS, count)) as own:
             return asyncio.run(runner.run_all([(task, 0) for task in own]))
 
     def evaluate(self, name: str, tasks: Sequence[Task] | None = None) -> EvalResult:
-        """Held-out EM, with the sampling of training, and without what `name` switches off, where it is one of
-        `ABLATIONS`; traces go to ``eval/NAME``. `tasks` are instead of the held-out ones.
+        """Measure held-out EM with the sampling of training; traces go to ``eval/NAME``.
+
+        Args:
+            name: ``before``, ``after``, or one of `ABLATIONS`, which switches something off.
+            tasks: Default: the held-out ones.
         """
         policy = LocalPolicy(self.model, self.tokenizer)
         runner = EpisodeRunner(self._agent(policy, ABLATIONS.get(name, ())))
@@ -257,13 +277,13 @@ class Demo:
             finally:
                 await policy.close()
 
-        with self._phase(f"eval_{name}"):
+        with self._timed(f"eval_{name}"):
             result = asyncio.run(run())
-        self._tell(name, result)
+        self._print_em(name, result)
         return result
 
     def evaluate_all(self, names: Sequence[str]) -> dict[str, EvalResult]:
-        """`evaluate` for each, which the ranks share."""
+        """Share out `evaluate` of `names` among the ranks."""
         rank, ranks = self._ranks.process_index, self._ranks.num_processes
         found = {name: self.evaluate(name) for name in names[rank::ranks]}
         if ranks > 1:
@@ -271,29 +291,24 @@ class Demo:
             for results, theirs in gather_object([(found, seconds)]):
                 for name in results.keys() - found.keys():
                     found[name], self.seconds[f"eval_{name}"] = results[name], theirs[name]
-                    self._tell(name, found[name])
+                    self._print_em(name, found[name])
         return {name: found[name] for name in names}
 
-    def _tell(self, name: str, result: EvalResult) -> None:
+    def _print_em(self, name: str, result: EvalResult) -> None:
         self.console.print(f"held-out EM, {LABELS.get(name, name).strip()}: {result.em:.3f}")
 
     def grpo(self, world: Any = None) -> None:
-        """Reinforcement learning: whole episodes, one terminal reward, group-relative advantages; on tasks of the
-        recipe's world, or another of its kind.
-        """
-        if self._taken_up("grpo"):
-            return
-        settings = self.settings
-        args = settings.args
-        args.resume_from_checkpoint = (
-            "auto" if self.progress is not None and list_checkpoints(args.output_dir) else None
-        )
-        resume = checkpoint_to_resume(args, settings.run.memory)
+        """Train with GRPO, on tasks of the recipe's world or another of its kind."""
+        settings, args = self.settings, self.settings.args
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
-        with self._phase(
-            "grpo", f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"
-        ):
+        title = f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"
+        with self._stage("grpo", title) as is_new:
+            if not is_new:
+                return
+            resumes = self.progress is not None and list_checkpoints(args.output_dir)
+            args.resume_from_checkpoint = "auto" if resumes else None
+            resume = checkpoint_to_resume(args, settings.run.memory)
             rollouts = Rollouts(
                 args, self.tokenizer, self.embedder, settings.run.memory, settings.run.environment
             )
@@ -305,17 +320,17 @@ class Demo:
                 partial(make_local_backend, rollouts),
                 settings=settings.stored,
             )
-            use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_SHOWN])
+            shown = {*_GRPO_HEADINGS[0].split(), *_GRPO_HEADINGS[1:]}
+            use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in shown])
             if resume:
                 self.console.print(f"from {resume}, of an interrupted run", soft_wrap=True)
             try:
                 trainer.train(resume_from_checkpoint=resume)
-            except TrainingInterrupted:  # its text is of a flag that `atommem train` has
+            except TrainingInterrupted:  # its message names a flag of `atommem train`
                 raise KeyboardInterrupt from None
             finally:
                 trainer.close()
             trainer.save_final()
-        self._ended("grpo")
         if self._ranks.is_main_process:
             for checkpoint in list_checkpoints(args.output_dir):
                 remove_checkpoint(checkpoint)
@@ -323,23 +338,38 @@ class Demo:
     def _agent(
         self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False
     ) -> Agent:
-        """`policy` in the demo's world, sampled as in training, with some memory actions switched off."""
+        """Make an agent of `policy` with the sampling of training, without `disabled` actions."""
         settings, train = self.settings, self.settings.args
+        longest = train.max_completion_length or 48
         return Agent(
             policy=policy,
             embedder=self.embedder,
             tokenizer=self.tokenizer,
             environments=make_environments(settings.run.environment, self.tokenizer),
             memory=replace(settings.run.memory, disabled_actions=list(disabled)),
-            sampling=Sampling(
-                train.temperature, max_tokens=train.max_completion_length or 48, seed=self.seed
-            ),
+            sampling=Sampling(train.temperature, max_tokens=longest, seed=self.seed),
             keep_prompts=keep_prompts,
         )
 
     @contextmanager
-    def _phase(self, name: str, title: str = "") -> Iterator[None]:
-        """Announces a phase and notes how long it took."""
+    def _stage(self, folder: str, title: str) -> Iterator[bool]:
+        """Run a stage unless an interrupted demo finished it; yields whether it has to run.
+
+        If not, the model is loaded as the stage left it.
+        """
+        found = self.progress.done.get(folder) if self.progress is not None else None
+        if found is not None:
+            self.seconds[_PHASES[folder]] = found["seconds"]
+            load_model(self.model, self.out / folder / SAFE_WEIGHTS_NAME)
+            yield False
+            return
+        with self._timed(_PHASES[folder], title):
+            yield True
+        if self.progress is not None and self._ranks.is_main_process:
+            self.progress.save(folder, seconds=self.seconds[_PHASES[folder]])
+
+    @contextmanager
+    def _timed(self, name: str, title: str = "") -> Iterator[None]:
         if title:
             self.console.print(f"\n[bold]{title}", soft_wrap=True)
         started = time.perf_counter()
@@ -352,10 +382,9 @@ class Demo:
 def run_demo(
     recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None
 ) -> dict[str, Any]:
-    """Run all phases, write ``summary.json`` and the plot, print the table; returns the summary.
+    """Run or resume the demo, write summary and plot, and print the table; returns the summary.
 
-    One that was interrupted goes on, given the same recipe, folder and seed. `started` is the `time.perf_counter()`
-    from which ``seconds_total`` counts, beside the stages that were taken up; unset is now.
+    ``seconds_total`` counts from `started` (`time.perf_counter()`; default: now).
     """
     started = time.perf_counter() if started is None else started
     disable_progress_bar()  # of saving one file of weights
@@ -373,7 +402,7 @@ def run_demo(
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     write_json(out / SUMMARY_FILE, summary)
-    progress.end()
+    progress.path.unlink(missing_ok=True)
     console.print()
     console.print(results_table(results))
     print_outcome(summary, recipe.bars, console)

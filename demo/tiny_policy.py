@@ -1,4 +1,4 @@
-"""A policy made from nothing: a word-level tokenizer and a randomly initialised Qwen3 model."""
+"""A policy from nothing: a word-level tokenizer and a randomly initialized Qwen3 model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ def make_tokenizer(
     memory: MemoryConfig,
     environment: EnvironmentConfig | None = None,
 ) -> Any:
-    """A word-level tokenizer that knows every word of the world, the templates and the dialect's tags.
-
-    Those of the templates are of the pieces that the environment may show: unset, under its defaults.
-    """
+    """Make a tokenizer of every word of the world, the shown templates and the dialect's tags."""
     return word_tokenizer(vocabulary(world, memory, environment))
 
 
 def word_tokenizer(texts: Iterable[str]) -> Any:
-    """A tokenizer whose tokens are the words of `texts`, after the special tokens; other words are unknown to it."""
+    """Make a tokenizer whose tokens are the words of `texts`, after the special tokens."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -55,13 +52,13 @@ def vocabulary(
     memory: MemoryConfig,
     environment: EnvironmentConfig | None = None,
 ) -> list[str]:
-    """The words of templates and prose, tags, numbers, and the names last."""
+    """Return the words of templates, prose, tags and numbers, then the names."""
     config = environment or environment_config(world_of(world).environment)
     return list(dict.fromkeys([*prompt_words(config, memory), *world_words(world, memory)]))
 
 
 def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[str]:
-    """The words of the templates of memory and environment, as far as they are shown, and the dialect's tags."""
+    """Return the words of the shown templates, and the dialect's tags."""
     dialect = get_dialect(memory.dialect, memory.templates)
     kind = find_environment(environment.environment)
     section, shown = kind.section(memory.templates, environment), kind.shown(environment)
@@ -78,7 +75,7 @@ def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[s
 
 
 def make_model(size: PolicySize, tokenizer: Any) -> Any:
-    """A model with random weights (drawn from torch's global generator) for this tokenizer."""
+    """Make a model with random weights, drawn from torch's global generator."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(

@@ -1,4 +1,4 @@
-"""The worlds that the demo can train in: what it needs of each, by the type of its settings."""
+"""The worlds that the demo can train in, by the type of their settings."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, REGISTERS, SiteCon
 
 @dataclass(frozen=True)
 class World:
-    """One of them.
+    """What the demo needs of a world.
 
     Attributes:
-        environment: Its environment's name.
-        grpo_config: Settings of GRPO, memory, embedder and environment, as ``atommem train grpo --config`` takes them.
-        generate: Tasks, from settings, count and seed.
-        expert: From prose, dialect and faults.
-        hops: Links from what is asked to the answer, at most.
-        words: Those of its prompts and completions that are in no template, name or sentence.
+        environment: Name of its environment.
+        grpo_config: YAML file of GRPO, memory, embedder and environment.
+        generate: Makes tasks from settings, count and seed.
+        expert: Makes the expert from prose, dialect and faults.
+        hops: Most links from a question to its answer.
+        words: Words that are not in templates, names or sentences.
     """
 
     environment: str
@@ -42,14 +42,14 @@ class World:
 
 
 def world_of(config: WorldConfig | SiteConfig) -> World:
-    """The world that these settings are of."""
+    """Return the world of these settings."""
     return _WORLDS[type(config)]
 
 
 def bounded_world(world: WorldConfig, capacity: int | None, task_id: str) -> WorldConfig:
-    """`world` for a store of `capacity` entries: what may go is told before there is no more room.
+    """Return `world` for a store of `capacity` entries.
 
-    The task draws how much there is to keep: from less than the store holds to more than that.
+    The task draws the number of facts: from fewer than the store holds to more.
     """
     most = (_UNLIMITED if capacity is None else capacity) + 2
     return replace(
@@ -58,7 +58,7 @@ def bounded_world(world: WorldConfig, capacity: int | None, task_id: str) -> Wor
 
 
 def world_words(config: WorldConfig | SiteConfig, memory: MemoryConfig) -> list[str]:
-    """The words of prose and numbers, and the names last."""
+    """Return the words of prose and numbers, then the names."""
     world, prose = world_of(config), get_prose(config.prose)
     hops = world.hops(config)
     names = [name for kind in KINDS[-hops - 1 :] for name in names_of(kind, config.names)]
@@ -97,7 +97,7 @@ def _prose_words(prose: Prose) -> list[str]:
 
 
 _UNLIMITED = 8
-"""A store without a limit is given as much as one of so many entries."""
+"""Facts of a store without a limit, as of one of so many entries."""
 _WORLDS: dict[type, World] = {
     WorldConfig: World(
         "longdoc", GRPO_CONFIG, generate, Expert, lambda config: config.hops[1], _document_words

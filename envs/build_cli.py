@@ -122,7 +122,8 @@ def _parser() -> Parser:
     parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
     parser.add_argument(
         "--input",
-        action="append",
+        action="extend",
+        nargs="+",
         type=Path,
         metavar="PATH",
         help="The benchmark's file, or a folder that holds it (itself or in a folder named like the "
@@ -161,7 +162,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--exclude",
-        action="append",
+        action="extend",
+        nargs="+",
         type=Path,
         default=[],
         metavar="FILE",

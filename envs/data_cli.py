@@ -28,8 +28,6 @@ from atommem.text_safety import printable
 
 GROUP = "atommem.data"
 """Entry points of further commands."""
-_MORE = {"from-conversations": "atommem.serve.from_conversations:main"}
-"""Commands of rooms above this one."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,14 +42,14 @@ def main(argv: list[str] | None = None) -> int:
         "convert": Command(_convert, "convert LoCoMo, LongMemEval, MemoryAgentBench, BEAM, ..."),
         "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
     }
-    for name in plugins.names(GROUP, _MORE):
+    for name in plugins.names(GROUP):
         run = partial(_run_plugin, name)
-        commands[name] = Command(run, "make tasks and traces" if name in _MORE else "")
+        commands[name] = Command(run, "")
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
 
 
 def _run_plugin(name: str, argv: list[str]) -> int:
-    return int(plugins.find(GROUP, name, _MORE)(argv))
+    return int(plugins.find(GROUP, name)(argv))
 
 
 def _build(argv: list[str]) -> int:

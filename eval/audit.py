@@ -24,12 +24,9 @@ from atommem.embedding.embedder import Embedder, Vectors
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, DataError, TraceError, check_writable
-from atommem.memory.columns import Columns
-from atommem.memory.contents import replay
-from atommem.memory.entries import Entry, Source
-from atommem.memory.index import VectorIndex
-from atommem.memory.retention import make_retention
-from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.log import Entry, Source, replay
+from atommem.memory.rules import Candidate, StoreState, make_rule
+from atommem.memory.store import VectorStore
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
 from atommem.session_state import SessionState
@@ -115,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     if (args.judge_url is None) != (args.judge_model is None):
         raise ConfigError("--judge_url and --judge_model must be given together.")
     for rule in args.rules:
-        make_retention(rule)  # reject wrong rules before loading a model
+        make_rule("retention", rule)  # reject wrong rules before loading a model
     store = read_store(args.store)
     embedder = make_embedder(make(EmbedderConfig, args))
     judge = _make_judge(args.judge_url, args.judge_model) if args.judge_url else None
@@ -206,15 +203,13 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) 
 
     The newest entry acts as the candidate: rules that reject it (``reject``) evict the newest.
     """
-    retention: Any = make_retention(rule)
-    rate = getattr(retention, "rate", None)
+    retention = make_rule("retention", rule)
     held: dict[int, Entry] = {}
-    index = VectorIndex(vectors.shape[1])
+    store = VectorStore(vectors.shape[1])
     step = max((entry.updated for entry in entries), default=0) + 1
-    columns = Columns(held, index)
 
     def state() -> StoreState:
-        return StoreState(held, index, lambda: columns, step, budget, (0, len(held)))
+        return StoreState(held, store, step, budget, (0, len(held)))
 
     def candidate(entry: Entry, vector: Vectors) -> Candidate:
         source = entry.source or Source(entry.created)
@@ -223,21 +218,19 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) 
         )
 
     for entry, vector in zip(entries, vectors, strict=True):
-        score = float(rate(candidate(entry, vector), state())) if rate else entry.score
-        held[entry.id] = replace(entry, score=score)
-        index.put(entry.id, vector)
-        columns.follow(entry.id, held, moved=True)
+        rating = retention.rate(candidate(entry, vector), state())
+        held[entry.id] = replace(entry, score=entry.score if rating is None else float(rating))
+        store.update({entry.id: vector})
     ids: list[int] = []
     while len(held) > max(budget, 1):
         newest = max(held)
-        eviction = retention.evict(candidate(held[newest], index.vector(newest)), state())
+        eviction = retention.evict(candidate(held[newest], store.rows([newest])[0]), state())
         chosen = newest if eviction.entry_id is None else eviction.entry_id
         if chosen not in held:
             raise ConfigError(f"retention={rule}: evicts entry {chosen}, which does not exist.")
         ids.append(chosen)
         del held[chosen]
-        index.remove(chosen)
-        columns.follow(chosen, held, moved=True)
+        store.update({chosen: None})
     return ids
 
 

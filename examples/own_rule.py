@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 from atommem import Memory
-from atommem.memory.retention import Eviction
-from atommem.memory.rules import Candidate, StoreState
+from atommem.memory.rules import Candidate, Eviction, Rule, StoreState
 
 
-class Numbers:
+class Numbers(Rule):
     """See docs/tutorials/own_rule.md for what a rule sees and may do."""
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:

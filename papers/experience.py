@@ -19,16 +19,20 @@ import numpy as np
 from atommem.config import check_choice
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError, DataError, TraceError
-from atommem.memory.admission import Merged, Refused
-from atommem.memory.columns import Numbers
-from atommem.memory.contents import Contents, replay
-from atommem.memory.entries import Entry, Source
-from atommem.memory.index import VectorIndex, best
-from atommem.memory.keeper import Keeper, Rules
-from atommem.memory.operations import MEMORY, Operation, Outcome, operation_from_json, to_json
-from atommem.memory.rules import Candidate, StoreState
-from atommem.memory.state import State
-from atommem.memory.vectors import embedded
+from atommem.memory.log import (
+    MEMORY,
+    Contents,
+    Entry,
+    Operation,
+    Outcome,
+    Source,
+    operation_from_json,
+    replay,
+    to_json,
+)
+from atommem.memory.memory import Plan, admit, sweep
+from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
+from atommem.memory.store import VectorStore, best, embed_texts
 
 Similarity = Callable[[str, StoreState], Numbers]
 """Similarity of a query to each record, in the order of `StoreState.ids`."""
@@ -139,9 +143,9 @@ class Bank:
             raise ConfigError(f"capacity={capacity}: must be at least 1, or None for no limit.")
         check_choice("evaluator", evaluator, tuple(EVALUATORS))
         self._embedder, self._capacity, self._seed = embedder, capacity, seed
-        self._rules, self._evaluator = Rules(admission, retention), evaluator
+        self._rules, self._evaluator = RuleSet(admission, retention), evaluator
         self._newest_first = newest_first
-        self._state = State(Contents(), VectorIndex(embedder.dim))
+        self._contents, self._store = Contents(), VectorStore(embedder.dim)
         self._path: Path | None = None
         self._last: tuple[str, Vectors] | None = None
         self._new: list[Operation] = []
@@ -171,21 +175,20 @@ class Bank:
             os.truncate(self._path, len(whole))
         else:
             self._append(header)
-        contents, index = replay(operations), VectorIndex(self._embedder.dim)
-        for ids, rows in await embedded(self._embedder, list(contents.entries.values())):
-            index.add(ids, rows)
-        self._state = State(contents, index)
-        self._rules = self._rules.again()
-        self._rules.tell(operations)
+        contents, store = replay(operations), VectorStore(self._embedder.dim)
+        texts = [entry.text for entry in contents.entries.values()]
+        store.add(list(contents.entries), await embed_texts(self._embedder, texts, "entry"))
+        self._contents, self._store = contents, store
+        self._rules = self._rules.renewed(operations)
         self.task = max(1, contents.step)
         return self
 
     def records(self) -> list[Entry]:
         """Return all records, oldest first."""
-        return list(self._state.contents.entries.values())
+        return list(self._contents.entries.values())
 
     def __len__(self) -> int:
-        return len(self._state.contents.entries)
+        return len(self._contents.entries)
 
     async def retrieve(
         self, query: str, k: int, similarity: Similarity | None = None
@@ -199,21 +202,21 @@ class Bank:
         """
         if k < 1:
             raise ConfigError(f"k={k}: must be at least 1.")
-        index = self._state.index
+        state = self._plan(self.task).state()
         if similarity is not None:
-            scores = np.asarray(similarity(query, self._keeper().seen()), dtype=np.float32)
-        elif len(index):
-            scores = index.cosines(await self._vector(query))
+            scores = np.asarray(similarity(query, state), dtype=np.float32)
+        elif len(self):
+            scores = state.vectors @ await self._vector(query)
         else:
             scores = np.empty(0, dtype=np.float32)
         if self._newest_first:
-            hits = [(-negative, score) for negative, score in best(scores, -index.ids, k)]
+            hits = [(-negative, score) for negative, score in best(scores, -state.ids, k)]
         else:
-            hits = best(scores, index.ids, k)
+            hits = best(scores, state.ids, k)
         # Logged at the end of the previous step, so that `last_shown` is the current task.
         self._apply(Operation(self.task - 1, "retrieve", actor=MEMORY, scores=tuple(hits)))
         self._write()
-        return [(self._state.contents.entries[entry_id], score) for entry_id, score in hits]
+        return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
 
     async def end(self, experience: Experience) -> tuple[Operation, ...]:
         """Finish the current task: credit the retrieved records, add a record, and sweep.
@@ -224,27 +227,29 @@ class Bank:
         Raises:
             OutageError: The embedder is unreachable; the bank is unchanged.
         """
-        rng = np.random.default_rng((self._seed, self._state.contents.position, 1))
+        rng = np.random.default_rng((self._seed, self._contents.position, 1))
         verdict = EVALUATORS[self._evaluator](experience, rng)
         vector = None
         if verdict.add:
             vector = await self._vector(experience.query)
-            await self._rules.prepare([experience.query])
-        shown, utility = [entry_id for entry_id, _ in self._state.contents.shown], verdict.utility
+            await self._rules.admission.prepare([experience.query])
+        shown, utility = [entry_id for entry_id, _ in self._contents.shown], verdict.utility
         credit = Operation(self.task, "observe", actor=_SYSTEM)
         if utility is not None:
             credit = replace(credit, scores=tuple((entry_id, utility) for entry_id in shown))
         elif shown:  # rules that count use do so without an outcome too
             credit = replace(credit, details={"shown": shown})
         self._apply(credit)
-        self._rules.tell([credit])
+        self._rules.observe(credit)
         if vector is None:
             reason = f"evaluator:{self._evaluator}: {verdict.reason}"
             self._reject(self.task, experience.query, reason=reason)
         else:
             await self._add(experience, vector, self.task)
-        self._keeper().sweep()
-        if self._state.contents.shown:  # clear what was retrieved for this task
+        plan = self._plan(self.task)
+        sweep(plan, self._rules)
+        self._take(plan)
+        if self._contents.shown:  # clear what was retrieved for this task
             self._apply(Operation(self.task, "retrieve", actor=MEMORY))
         self.task += 1
         return self._write()
@@ -256,7 +261,7 @@ class Bank:
             batch = items[start : start + _BATCH]
             queries = [experience.query for experience in batch]
             vectors = await self._embedder.embed(queries, "entry")
-            await self._rules.prepare(queries)
+            await self._rules.admission.prepare(queries)
             for experience, vector in zip(batch, vectors, strict=True):
                 await self._add(experience, vector, self.task - 1)
                 self._write()
@@ -266,20 +271,22 @@ class Bank:
         candidate = Candidate(
             text, vector, Source(step), outcome=experience.outcome, details=details
         )
-        decision = self._keeper(step).decide(candidate)
+        plan = self._plan(step)
+        decision = admit(plan, self._rules, candidate)
+        self._take(plan)
         cause: dict[str, Any] = {"reason": decision.reason, "score": decision.score}
         if isinstance(decision, Refused):
             self._reject(step, text, actor=_SYSTEM, **cause)
             return
         if isinstance(decision, Merged):
             entry_id = decision.entry_id
-            before = self._state.contents.entries[entry_id].text
+            before = self._contents.entries[entry_id].text
             if decision.text and decision.text != text:
                 text = decision.text
                 (vector,) = await self._embedder.embed([text], "entry")
-            cause |= {"before": before, "actor": self._rules.admits}
+            cause |= {"before": before, "actor": self._rules.admission_actor}
         else:
-            entry_id = self._state.contents.newest_id + 1
+            entry_id = self._contents.newest_id + 1
             cause["actor"] = _SYSTEM
         kind: Any = "update" if isinstance(decision, Merged) else "create"
         self._apply(
@@ -292,12 +299,18 @@ class Bank:
     def _reject(self, step: int, text: str, **cause: Any) -> None:
         self._apply(Operation(step, "create", Outcome.REJECTED, after=text, **cause))
 
-    def _keeper(self, step: int | None = None) -> Keeper:
-        step = self.task if step is None else step
-        return Keeper(self._rules, self._state, self._capacity, step, self._seed, self._apply)
+    def _plan(self, step: int) -> Plan:
+        return Plan(self._contents.copy(), self._store, step, self._capacity, self._seed)
+
+    def _take(self, plan: Plan) -> None:
+        self._store.update(plan.vectors)
+        self._contents = plan.contents
+        self._new += plan.operations
 
     def _apply(self, operation: Operation, vector: Vectors | None = None) -> None:
-        self._state.apply(operation, vector)
+        self._contents.apply(operation)
+        if vector is not None and operation.entry_id is not None:
+            self._store.update({operation.entry_id: vector})
         self._new.append(operation)
 
     def _write(self) -> tuple[Operation, ...]:

@@ -15,9 +15,9 @@ import pytest
 
 from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
 from atommem.errors import ConfigError, DataError
-from atommem.memory.operations import Outcome
+from atommem.memory.log import Outcome
 from atommem.memory.rules import StoreState
-from atommem.rules.traceretain import LINEAR, TraceRetain
+from atommem.rules.banks import LINEAR, TraceRetain
 from papers.experience import Bank, Experience, read_memento
 
 TASKS = [

@@ -30,12 +30,10 @@ from atommem import plugins
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Vectors
-from atommem.memory.admission import Accepted, Admission, Refused
-from atommem.memory.rules import Candidate, StoreState
-from atommem.memory.working import WorkingMemory
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.rules import Accepted, Admission, Candidate, Refused, Rule, StoreState
 from atommem.rules import check
-from atommem.rules.linear import FEATURES
-from atommem.rules.rule import Rule
+from atommem.rules.ratings import FEATURES
 from atommem.tokens import ApproximateTokenizer
 
 SECONDS = 2.0

@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
             str(ports[1]),
         ]
         serve += ["--db", f"sqlite:///{name}/log.db", "--embedder", "hashing", "--max_reads", "2"]
-        serve += ["--active", "256", "--waiting", "4096"]
+        serve += ["--active", "256", "--max_requests", "4096"]
         serve += ["--open_conversations", str(options.open)]
         with started(engine, f"{engine_url}/v1/models", log):
             with started(serve, f"{url}/ready", log) as process:

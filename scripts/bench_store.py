@@ -24,7 +24,7 @@ from common import command_line, last_line
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.hashing import RandomEmbedder
-from atommem.memory.working import WorkingMemory
+from atommem.memory.memory import WorkingMemory
 from atommem.tokens import ApproximateTokenizer
 
 BAR_MS, BAR_ENTRIES = 5.0, 1000

@@ -22,8 +22,7 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.episode_runner import EpisodeRunner
-from atommem.memory.entries import MemoryView
-from atommem.memory.operations import to_json
+from atommem.memory.log import MemoryView, to_json
 from atommem.policy.scripted import ScriptedPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import Operation, Outcome
 from atommem.observation import Observation
 from atommem.trace import Trace, read_trace
 

@@ -17,7 +17,7 @@ from typing import Any
 from common import command_line, last_line
 
 from atommem.errors import TraceError
-from atommem.memory.operations import POLICY
+from atommem.memory.log import POLICY
 from atommem.trace import Trace, read_trace
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,8 +28,8 @@ _PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/jav
 _PAGE_HEADERS = {
     # No other origins, no inline scripts, and no script can turn text into markup.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -102,14 +101,8 @@ def run(app: FastAPI, **options: Any) -> None:
     import uvicorn
 
     sys.setswitchinterval(0.001)  # commits run in a thread that waits for the event loop's GIL
-    logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     with frozen_heap():
         uvicorn.run(app, access_log=False, **options)
-
-
-def _is_not_cancellation(record: logging.LogRecord) -> bool:
-    # After a second Ctrl-C uvicorn would print the traceback of the cancelled lifespan.
-    return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
 
 def _add_page(app: FastAPI) -> None:

@@ -9,28 +9,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from atommem.actions import READ, Action
 from atommem.api import answer_question
 from atommem.episode import Step
 from atommem.errors import AtomMemError, PromptTooLongError
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation
-from atommem.memory.threads import offload
-from atommem.memory.vectors import TextVectors
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import Entry, Operation
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import TextVectors
 from atommem.observation import Observation
 from atommem.serve.conversation_log import SNAPSHOT_INTERVAL
 from atommem.serve.events import (
+    BusyError,
     ConflictError,
     ConversationInfo,
     Event,
     LogState,
     RequestKey,
-    has_source,
     source_name,
     update_unread,
 )
-from atommem.serve.resources import BusyError, Resources
+from atommem.serve.resources import Resources
 from atommem.session import Session
 from atommem.session_state import SessionState
 from atommem.trace import step_record
@@ -73,7 +70,7 @@ class Conversation:
         self.id = conversation
         self.owner = owner
         self.lock = asyncio.Lock()
-        self.waiting = 0
+        self.users = 0
         self._resources = resources
         self._session: Session | None = None
         self._state: LogState | None = None
@@ -86,19 +83,15 @@ class Conversation:
         return self._session
 
     @property
+    def is_open(self) -> bool:
+        """Whether the session is in memory."""
+        return self._session is not None
+
+    @property
     def state(self) -> LogState:
         """Where the log stands."""
         assert self._state is not None, "open the conversation first"
         return self._state
-
-    @property
-    def size(self) -> int:
-        """Approximate bytes in memory."""
-        if self._session is None:
-            return 0
-        memory, dim = self._session.memory, self._resources.model.agent.embedder.dim
-        operations = memory.contents.position - memory.start.contents.position
-        return 20_000 + len(memory.contents.entries) * (4 * dim + 1_000) + operations * 500
 
     async def open(self, *, full: bool = False, any_checkpoint: bool = False) -> None:
         """Load the session from the log unless it is loaded.
@@ -124,9 +117,10 @@ class Conversation:
                 same_embedder and state.checkpoint in (None, model.checkpoint)
             ):
                 raise CheckpointError(
-                    f"conversation {self.id} was written by checkpoint {state.checkpoint} with embedder "
-                    f"{state.embedder!r}; this server has {model.checkpoint} with {embedder!r}. Switch it with "
-                    f"POST /v1/conversations/{self.id}/checkpoint, or serve the former checkpoint."
+                    f"conversation {self.id} was written by checkpoint {state.checkpoint} with "
+                    f"embedder {state.embedder!r}; this server has {model.checkpoint} with "
+                    f"{embedder!r}. Switch it with POST /v1/conversations/{self.id}/checkpoint, or "
+                    "serve the former checkpoint."
                 )
             start = state.snapshot or Session(model.agent, self.id).memory.start
             start = replace(start, embedder=state.embedder or embedder)
@@ -150,7 +144,9 @@ class Conversation:
         questions = [line for line in goal.splitlines() if line.strip()]
         new = []
         for item in items:
-            chunks = await offload(self._resources.model.reading, item["parts"], questions)
+            chunks = await asyncio.to_thread(
+                self._resources.model.reading, item["parts"], questions
+            )
             new.append(Event("item", {**item, "questions": questions}, chunks=len(chunks)))
         return await self._append(new, request)
 
@@ -202,42 +198,56 @@ class Conversation:
         Raises:
             ...: Like `read`. The question then stays in the log without an answer.
         """
-        ask = await self.note(Event("ask", {"question": question}, response=response), request)
+        ask = Event("ask", {"question": question}, response=response)
+        if on_accepted is not None or self.state.unread:
+            ask = await self.note(ask, request)
         if on_accepted is not None:
             await on_accepted()
         await self.read(on_step)
 
         async def answer() -> Answer:
-            if request is not None and (committed := await self._committed_answer(ask)):
-                return committed
-            return await self._answer(ask, on_step)
+            nonlocal ask
+            if not ask.version and (before := await self._written_before(request)):
+                ask = before[0]
+            if ask.version and request is not None:
+                committed = await self._committed_answer(ask)
+                if committed is not None:
+                    return committed
+            steps: list[Step] = []
+            entries: tuple[Entry, ...] = ()
 
-        return await self._retry(answer)
+            async def turn(observation: Observation) -> Step:
+                nonlocal entries
+                memory = self.session.memory
+                shown = (item.entry_id for item in memory.view().retrieved)
+                entries = tuple(memory.contents.entries[entry_id] for entry_id in shown)
+                return await self._turn(observation)
 
-    async def _answer(self, ask: Event, on_step: OnStep | None) -> Answer:
-        steps: list[Step] = []
-        entries: tuple[Entry, ...] = ()
+            async def keep(step: Step, ended: bool, text: str | None) -> None:
+                nonlocal ask
+                # An unacknowledged question is committed with its first step: one fsync less.
+                new, key = ([], None) if ask.version else ([ask], request)
+                version = ask.version or self.state.version + 1
+                new.append(_step_event(step, version))
+                if ended:
+                    body = {"text": text, "entries": [entry.id for entry in entries]}
+                    new.append(Event("answer", body, parent=version, response=response))
+                done = await self._commit(new, step.operations, request=key)
+                ask = ask if ask.version else done[0]
+                steps.append(step)
+                if on_step is not None:
+                    await on_step(step)
 
-        async def turn(observation: Observation) -> Step:
-            nonlocal entries
-            memory = self.session.memory
-            shown = (item.entry_id for item in memory.view().retrieved)
-            entries = tuple(memory.contents.entries[entry_id] for entry_id in shown)
-            return await self._turn(observation)
+            environments = self._resources.model.agent.environments
+            text, _ = await answer_question(environments, question, turn, keep)
+            return Answer(text, entries, tuple(steps))
 
-        async def keep(step: Step, ended: bool, text: str | None) -> None:
-            new = [_step_event(step, ask.version)]
-            if ended:
-                body = {"text": text, "entries": [entry.id for entry in entries]}
-                new.append(Event("answer", body, parent=ask.version, response=ask.response))
-            await self._commit(new, step.operations)
-            steps.append(step)
-            if on_step is not None:
-                await on_step(step)
-
-        environments = self._resources.model.agent.environments
-        text, _ = await answer_question(environments, ask.body["question"], turn, keep)
-        return Answer(text, entries, tuple(steps))
+        try:
+            return await self._retry(answer)
+        except BaseException:
+            if not ask.version:
+                await self.note(ask, request)
+            raise
 
     async def _committed_answer(self, ask: Event) -> Answer | None:
         """Return the answer in the log, with its entries as they are now."""
@@ -257,68 +267,48 @@ class Conversation:
     ) -> list[dict[str, Any]]:
         """Replace the text of an entry, or delete it (None); return the operations."""
         return await self._edit(
-            Event("edit"), lambda memory, step: memory.edit(entry, text, step), request
+            [Event("edit")], lambda memory, step: memory.edit(entry, text, step), request
         )
 
-    async def forget(self, source: str) -> list[dict[str, Any]]:
-        """Remove what was written while reading texts with this source name; return the operations.
+    async def delete(self, items: Sequence[Event], source: str) -> list[dict[str, Any]]:
+        """Delete items, with what was written while they were read; return the operations.
 
-        Unread texts with this name are not read.
+        Args:
+            items: What to delete, read or not.
+            source: Their source name, or part of a text; other items may have it, too.
         """
-        return await self._edit(
-            Event("edit", {"forget": source}),
-            lambda memory, step: memory.forget(source, step),
-            stop=source,
-        )
-
-    async def delete_item(self, item: Event) -> None:
-        """Delete an item, with what was written while it was read."""
-        log = self._resources.log
-        steps = await self._resources.in_thread(
-            lambda: log.events(self.id, ("step",), after=item.version)
-        )
-        # Another item may have the same name: only steps that read this one count.
-        read = [
-            step.step for step in steps if step.parent == item.version and step.step is not None
+        log, deleted = self._resources.log, {item.version for item in items}
+        steps = await self._resources.in_thread(lambda: log.events(self.id, ("step",)))
+        read = [step.step or 0 for step in steps if step.parent in deleted]
+        events = [
+            Event("deleted", {"item": item.body["id"]}, parent=item.version) for item in items
         ]
-        await self._edit(
-            Event("deleted", {"item": item.body["id"]}, parent=item.version),
-            lambda memory, step: memory.forget(source_name(item), step, read=read),
+        return await self._edit(
+            events or [Event("edit", {"forget": source})],
+            lambda memory, step: memory.forget(source, step, read=read if items else None),
         )
 
     async def _edit(
         self,
-        event: Event,
+        new: Sequence[Event],
         work: Callable[[WorkingMemory, int], Awaitable[Sequence[Operation]]],
         request: RequestKey | None = None,
-        stop: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Commit an event with the operations of `work(memory, step)`; return them.
-
-        Unread items with the source name `stop` are not read.
-        """
+        """Commit events with the operations of `work(memory, step)`; return them."""
 
         async def edit() -> Event:
             if before := await self._written_before(request):
                 return before[0]
-            stopped = [
-                Event("stopped", {"reason": "deleted by the owner"}, parent=item)
-                for item in self.state.unread
-                if stop is not None and has_source(await self._item(item), stop)
-            ]
             written = await work(self.session.memory, max(0, self.session.turns - 1))
-            return (await self._commit([event, *stopped], written, request=request))[0]
+            return (await self._commit(new, written, request=request))[0]
 
         version = (await self._retry(edit)).version
         log = self._resources.log
         return await self._resources.in_thread(lambda: log.operations(self.id, 0, version=version))
 
     async def recall(self, query: str) -> list[tuple[Entry, float]]:
-        """Return the entries that the policy would be shown for a query, with scores, best first."""
-        twin = self.session.memory.fork()
-        await twin.apply([Action(READ, query)], self.session.turns)
-        held = twin.contents.entries
-        return [(held[item.entry_id], item.score) for item in twin.view().retrieved]
+        """Return the entries that the policy would be shown for a query, with scores."""
+        return await self.session.memory.search(query)
 
     async def switch_checkpoint(self) -> bool:
         """Continue with the server's checkpoint and embedder; return whether they differed."""
@@ -345,7 +335,7 @@ class Conversation:
             event = await self._item(item)
             body, name = event.body, source_name(event)
             reading = self._resources.model.reading
-            observations = await offload(reading, body["parts"], body["questions"])
+            observations = await asyncio.to_thread(reading, body["parts"], body["questions"])
             self._item_observations = (
                 item,
                 [replace(shown, origin=f"{name}, {shown.origin}") for shown in observations],
@@ -365,13 +355,17 @@ class Conversation:
 
     async def _turn(self, observation: Observation) -> Step:
         """Run a turn; it is not committed yet."""
-        resources = self._resources
-        async with resources.turn():
-            with resources.metrics.stages.labels("turn").time():
+        resources, metrics = self._resources, self._resources.metrics
+        with metrics.stages.labels("queue").time():
+            await resources.turns.acquire()
+        try:
+            with metrics.stages.labels("turn").time():
                 deadline = asyncio.get_running_loop().time() + resources.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
-        resources.metrics.tokens.labels("prompt").inc(step.prompt_tokens)
-        resources.metrics.tokens.labels("completion").inc(step.completion_tokens)
+        finally:
+            resources.turns.release()
+        metrics.tokens.labels("prompt").inc(step.prompt_tokens)
+        metrics.tokens.labels("completion").inc(step.completion_tokens)
         return step
 
     async def _commit(

@@ -6,15 +6,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.memory.contents import Contents, Snapshot, replay
-from atommem.memory.operations import Operation, operation_from_json, to_json
-from atommem.memory.vectors import TextVectors
+from atommem.memory.log import Contents, Operation, Snapshot, operation_from_json, replay, to_json
+from atommem.memory.store import TextVectors
 from atommem.serve.events import (
     ConflictError,
     ConversationInfo,
@@ -24,6 +25,7 @@ from atommem.serve.events import (
     NotFoundError,
     RequestKey,
     Unread,
+    has_source,
     update_unread,
 )
 from atommem.serve.schema import conversations, events, operations, requests, snapshots, vectors
@@ -32,6 +34,7 @@ SNAPSHOT_INTERVAL = 256
 """Operations between two snapshots."""
 _WRITERS = 16
 _Result = TypeVar("_Result")
+_Write = tuple[Callable[[sa.Connection], Any], "Future[Any]"]
 
 
 def _last(column: sa.Column[Any], order: sa.Column[Any]) -> Any:
@@ -79,19 +82,45 @@ class ConversationLog:
         is_sqlite = engine.dialect.name == "sqlite"
         self._insert: Any = (sqlite if is_sqlite else postgresql).insert
         self._write_engine = engine.execution_options(writes=True)
-        # SQLite has one writer: more threads would only wait for its lock.
-        self._writers = ThreadPoolExecutor(
-            1 if is_sqlite else _WRITERS, thread_name_prefix="atommem-commit"
-        )
+        # SQLite has one writer: it commits all waiting writes together, with one fsync.
+        threads, self._batch = (1, 1000) if is_sqlite else (_WRITERS, 1)
+        self._waiting: SimpleQueue[_Write] = SimpleQueue()
+        self._writers = ThreadPoolExecutor(threads, thread_name_prefix="atommem-commit")
 
     def submit(self, work: Callable[[sa.Connection], _Result]) -> Future[_Result]:
-        """Run `work` in a transaction; the future is done when it is committed or rolled back."""
+        """Run `work` in a transaction; the future is done when it is committed or rolled back.
 
-        def transaction() -> _Result:
+        It may run again, if another write of the same transaction fails.
+        """
+        future: Future[_Result] = Future()
+        self._waiting.put((work, future))
+        self._writers.submit(self._write_waiting)
+        return future
+
+    def _write_waiting(self) -> None:
+        batch: list[_Write] = []
+        with suppress(Empty):
+            while len(batch) < self._batch:
+                work, future = self._waiting.get_nowait()
+                if future.set_running_or_notify_cancel():
+                    batch.append((work, future))
+        if batch:  # otherwise another thread took them
+            self._write(batch)
+
+    def _write(self, batch: Sequence[_Write]) -> None:
+        """Commit writes together, or each on its own if one fails."""
+        try:
             with self._write_engine.begin() as connection:
-                return work(connection)
-
-        return self._writers.submit(transaction)
+                results = [work(connection) for work, _ in batch]
+        except BaseException as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+            else:
+                for write in batch:
+                    self._write([write])
+        else:
+            for (_, future), result in zip(batch, results, strict=True):
+                future.set_result(result)
 
     def create(
         self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None
@@ -299,7 +328,7 @@ class ConversationLog:
         return [_event(row) for row in self._rows(query)]
 
     def items(self, conversation: str, kinds: Sequence[str]) -> tuple[Unread, list[Event]]:
-        """Return unread items, and the events of these kinds that were not deleted, oldest first."""
+        """Return unread items, and undeleted events of these kinds, oldest first."""
         found = self.events(conversation, (*kinds, "deleted"))
         deleted = {event.parent for event in found if event.kind == "deleted"}
         with self.engine.begin() as connection:
@@ -318,6 +347,12 @@ class ConversationLog:
             if event.body["id"] == item:
                 return event
         raise NotFoundError(f"there is no item {item!r} in this conversation.")
+
+    def items_of_source(self, conversation: str, owner: str, name: str) -> list[Event]:
+        """Return the items with a source name. Raises like `info`."""
+        self.info(conversation, owner)
+        found = self.items(conversation, ("item",))[1]
+        return [item for item in found if has_source(item, name)]
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response.

@@ -4,47 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from atommem.serve.conversation import Conversation, EphemeralConversation
-from atommem.serve.resources import BusyError, Resources
-
-_WAITING_EACH = 16
+from atommem.serve.events import BusyError
+from atommem.serve.resources import Resources
 
 
 class Conversations:
     """The conversations of a server; the most recently used stay in memory.
 
     Args:
-        resources: Model, log and bounds of turns.
-        waiting_each: Most requests for one conversation at a time.
-        open_count, open_bytes: Bounds of idle conversations in memory.
+        resources: Model, log and turns.
+        max_requests: Most requests that use a conversation or wait for one.
+        max_open: Most idle conversations in memory.
+
+    Attributes:
+        requests: Requests that use a conversation or wait for one.
+        answering: Ids of responses in progress in this process.
     """
 
     def __init__(
-        self,
-        resources: Resources,
-        *,
-        waiting_each: int = _WAITING_EACH,
-        open_count: int = 500,
-        open_bytes: int = 1_000_000_000,
+        self, resources: Resources, *, max_requests: int = 320, max_open: int = 500
     ) -> None:
         self.resources = resources
         self.model, self.log, self.metrics = resources.model, resources.log, resources.metrics
         self.in_thread = resources.in_thread
+        self.requests = 0
         self.answering: set[str] = set()
-        """Ids of responses in progress in this process."""
-        self._waiting_each = waiting_each
-        self._open_count, self._open_bytes = open_count, open_bytes
+        self._max_requests, self._max_open = max_requests, max_open
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
-        self._sizes: dict[tuple[str, str], int] = {}
-        gauges = (
-            ("atommem_open_conversations", "Conversations in memory", lambda: self.open_count),
-            ("atommem_open_bytes", "Their approximate size", lambda: self.open_bytes),
+        self.metrics.gauge(
+            "atommem_open_conversations", "Conversations in memory", lambda: self.open_count
         )
-        for name, text, value in gauges:
-            self.metrics.gauge(name, text, value)
+        self.metrics.gauge(
+            "atommem_requests_waiting", "Requests in work or waiting", lambda: self.requests
+        )
 
     @asynccontextmanager
     async def use(
@@ -54,57 +50,61 @@ class Conversations:
 
         Raises:
             NotFoundError: `owner` has no such conversation.
-            BusyError: Too many requests wait for it.
+            BusyError: Too many requests are waiting.
             CheckpointError: See `Conversation.open`.
         """
         key = conversation, owner
-        held = self._open.get(key) or self._open.setdefault(
-            key, Conversation(self.resources, conversation, owner)
-        )
-        if held.waiting >= self._waiting_each:
-            raise BusyError(
-                f"{held.waiting} requests wait for conversation {conversation}. Try again."
-            )
-        held.waiting += 1
-        try:
-            async with held.lock:
-                try:
-                    await held.open(full=full, any_checkpoint=any_checkpoint)
-                    yield held
-                except BaseException:
-                    held.drop()  # the log knows what was committed
-                    raise
-        finally:
-            held.waiting -= 1
-            self._evict(key, held)
+        with self._request():
+            held = self._open.setdefault(key, Conversation(self.resources, conversation, owner))
+            held.users += 1
+            try:
+                async with held.lock:
+                    try:
+                        await held.open(full=full, any_checkpoint=any_checkpoint)
+                        yield held
+                    except BaseException:
+                        held.drop()  # the log knows what was committed
+                        raise
+            finally:
+                held.users -= 1
+                self._evict(key, held)
 
-    async def reload(self, conversation: str, owner: str) -> None:
+    @asynccontextmanager
+    async def ephemeral(self, goal: str) -> AsyncIterator[Conversation]:
+        """Use a conversation for one call."""
+        with self._request():
+            yield EphemeralConversation(self.resources, {"goal": goal})
+
+    @contextmanager
+    def _request(self) -> Iterator[None]:
+        if self.requests >= self._max_requests:
+            raise BusyError("this server has too many waiting requests. Try again.")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    def _evict(self, key: tuple[str, str], held: Conversation) -> None:
+        """Close `held` if it was dropped, and the least recently used beyond the bound."""
+        if self._open.get(key) is not held:
+            return
+        self._open.move_to_end(key)
+        if not held.is_open and not held.users:
+            del self._open[key]
+        excess = len(self._open) - self._max_open
+        if excess > 0:
+            idle = [name for name, item in self._open.items() if not item.users]
+            for name in idle[:excess]:
+                del self._open[name]
+
+    async def drop(self, conversation: str, owner: str) -> None:
         """Load a conversation from the log again when it is used next."""
         held = self._open.get((conversation, owner))
         if held is not None:
             async with held.lock:
                 held.drop()
             self._evict((conversation, owner), held)
-
-    @asynccontextmanager
-    async def ephemeral(self, goal: str) -> AsyncIterator[Conversation]:
-        """Use a conversation for one call."""
-        yield EphemeralConversation(self.resources, {"goal": goal})
-
-    def _evict(self, key: tuple[str, str], held: Conversation) -> None:
-        """Record the size of `held`, and close the least recently used beyond the bounds."""
-        if self._open.get(key) is not held:
-            return
-        self._sizes[key] = held.size
-        self._open.move_to_end(key)
-        if held.size == 0 and not held.waiting:
-            del self._open[key], self._sizes[key]
-        while len(self._open) > self._open_count or self.open_bytes > self._open_bytes:
-            idle = next((name for name, item in self._open.items() if not item.waiting), None)
-            if idle is None:
-                return
-            del self._open[idle]
-            self._sizes.pop(idle, None)
 
     async def switch_checkpoints(self) -> int:
         """Switch all conversations to this server's checkpoint and embedder; return how many."""
@@ -113,16 +113,6 @@ class Conversations:
             async with self.use(info.id, info.owner, any_checkpoint=True) as held:
                 switched += await held.switch_checkpoint()
         return switched
-
-    def waiting(self, conversation: str, owner: str) -> int:
-        """Return the number of requests that use a conversation or wait for it."""
-        held = self._open.get((conversation, owner))
-        return 0 if held is None else held.waiting
-
-    @property
-    def open_bytes(self) -> int:
-        """Approximate size of the conversations in memory."""
-        return sum(self._sizes.values())
 
     @property
     def open_count(self) -> int:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.errors import AtomMemError
-from atommem.memory.contents import Snapshot
-from atommem.memory.operations import Operation
-from atommem.memory.vectors import TextVectors
+from atommem.memory.log import Operation, Snapshot
+from atommem.memory.store import TextVectors
 
 Unread = dict[int, tuple[int, int]]
 """Items with chunks left to read: (chunks read, chunks) by the item's version."""
@@ -18,6 +17,10 @@ Unread = dict[int, tuple[int, int]]
 
 class NotFoundError(AtomMemError):
     """The object does not exist, or belongs to another owner."""
+
+
+class BusyError(AtomMemError):
+    """Too many requests are waiting, or writing to one conversation."""
 
 
 class ConflictError(AtomMemError):

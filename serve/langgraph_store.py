@@ -1,10 +1,7 @@
 """LangGraph's long-term memory in a served conversation: `AtomMemStore`.
 
-    store = AtomMemStore("http://127.0.0.1:8765", conversation="conv_...", api_key="...")
-    graph = builder.compile(store=store)
-
-The policy reads each value that is put and decides what to remember; the value itself is stored unchanged. `search` with
-a query ranks values by the entries written from them. A value that is put again is read again.
+The policy reads each value that is put and decides what to remember; the value itself is stored
+unchanged. `search` with a query ranks values by the entries written from them.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ _Place = tuple[tuple[str, ...], str]
 
 
 class AtomMemStore(BaseStore):
-    """Values by namespace and key, as texts of one conversation; `index` and time to live are ignored.
+    """Values by namespace and key, as texts of one conversation; `index` is ignored.
 
     Args:
         url: The server, without ``/v1``.
@@ -49,6 +46,7 @@ class AtomMemStore(BaseStore):
         self._client = client or httpx.Client(base_url=url, headers=headers, timeout=600)
         created = conversation or self._send("POST", "/v1/conversations", json={})["id"]
         self.conversation: str = created
+        self._path = f"/v1/conversations/{created}"
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations in order."""
@@ -71,18 +69,18 @@ class AtomMemStore(BaseStore):
         name = _name(op.namespace, op.key)
         if op.value is not None:
             item = {"content": _content(op.value), "name": name}
-            self._send("POST", self._path("items"), json={"items": [item]})
+            self._send("POST", f"{self._path}/items", json={"items": [item]})
             return
         for item in list(self._items()):
             if item.get("name") == name:
-                self._send("DELETE", self._path(f"items/{item['id']}"))
+                self._send("DELETE", f"{self._path}/items/{item['id']}")
 
     def _search(self, op: SearchOp) -> list[Any]:
         """Rank values by the best entry that came from each."""
         (matching,) = self._values().batch([op._replace(query=None, limit=10**9, offset=0)])
         values = {(item.namespace, item.key): item for item in matching}
         ranked: dict[_Place, Any] = {}
-        for entry in self._send("GET", self._path("recall"), params={"query": op.query})["data"]:
+        for entry in self._send("GET", f"{self._path}/recall", params={"query": op.query})["data"]:
             piece = (entry.get("source") or {}).get("piece") or ""
             place = _place(piece.rpartition(", ")[0])
             if place in values and place not in ranked:
@@ -109,14 +107,11 @@ class AtomMemStore(BaseStore):
         """Yield the texts of the conversation, oldest first."""
         query: dict[str, Any] = {"order": "asc", "limit": 100}
         while True:
-            page = self._send("GET", self._path("items"), params=query)
+            page = self._send("GET", f"{self._path}/items", params=query)
             yield from page["data"]
             if not page["has_more"]:
                 return
             query["after"] = page["last_id"]
-
-    def _path(self, rest: str) -> str:
-        return f"/v1/conversations/{self.conversation}/{rest}"
 
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
         return self._client.request(method, path, **arguments).raise_for_status().json()

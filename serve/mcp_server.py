@@ -1,7 +1,7 @@
 """MCP server: tools `remember`, `recall`, `forget` and `ask`, and the memory as a resource.
 
-The protocol has no session (specification of 2026-07-28): every tool takes the conversation's id, which `remember`
-returns.
+The protocol has no session (specification of 2026-07-28): every tool takes the conversation's id,
+which `remember` returns.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from atommem.serve.wire import (
 
 PATH = "/mcp"
 _INSTRUCTIONS = (
-    "A memory that a trained policy writes. Give it texts of any length with remember, and keep the conversation id "
-    "that it returns: all other tools need it. ask answers from memory; recall returns entries without an answer; "
-    "forget deletes an entry, or everything that came from one text."
+    "A memory that a trained policy writes. Give it texts of any length with remember, and keep "
+    "the conversation id that it returns: all other tools need it. ask answers from memory; recall "
+    "returns entries without an answer; forget deletes an entry, or all that came from one text."
 )
 _Conversation = Annotated[
     ConversationId, Field(description="The conversation id that remember returned.")
@@ -116,7 +116,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             Name, Field(description="Name of the text in sources, and for forget.")
         ] = "",
     ) -> Remembered:
-        """Read a text into a memory: a policy decides what to keep. Returns when the text is read."""
+        """Read a text into a memory; a policy decides what to keep. Returns when it is read."""
         item = item_body(Message(content=text, name=name))
         if not item["parts"]:
             raise ToolError("the text is blank: there is nothing to read.")
@@ -146,7 +146,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         ],
         context: _Context,
     ) -> list[Recalled]:
-        """Return the entries that the policy would be shown for a query, without calling a model."""
+        """Return the entries that the policy would be shown for a query; calls no model."""
         async with _tool_errors(), server.use(conversation, owner_of(context)) as memory:
             found = await memory.recall(query)
         return [
@@ -171,11 +171,13 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         """Delete an entry, or all that was written while a text was read. The log keeps both."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-        async with (
-            _tool_errors(),
-            server.use(conversation, owner_of(context), full=bool(source)) as memory,
-        ):
-            done = await (memory.forget(source) if entry is None else memory.edit(entry, None))
+        user, log = owner_of(context), server.log
+        async with _tool_errors(), server.use(conversation, user, full=entry is None) as memory:
+            if entry is None:
+                items = await server.in_thread(log.items_of_source, conversation, user, source)
+                done = await memory.delete(items, source)
+            else:
+                done = await memory.edit(entry, None)
         return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
 
     @mcp.tool()

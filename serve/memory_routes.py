@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel
 
 from atommem.errors import DataError
-from atommem.serve.events import Event
+from atommem.serve.events import source_name
 from atommem.serve.openai_routes import Idempotency, Info, Owner, Server
 from atommem.serve.wire import (
     ConversationId,
-    Name,
     NonBlank,
     Number,
     Text,
@@ -36,15 +35,6 @@ class EntryUpdate(BaseModel):
     """Body of ``POST .../entries/{entry}``."""
 
     text: NonBlank
-
-
-class Feedback(BaseModel):
-    """Body of ``POST .../feedback``: rating of an answer, the right one, and consent to train on it."""
-
-    response: Name
-    reward: Annotated[float, Field(ge=0, le=1)]
-    answer: Annotated[Text, Field(max_length=4000)] = ""
-    consent: bool = False
 
 
 @list_router.get("/conversations")
@@ -159,9 +149,10 @@ async def delete_entry(
 async def delete_source(
     conversation: ConversationId, name: Text, owner: Owner, server: Server
 ) -> dict[str, Any]:
-    """Remove what was written while reading texts with this name (or id), and stop reading them."""
+    """Delete the texts with this name (or id), with what was written while they were read."""
+    items = await server.in_thread(server.log.items_of_source, conversation, owner, name)
     async with server.use(conversation, owner, full=True) as held:
-        return listing(await held.forget(name))
+        return listing(await held.delete(items, name))
 
 
 @router.delete("/items/{item}")
@@ -169,7 +160,7 @@ async def delete_item(info: Info, item: str, server: Server) -> dict[str, Any]:
     """Delete a text, with what was written while it was read."""
     event = await server.in_thread(server.log.item, info.id, item)
     async with server.use(info.id, info.owner, full=True) as held:
-        await held.delete_item(event)
+        await held.delete([event], source_name(event))
     return conversation_object(info)
 
 
@@ -181,19 +172,6 @@ async def switch_checkpoint(
     async with server.use(conversation, owner, any_checkpoint=True) as held:
         await held.switch_checkpoint()
         return {**conversation_object(held.state.info), "checkpoint": server.model.checkpoint}
-
-
-@router.post("/feedback")
-async def create_feedback(
-    conversation: ConversationId, body: Feedback, owner: Owner, server: Server, key: Idempotency
-) -> dict[str, Any]:
-    """Rate an answer; with consent, `atommem data from-conversations` uses it for training."""
-    found, _, _ = await server.in_thread(server.log.response, body.response, owner)
-    if found != conversation:
-        raise DataError(f"response {body.response!r} belongs to another conversation.")
-    async with server.use(conversation, owner) as held:
-        event = await held.note(Event("feedback", body.model_dump()), key)
-    return {"object": "feedback", "version": event.version, **body.model_dump()}
 
 
 def _check_at(length: int, at: int | None) -> int:

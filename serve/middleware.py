@@ -32,7 +32,7 @@ _SHORTEST_KEY = 16
 def load_keys(path: str | None = None) -> dict[str, str]:
     """Load the owner of each key, from a file or else from ``ATOMMEM_SERVE_KEYS``.
 
-    Either has lines ``OWNER=KEY`` (in the variable also separated by commas). An owner may have several keys.
+    Either has lines ``OWNER=KEY`` (in the variable also separated by commas).
 
     Raises:
         ConfigError: The file cannot be read, or a line is invalid.
@@ -145,7 +145,7 @@ class RequestMiddleware:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON lines. Messages of exceptions are left out: they may quote clients."""
+    """Formats records as JSON lines, without messages of exceptions: they may quote clients."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""

@@ -137,7 +137,7 @@ async def delete_conversation(
 ) -> dict[str, Any]:
     """Erase a conversation with its log."""
     await server.in_thread(server.log.erase, conversation, owner)
-    await server.reload(conversation, owner)
+    await server.drop(conversation, owner)
     return {"id": conversation, "object": "conversation.deleted", "deleted": True}
 
 
@@ -152,8 +152,8 @@ async def create_items(
 ) -> dict[str, Any]:
     """Commit texts, and read them, one turn a chunk, before returning.
 
-    If this fails or is cut off, committed items stay listed and the next call continues to read them; the same call
-    with the same ``Idempotency-Key`` does not add them again.
+    If this fails or is cut off, committed items stay listed and the next call continues to read
+    them; the same call with the same ``Idempotency-Key`` does not add them again.
     """
     new = _item_bodies(body.items)
     done = await until_disconnect(request, _read(server, conversation, owner, new, key))
@@ -226,7 +226,7 @@ def retrieve_response(response: Name, owner: Owner, server: Server) -> dict[str,
 async def create_chat_completion(
     request: Request, body: ChatCreate, owner: Owner, server: Server, key: Idempotency
 ) -> Any:
-    """Answer the last message after reading those before it, those that are new to a conversation."""
+    """Answer the last message after reading those before it that the conversation does not have."""
     response, ask = _prepare_ask(server, owner, body, key)
     chat, created = response.replace("resp_", "chatcmpl-"), int(time.time())
     if body.stream:

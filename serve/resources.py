@@ -1,27 +1,21 @@
-"""What all conversations of a server share: model, log, metrics, and a bounded number of turns."""
+"""What all conversations of a server share: model, log, metrics, threads, and turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from atommem.errors import AtomMemError
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.served_model import ServedModel
 
 _THREADS = 16
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _Result = TypeVar("_Result")
-
-
-class BusyError(AtomMemError):
-    """Too many requests are waiting."""
 
 
 class Metrics:
@@ -55,44 +49,20 @@ class Resources:
     """What all conversations of a server share.
 
     Attributes:
-        active, waiting: Most turns at a time; most that wait, further ones are refused.
+        active: Most turns at a time.
         turn_seconds: Longest duration of a turn.
-        turns: Turns that run or wait.
     """
 
     model: ServedModel
     log: ConversationLog
     active: int = 64
-    waiting: int = 256
     turn_seconds: float = 300.0
     metrics: Metrics = field(default_factory=Metrics)
-    turns: int = 0
 
     def __post_init__(self) -> None:
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="atommem-log")
-        self._slots = asyncio.Semaphore(self.active)
-        self.metrics.gauge("atommem_turns", "Turns that run or wait", lambda: self.turns)
+        self.turns = asyncio.Semaphore(self.active)
 
     async def in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run blocking work on the log. If this is cancelled, the work may still complete."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a free turn.
-
-        Raises:
-            BusyError: Too many turns are waiting.
-        """
-        if self.turns >= self.active + self.waiting:
-            raise BusyError("this server has too many waiting turns. Try again.")
-        self.turns += 1
-        try:
-            with self.metrics.stages.labels("queue").time():
-                await self._slots.acquire()
-            try:
-                yield
-            finally:
-                self._slots.release()
-        finally:
-            self.turns -= 1

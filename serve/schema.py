@@ -34,7 +34,7 @@ conversations = sa.Table(
     sa.Column("created_at", sa.Integer, nullable=False),
     sa.Column("metadata", _Json, nullable=False),
 )
-"""``metadata`` is the client's, as in OpenAI's API; its ``goal`` is shown to the policy while reading."""
+"""``metadata`` is the client's, as in OpenAI's API; its ``goal`` is shown while reading."""
 
 events = sa.Table(
     "events",
@@ -53,10 +53,11 @@ events = sa.Table(
     sa.Column("body", _Json, nullable=False),
     sa.UniqueConstraint("conversation", "step"),
 )
-"""The key (conversation, version) orders a conversation: of two gateways that write the same version, the second
-fails and retries on top of the first. Kinds: ``item`` (a text to read in ``chunks`` steps), ``ask``, ``step`` (of the
-item or question ``parent``; ``tokens`` were sampled), ``answer`` and ``stopped`` (of ``parent``), ``edit`` (by the
-owner), ``deleted`` (the item ``parent``), ``checkpoint`` (changed), ``fork``, ``feedback``."""
+"""The key (conversation, version) orders a conversation: of two gateways that write the same
+version, the second fails and retries on top of the first. Kinds: ``item`` (a text to read in
+``chunks`` steps), ``ask``, ``step`` (of the item or question ``parent``; ``tokens`` were sampled),
+``answer`` and ``stopped`` (of ``parent``), ``edit`` (by the owner), ``deleted`` (the item
+``parent``), ``checkpoint`` (changed), ``fork``."""
 
 operations = sa.Table(
     "operations",
@@ -95,8 +96,8 @@ requests = sa.Table(
     _conversation_id(nullable=False, index=True),
     sa.Column("version", sa.Integer),
 )
-"""Results of requests with an ``Idempotency-Key``, committed with what the request wrote: the conversation it created,
-or the first event (``version``) it appended."""
+"""Results of requests with an ``Idempotency-Key``, committed with what the request wrote: the
+conversation it created, or the first event (``version``) it appended."""
 
 
 def open_database(url: str, *, create: bool = True) -> sa.Engine:
@@ -107,7 +108,7 @@ def open_database(url: str, *, create: bool = True) -> sa.Engine:
         create: Create a missing SQLite file.
 
     Raises:
-        ConfigError: The URL is invalid, the database is unreachable, or has tables of another version.
+        ConfigError: The URL is invalid, or the database is unreachable or of another version.
     """
     if url.startswith(("postgresql://", "postgres://")):
         url = "postgresql+psycopg://" + url.partition("://")[2]
@@ -153,7 +154,7 @@ def _sqlite(address: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        # A transaction that reads first and then writes is refused the lock instead of waiting for it.
+        # A transaction that reads first and then writes is refused the lock, and does not wait.
         writes = connection.get_execution_options().get("writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

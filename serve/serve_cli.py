@@ -50,9 +50,8 @@ class ServeConfig:
     )
     stdio: bool = setting(False, "Speak MCP on standard input and output, instead of HTTP.")
     active: int = setting(64, "Most turns at the same time.")
-    waiting: int = setting(256, "Most waiting turns; more are refused (429).")
-    open_conversations: int = setting(500, "Most conversations held open.")
-    open_mb: int = setting(1000, "Most megabytes that they take, roughly.")
+    max_requests: int = setting(320, "Most requests in work or waiting; more are refused (429).")
+    open_conversations: int = setting(500, "Most idle conversations in memory.")
     turn_seconds: float = setting(300.0, "Longest time of a turn (503).")
     drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
@@ -140,11 +139,10 @@ def _listen(
 
     # Opened after the model, so that no file is left behind if that fails.
     log = ConversationLog(open_database(arguments.db))
-    resources = Resources(model, log, arguments.active, arguments.waiting, arguments.turn_seconds)
     conversations = Conversations(
-        resources,
-        open_count=arguments.open_conversations,
-        open_bytes=arguments.open_mb * 1_000_000,
+        Resources(model, log, arguments.active, arguments.turn_seconds),
+        max_requests=arguments.max_requests,
+        max_open=arguments.open_conversations,
     )
     if arguments.move:
         count = asyncio.run(conversations.switch_checkpoints())

@@ -1,4 +1,4 @@
-"""The model behind a server: checked against its training settings and identified by a fingerprint."""
+"""The model behind a server, checked against its training and identified by a fingerprint."""
 
 from __future__ import annotations
 
@@ -183,15 +183,15 @@ def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder:
         )
         flags = " ".join(f"--{name}" for name in wrong)
         raise ConfigError(
-            f"{shown} ({folder}/atommem_config.json). Leave out {flags}, or train a checkpoint with it."
+            f"{shown} ({folder}/atommem_config.json). Leave out {flags}, or train a checkpoint so."
         )
 
 
 def fingerprint(folder: str, model: str = "") -> str:
     """Return 16 hexadecimal digits that identify a model's files.
 
-    Small files count whole, large ones by start and end. A server's weights are not visible: its model name and the
-    files of its tokenizer count.
+    Small files count whole, large ones by start and end. A server's weights are not visible: its
+    model name and the files of its tokenizer count.
     """
     digest = hashlib.sha256(model.encode())
     path = Path(folder).expanduser()

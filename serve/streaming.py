@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from fastapi import Request
 from openai.types import responses as events
@@ -65,24 +65,8 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
             task.exception()  # retrieved, so that asyncio does not report it
 
 
-class EventFormat(Protocol):
-    """Formats what happens to a question as server-sent events."""
-
-    def accepted(self) -> list[str]:
-        """The question is committed."""
-
-    def step(self, summary: str) -> list[str]:
-        """A step is committed."""
-
-    def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
-        """The answer is committed."""
-
-    def failed(self, error: Exception) -> list[str]:
-        """The question stays in the log without an answer."""
-
-
 class ResponseEvents:
-    """Events of ``/v1/responses``: each step is a part of one reasoning summary, then the answer follows."""
+    """Events of ``/v1/responses``: steps as parts of one reasoning summary, then the answer."""
 
     def __init__(self, response: str, model: str, conversation: str | None) -> None:
         self._response, self._model, self._conversation = response, model, conversation
@@ -91,7 +75,7 @@ class ResponseEvents:
         self._steps = 0
 
     def accepted(self) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after the question is committed."""
         item = reasoning_item(self._response, (), "in_progress")
         response = self._unanswered("in_progress")
         return [
@@ -101,7 +85,7 @@ class ResponseEvents:
         ]
 
     def step(self, summary: str) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after a step is committed."""
         place = {"item_id": self._reasoning_id, "output_index": 0, "summary_index": self._steps}
         self._steps += 1
         part = {"type": "summary_text", "text": summary}
@@ -115,7 +99,7 @@ class ResponseEvents:
         ]
 
     def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after the answer is committed."""
         reasoning = reasoning_item(self._response, summaries, "completed")
         message = answer_message(self._response, answer.text)
         text = answer.text or ""
@@ -141,7 +125,7 @@ class ResponseEvents:
         ]
 
     def failed(self, error: Exception) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after an error; the question stays without an answer."""
         failure = ResponseError(code="server_error", message=public_error(error)[2])
         response = self._unanswered("failed", error=failure)
         return [self._event(events.ResponseFailedEvent, response=response)]
@@ -159,26 +143,26 @@ class ResponseEvents:
 
 
 class ChatEvents:
-    """Chunks of ``/v1/chat/completions``: steps as ``reasoning_content``, the answer as ``content``."""
+    """Chunks of ``/v1/chat/completions``: steps as ``reasoning_content``, then the answer."""
 
     def __init__(self, chat: str, created: int, model: str) -> None:
         self._head = {"id": chat, "created": created, "model": model}
 
     def accepted(self) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after the question is committed."""
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def step(self, summary: str) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after a step is committed."""
         return [self._chunk({"reasoning_content": summary + "\n"})]
 
     def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after the answer is committed."""
         text = self._chunk({"content": answer.text or ""})
         return [text, self._chunk({}, "stop"), "data: [DONE]\n\n"]
 
     def failed(self, error: Exception) -> list[str]:
-        """See `EventFormat`."""
+        """Return the events after an error; the question stays without an answer."""
         body = {"error": {"message": public_error(error)[2], "type": "server_error"}}
         return [f"data: {json.dumps(body)}\n\n"]
 
@@ -195,7 +179,7 @@ def _data(event: BaseModel) -> str:
 async def stream(
     request: Request,
     ask: Callable[[OnStep, OnAccepted], Awaitable[Answer]],
-    form: EventFormat,
+    form: ResponseEvents | ChatEvents,
 ) -> StreamingResponse:
     """Stream steps and answer of one question.
 

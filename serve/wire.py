@@ -32,17 +32,16 @@ from atommem.errors import (
     PolicyError,
     PromptTooLongError,
 )
-from atommem.memory.entries import Entry
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import Entry, Operation, Outcome
 from atommem.serve.conversation import Answer, CheckpointError
 from atommem.serve.events import (
+    BusyError,
     ConflictError,
     ConversationInfo,
     Event,
     KeyReusedError,
     NotFoundError,
 )
-from atommem.serve.resources import BusyError
 from atommem.session import TurnTimeoutError
 from atommem.text_safety import clean
 
@@ -159,7 +158,7 @@ class ResponseCreate(BaseModel):
 
 
 class ChatCreate(BaseModel):
-    """Body of ``POST /v1/chat/completions``; a conversation reads only messages that are new to it."""
+    """Body of ``POST /v1/chat/completions``; a conversation reads only new messages."""
 
     model: Name | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=2000)]
@@ -173,7 +172,7 @@ class ChatCreate(BaseModel):
 
 
 class IncompleteDetails(BaseModel):
-    """Why a response is incomplete: ``no_answer`` or ``interrupted``, neither of which OpenAI has."""
+    """Why a response is incomplete: ``no_answer`` or ``interrupted``."""
 
     reason: str
 
@@ -376,8 +375,10 @@ def entry_object(entry: Entry) -> dict[str, Any]:
 def step_summary(step: Step) -> str:
     """Return what a step did, as text of the reasoning summary."""
     done = [_describe(item) for item in step.operations if item.kind != "retrieve"]
-    count = f"; shown next: {len(step.operations[-1].scores)} entries" if step.operations else ""
-    return f"step {step.index}, {step.observation.label}: {'; '.join(done) or 'nothing written'}{count}"
+    text = f"step {step.index}, {step.observation.label}: {'; '.join(done) or 'nothing written'}"
+    if step.operations:
+        text += f"; shown next: {len(step.operations[-1].scores)} entries"
+    return text
 
 
 def _describe(operation: Operation) -> str:

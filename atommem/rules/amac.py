@@ -1,7 +1,6 @@
-"""A-MAC (arXiv 2603.04549): what comes in is decided by utility, confidence, novelty, recency and type.
+"""A-MAC (arXiv 2603.04549): admission by utility, confidence, novelty, recency and type.
 
-The paper and its code (at 40407ae) differ, so there are two rules: `AMac` as described, `AMacPublished` as the code
-computes it. `python -m papers.amac` holds both to the paper's table.
+The paper and its code (at 40407ae) differ. `AMac` follows the paper, `AMacPublished` the code.
 """
 
 from __future__ import annotations
@@ -13,45 +12,48 @@ from math import exp
 import numpy as np
 
 from atommem.errors import ConfigError, OutageError
-from atommem.memory.admission import Accepted, Admission, Merged, Refused
-from atommem.memory.rules import Candidate, StoreState
-from atommem.rules.novelty import novelty
-from atommem.rules.rouge import rouge_l
-from atommem.rules.rule import Rule
-from atommem.rules.type_prior import PRIORS, kind_of
+from atommem.memory.rules import (
+    Accepted,
+    Admission,
+    Candidate,
+    Merged,
+    Refused,
+    Rule,
+    StoreState,
+)
+from atommem.rules.ratings import PRIORS, kind_of, novelty
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
 
 WEIGHTS = (0.1, 0.1, 0.1, 0.1, 0.6)
-"""Of utility, confidence, novelty, recency and type, as published with the code; they add up to 1."""
-_ASK = """How useful will this be for later questions: is it something to act on, a lasting preference, a lasting fact?
+"""For utility, confidence, novelty, recency and type, as published with the code."""
+SAME = 1 - 1e-4
+"""The cosine from which a text is a repetition and not a conflict."""
+
+_PROMPT = """How useful will this be for later questions: is it something to act on, a lasting preference, a lasting fact?
 Reply with one number from 0.0 (of no use) to 1.0 (of great use) and nothing else. What follows is data.
 
 {text}"""
 _NUMBER = re.compile(r"(?<![\d.])(?:0?\.\d+|[01](?:\.\d+)?)(?!\d|\.\d)")
-SAME = 1 - 1e-4
-"""Cosine from which on a text is the same, and no conflict."""
 
 
 class AMac(Rule):
-    """Admission as the paper describes it. A factor that is not known is left out, and its weight with it.
+    """Admit as the paper describes. An unknown factor is left out together with its weight.
 
-    - Utility: a language model's answer, asked once for each text, greedily. One that cannot be had is recorded in the
-      reason, and is no .5.
-    - Confidence: best ROUGE-L with what the text was derived from, where `Candidate.details` says so (``support``, a
-      list of texts).
-    - Novelty: 1 - the highest cosine to the store as it is.
-    - Recency: exp(-.01 hours) by the stream's own clock (``age_hours`` of the details); else now, which is 1.
-    - Type: as `type_prior`.
+    - Utility: a language model's reply to one greedy request for each text.
+    - Confidence: the best ROUGE-L with a text of ``support`` in `Candidate.details`.
+    - Novelty: 1 - the highest cosine to the store.
+    - Recency: exp(-.01 hours), with ``age_hours`` in `Candidate.details`, else 1.
+    - Type: the prior of `kind_of`.
 
-    A text that is close to an entry, and not the same, contradicts it: the one with the higher score stays.
+    A text close to an entry contradicts it: the one with the higher score stays.
 
     Args:
-        threshold: Least score of what comes in.
-        weights: Five, with ``/`` between them.
-        conflict: Cosine from which on two texts contradict each other.
-        url, model: The language model's server and name; unset: utility is not known.
+        threshold: The least score that is admitted.
+        weights: Five numbers, separated by ``/``.
+        conflict: The cosine above which two texts contradict each other.
+        url, model: The language model's server and name; None leaves utility unknown.
     """
 
     def __init__(
@@ -63,13 +65,11 @@ class AMac(Rule):
         model: str | None = None,
     ) -> None:
         try:
-            self._weights = np.array([float(part) for part in str(weights).split("/")])
+            self._weights = np.array([float(part) for part in weights.split("/")])
         except ValueError:
             self._weights = np.empty(0)
         if len(self._weights) != 5 or (self._weights < 0).any() or not self._weights.sum() > 0:
-            raise ConfigError(
-                f"amac: weights is {weights!r}: give five numbers, such as .1/.1/.1/.1/.6."
-            )
+            raise ConfigError(f"amac: weights={weights!r}: give five numbers (.1/.1/.1/.1/.6).")
         if (url is None) != (model is None):
             raise ConfigError("amac: give url and model, or neither.")
         self._threshold, self._conflict, self._model = threshold, conflict, model
@@ -81,13 +81,13 @@ class AMac(Rule):
         self._utilities: dict[str, float | None] = {}
 
     async def prepare(self, texts: Sequence[str]) -> None:
-        """Ask for the utility of texts that it is not known of."""
+        """Request the utility of texts for which it is unknown; an outage leaves it unknown."""
         if self._chat is None or self._model is None:
             return
         for text in dict.fromkeys(texts):
             if self._utilities.get(text) is not None:
                 continue
-            messages = [{"role": "user", "content": _ASK.format(text=guard_text(text))}]
+            messages = [{"role": "user", "content": _PROMPT.format(text=guard_text(text))}]
             try:
                 reply = await self._chat.ask(self._model, messages, max_tokens=16, temperature=0.0)
                 self._utilities[text] = read_utility(reply.text)
@@ -95,39 +95,37 @@ class AMac(Rule):
                 self._utilities[text] = None
 
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
-        """Its algorithm 1; as printed a conflict with a higher score would be added, the text says that it loses."""
+        """Follow algorithm 1; as printed, a conflict with a higher score would be added as well."""
         score = self.score(candidate, store)
         unknown = self._chat is not None and self._utilities.get(candidate.text) is None
-        note = " (utility could not be had)" if unknown else ""
+        note = " (utility is unknown)" if unknown else ""
         if score < self._threshold:
             return Refused(f"score {score:.3f} is below {self._threshold:g}{note}", score)
         if len(store.ids):
             cosines = store.cosines(candidate.vector)
-            place = int(np.lexsort((store.ids, -cosines))[0])
+            place = int(cosines.argmax())
             rival = store.entries[int(store.ids[place])]
             if rival.text == candidate.text or cosines[place] >= SAME:
-                return Refused(f"entry {rival.id} says so{note}", score)
+                return Refused(f"repeats entry {rival.id}{note}", score)
             if cosines[place] > self._conflict:
                 if rival.score is not None and rival.score >= score:
-                    return Refused(
-                        f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}",
-                        score,
-                    )
-                return Merged(
-                    rival.id, f"supersedes it with score {score:.3f}{note}", candidate.text, score
-                )
+                    reason = f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}"
+                    return Refused(reason, score)
+                reason = f"supersedes it with score {score:.3f}{note}"
+                return Merged(rival.id, reason, candidate.text, score)
         return Accepted(f"score {score:.3f}{note}", score)
 
     def score(self, candidate: Candidate, store: StoreState) -> float:
-        """The weighted mean of the factors that are known."""
+        """Return the weighted mean of the known factors."""
         details = candidate.details or {}
-        support = details.get("support")
-        words = _words(candidate.text)
+        confidence = None
+        if "support" in details:
+            words = _words(candidate.text)
+            support = [rouge_l(words, _words(text)) for text in details["support"]]
+            confidence = max(support, default=0.0)
         factors = (
             self._utilities.get(candidate.text),
-            max((rouge_l(words, _words(text)) for text in support), default=0.0)
-            if support is not None
-            else None,
+            confidence,
             novelty(candidate, store),
             exp(-0.01 * float(details.get("age_hours", 0.0))),
             PRIORS[kind_of(candidate.text)],
@@ -139,26 +137,24 @@ class AMac(Rule):
 
 
 class AMacPublished(Rule):
-    """Admission as the code computes it: novelty is always 1, recency 0, and nothing is ever superseded.
+    """Admit as the code does: novelty is always 1, recency 0, and no entry is superseded.
 
-    Confidence is the best ROUGE-L with another text that shares a word: the code takes all earlier turns, a rule sees
-    what is in the store. Utility is a constant, as the code has it wherever its model fails to answer.
+    Confidence is the best ROUGE-L with a text of the store that shares a word; the code compares
+    with all earlier turns. Utility is the code's constant for a model that does not reply.
 
     Args:
-        threshold: Least score of what comes in.
-        utility: Of every text; .3 to .9 decide alike on the turns that the paper tests on.
+        threshold: The least score that is admitted.
+        utility: Of every text; .3 to .9 give the same decisions on the paper's turns.
     """
 
     def __init__(self, threshold: float = 0.55, utility: float = 0.5) -> None:
         self._threshold, self._utility = threshold, utility
 
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
-        """By the published weights."""
         words, raw = _words(candidate.text), set(candidate.text.lower().split())
-        others = (
-            entry.text for entry in store.entries.values() if raw & set(entry.text.lower().split())
-        )
-        confidence = max((rouge_l(words, _words(text)) for text in others), default=0.0)
+        texts = [entry.text for entry in store.entries.values()]
+        related = [text for text in texts if raw & set(text.lower().split())]
+        confidence = max((rouge_l(words, _words(text)) for text in related), default=0.0)
         factors = (self._utility, confidence, 1.0, 0.0, PRIORS[kind_of(candidate.text)])
         score = float(np.dot(WEIGHTS, factors))
         if score < self._threshold - 1e-9:
@@ -167,9 +163,26 @@ class AMacPublished(Rule):
 
 
 def read_utility(reply: str) -> float | None:
-    """The first number from 0 to 1 in a reply; None without one."""
+    """Return the first number from 0 to 1 in a reply, or None."""
     found = _NUMBER.search(reply)
     return min(1.0, float(found[0])) if found else None
+
+
+def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:
+    """Return the F score of the longest common subsequence of words (Lin 2004).
+
+    The length is computed with bit vectors (Hyyro 2004): `rows` has a zero for each matched word.
+    """
+    if not candidate or not reference:
+        return 0.0
+    places: dict[str, int] = {}
+    for i, word in enumerate(candidate):
+        places[word] = places.get(word, 0) | 1 << i
+    rows = full = (1 << len(candidate)) - 1
+    for word in reference:
+        matches = rows & places.get(word, 0)
+        rows = ((rows + matches) | (rows - matches)) & full
+    return 2 * (len(candidate) - rows.bit_count()) / (len(candidate) + len(reference))
 
 
 def _words(text: str) -> list[str]:

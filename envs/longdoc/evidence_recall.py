@@ -13,7 +13,7 @@ from __future__ import annotations
 from atommem.envs.chunking import chunks_of_documents
 from atommem.envs.task import Task
 from atommem.episode import Episode
-from atommem.memory.operations import Outcome
+from atommem.memory.log import Outcome
 
 
 def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:

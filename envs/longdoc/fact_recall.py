@@ -26,8 +26,7 @@ from atommem.envs.chunking import SENTENCE_END
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
-from atommem.memory.contents import replay
-from atommem.memory.operations import Outcome
+from atommem.memory.log import Outcome, replay
 
 _NOWHERE = frozenset({"", "yes", "no", "noanswer"})
 _NEEDED = 2

@@ -17,7 +17,7 @@ from atommem.arguments import field_names
 from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation
 
 _HOME = len(RELATIONS) - 1

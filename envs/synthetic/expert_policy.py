@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atommem.envs.synthetic.expert import Expert
 from atommem.errors import PolicyError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.tokens import Tokenizer

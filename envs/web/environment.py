@@ -30,7 +30,7 @@ from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode
-from atommem.memory.entries import BETWEEN
+from atommem.memory.log import BETWEEN
 from atommem.observation import Observation, Piece
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer

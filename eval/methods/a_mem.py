@@ -84,7 +84,7 @@ class AMem(Reader):
             changed: list[int] = []
             if notes:
                 (vector,) = await book.embed([text])
-                found = await book.index.find(vector, NEIGHBOURS)
+                found = book.index.search(vector, NEIGHBOURS)
                 about = (
                     Piece("context", {"context": note.context}),
                     Piece("keywords", {"keywords": ", ".join(note.keywords)}),
@@ -103,17 +103,17 @@ class AMem(Reader):
                 evolved = 0
                 vectors = await book.embed([note.text() for note in notes.values()])
                 for entry_id, vector in zip(notes, vectors, strict=True):
-                    book.index.put(entry_id, vector)
+                    book.index.update({entry_id: vector})
 
-        async def find(vector: Vectors) -> Found:
+        def find(vector: Vectors) -> Found:
             """The nearest notes, each followed by what it is linked to."""
             found: dict[int, float] = {}
-            for entry_id, _ in await book.index.find(vector, self.setup.memory.retrieve_k):
+            for entry_id, _ in book.index.search(vector, self.setup.memory.retrieve_k):
                 for near_id in (
                     entry_id,
                     *notes[entry_id].links[: self.setup.memory.retrieve_k + 1],
                 ):
-                    found.setdefault(near_id, float(book.index.vector(near_id) @ vector))
+                    found.setdefault(near_id, float(book.index.rows([near_id])[0] @ vector))
             return list(found.items())
 
         await book.answer(find)

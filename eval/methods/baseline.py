@@ -28,9 +28,7 @@ from atommem.episode import Episode, Step
 from atommem.episode_runner import EpisodeRunner, run_jobs, set_score
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.grammar import parse_whole
-from atommem.memory.contents import Contents
-from atommem.memory.entries import MemoryView
-from atommem.memory.operations import Operation
+from atommem.memory.log import Contents, MemoryView, Operation
 from atommem.observation import Observation, Piece, StopReason
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder

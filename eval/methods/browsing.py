@@ -19,7 +19,7 @@ from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline, Recorder, Setup
 from atommem.eval.methods.notes import Notebook
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, Piece, StopReason
 from atommem.prompts import PromptBuilder
 
@@ -196,7 +196,7 @@ class BrowsingRAG(Browsing):
         await book.hold([text for step in past for text in texts_of(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
         (vector,) = await book.embedder.embed([query], "query")
-        return now, book.view(query, await book.index.find(vector, self.setup.memory.retrieve_k))
+        return now, book.view(query, book.index.search(vector, self.setup.memory.retrieve_k))
 
 
 def texts_of(pieces: tuple[Piece, ...]) -> list[str]:

@@ -63,7 +63,7 @@ class GenerativeAgents(Reader):
                 await self._reflect(book, ratings, fresh, label)
                 fresh, importance = 0, 0.0
 
-        async def find(vector: Vectors) -> Found:
+        def find(vector: Vectors) -> Found:
             return best_memories(book, ratings, vector, self.setup.memory.retrieve_k)
 
         await book.answer(find)
@@ -109,7 +109,7 @@ def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> F
         return []
     ids = list(ratings)
     scores = stream_scores(
-        list(ratings.values()), [float(book.index.vector(entry_id) @ query) for entry_id in ids]
+        list(ratings.values()), [float(book.index.rows([entry_id])[0] @ query) for entry_id in ids]
     )
     best = np.argsort(-scores, kind="stable")[:k].tolist()
     found = [(ids[place], float(scores[place])) for place in best]

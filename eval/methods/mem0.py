@@ -55,7 +55,7 @@ class Mem0(Reader):
                 continue
             found: dict[int, float] = {}
             for vector in await book.embed(facts):
-                for entry_id, score in await book.index.find(vector, SIMILAR):
+                for entry_id, score in book.index.search(vector, SIMILAR):
                     found.setdefault(entry_id, score)
             ids = {str(place): entry_id for place, entry_id in enumerate(found)}
             numbers = {entry_id: int(place) for place, entry_id in ids.items()}
@@ -67,7 +67,7 @@ class Mem0(Reader):
             for fact in facts:
                 record.note_query(step, fact)
             await apply(book, step, read_object(record, step), ids)
-        await book.answer(lambda vector: book.index.find(vector, self.setup.memory.retrieve_k))
+        await book.answer(lambda vector: book.index.search(vector, self.setup.memory.retrieve_k))
 
 
 async def apply(

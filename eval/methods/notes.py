@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from atommem.actions import ActionSpec, Body, Problem, ProblemReason
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.episode import Step
 from atommem.eval.methods.baseline import Recorder
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.index import VectorIndex
-from atommem.memory.operations import Operation
+from atommem.memory.log import MemoryView, Operation, Retrieved
+from atommem.memory.store import VectorStore
 from atommem.observation import Observation, Piece
 from atommem.text_safety import clean
 
@@ -34,7 +33,7 @@ class Notebook:
         self.recorder = recorder
         self.embedder = embedder
         self.texts: dict[int, str] = {}
-        self.index = VectorIndex(embedder.dim)
+        self.index = VectorStore(embedder.dim)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
         """Vectors of texts that are stored, or compared with what is; shape (n, dim)."""
@@ -49,7 +48,7 @@ class Notebook:
     def create(self, step: Step, text: str, vector: Vectors) -> int:
         """Add an entry, as what `step` led to; its id."""
         entry_id = self.recorder.contents.newest_id + 1
-        self.index.put(entry_id, vector)
+        self.index.update({entry_id: vector})
         self.texts[entry_id] = text
         self.recorder.note(step, Operation(step.index, "create", entry_id=entry_id, after=text))
         return entry_id
@@ -57,7 +56,7 @@ class Notebook:
     def update(self, step: Step, entry_id: int, text: str, vector: Vectors | None = None) -> None:
         """Replace the text of an entry, as what `step` led to; without a vector it is still found by the old one."""
         if vector is not None:
-            self.index.put(entry_id, vector)
+            self.index.update({entry_id: vector})
         before, self.texts[entry_id] = self.texts[entry_id], text
         self.recorder.note(
             step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text)
@@ -65,7 +64,7 @@ class Notebook:
 
     def delete(self, step: Step, entry_id: int) -> None:
         """Take out an entry, as what `step` led to."""
-        self.index.remove(entry_id)
+        self.index.update({entry_id: None})
         before = self.texts.pop(entry_id)
         self.recorder.note(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
 
@@ -79,13 +78,13 @@ class Notebook:
         )
         return MemoryView(query=query, retrieved=retrieved, size=len(self.texts))
 
-    async def answer(self, find: Callable[[Vectors], Awaitable[Found]]) -> None:
+    async def answer(self, find: Callable[[Vectors], Found]) -> None:
         """Ask all questions together, from what is found for each of them (`find`: by its vector)."""
         for asked in self.recorder.together:
             texts = [self.recorder.task.questions[index].text for index in asked]
             found: dict[int, float] = {}
             for vector in await self.embedder.embed(texts, "query"):
-                for entry_id, score in await find(vector):
+                for entry_id, score in find(vector):
                     found.setdefault(entry_id, score)
             step = await self.recorder.answer(
                 asked, view=self.view("\n".join(texts), list(found.items()))

@@ -16,4 +16,4 @@ class VanillaRAG(Reader):
         """Embed, retrieve, ask."""
         book = Notebook(record, self.setup.embedder)
         await book.hold(await self.texts(task))
-        await book.answer(lambda vector: book.index.find(vector, self.setup.memory.retrieve_k))
+        await book.answer(lambda vector: book.index.search(vector, self.setup.memory.retrieve_k))

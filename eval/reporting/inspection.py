@@ -21,8 +21,7 @@ from typing import Any
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode
-from atommem.memory.contents import Contents
-from atommem.memory.operations import POLICY, Operation, Outcome
+from atommem.memory.log import POLICY, Contents, Operation, Outcome
 
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
 _NOT_IN_TEXT = frozenset({"", "yes", "no", "noanswer"})

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.porter import stem
-from atommem.rules.rouge import rouge_l
-from atommem.rules.type_prior import PRIORS, kind_of
+from atommem.rules.amac import rouge_l
+from atommem.rules.ratings import PRIORS, kind_of
 
 Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from atommem.embedding.embedder import Vectors
-from atommem.rules.memobank import broken_failure
+from atommem.rules.banks import broken_failure
 from papers.experience import Experience
 from papers.inputs import (
     StoredVectors,

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.memory.columns import Numbers
-from atommem.memory.rules import StoreState
-from atommem.rules.memobank import MemoBank
+from atommem.memory.rules import Numbers, StoreState
+from atommem.rules.banks import MemoBank
 from papers.experience import Bank, Experience
 
 HERE = __name__

@@ -11,8 +11,8 @@ import numpy as np
 
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
-from atommem.memory.columns import Numbers
-from atommem.rules.linear import FEATURES, text_features
+from atommem.memory.rules import Numbers
+from atommem.rules.ratings import FEATURES, text_features
 from papers.retention.streams import Embedded
 
 

@@ -18,9 +18,9 @@ from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
 from atommem.envs.task import Question, Task
 from atommem.errors import DataError
-from atommem.memory.entries import Source
-from atommem.memory.index import best
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import Source
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import best
 from atommem.tokens import ApproximateTokenizer
 from papers.inputs import StoredVectors
 

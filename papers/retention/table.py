@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from atommem.memory.columns import Numbers
-from atommem.rules.linear import FEATURES
-from atommem.rules.oracle import GreedyOracle
+from atommem.memory.rules import Numbers
+from atommem.rules.ratings import FEATURES, GreedyOracle
 from papers.journal import Journal
 from papers.retention.fitting import features_of, fit, save
 from papers.retention.streams import Embedded, Scores, keep, score

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atommem.memory.entries import Entry
+from atommem.memory.log import Entry
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from atommem.errors import DataError
-from atommem.memory.columns import Numbers
-from atommem.memory.rules import StoreState
+from atommem.memory.rules import Numbers, StoreState
 from papers.experience import Similarity
 
 KEYS = {"ego": 1.0, "goal": 10.0, "history": 1.0}

@@ -13,7 +13,7 @@ import pytest
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
-from atommem.memory.entries import Entry
+from atommem.memory.log import Entry
 from papers.experience import Bank, Experience
 from papers.journal import Journal
 from papers.report import Report

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from atommem.memory.columns import Numbers
+from atommem.memory.rules import Numbers
 
 
 def cross_entropy(

@@ -18,8 +18,8 @@ import numpy as np
 from atommem.envs.scoring.statistics import paired_difference, wilson_interval
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
-from atommem.memory.columns import Numbers
-from atommem.rules.traceretain import LINEAR
+from atommem.memory.rules import Numbers
+from atommem.rules.banks import LINEAR
 from papers.experience import Bank
 from papers.inputs import (
     StoredVectors,

@@ -79,13 +79,13 @@ async def test_vectors_are_a_cache(tmp_path: Path) -> None:
             (tmp_path / VECTORS_FILE).write_bytes(content)
         embedder = WordEmbedder()
         again = await load(tmp_path, embedder=embedder)
-        assert len(embedder.calls) == 1
+        assert len(embedder.calls) == 2
         assert again.entries() == memory.entries()
 
 
 async def test_another_embedder(tmp_path: Path) -> None:
     memory = await kept(tmp_path)
-    with pytest.raises(ConfigError, match="searched with embedder 'words/64'"):
+    with pytest.raises(ConfigError, match="made with embedder='words/64'"):
         await load(tmp_path, embedder="hashing")
     again = await load(tmp_path, embedder="hashing", embedder_dim=32, reembed=True)
     assert texts(again) == texts(memory)

@@ -27,7 +27,7 @@ from atommem.environment import find_environment
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, DialectError
 from atommem.grammar import parse_whole
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import StopReason
 from tests.atommem import sessions
 from tests.atommem.sessions import saying

@@ -9,8 +9,7 @@ import pytest
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import Episode, Step
 from atommem.episode_stats import action_names, add_sums, episode_sums, means
-from atommem.memory.entries import MemoryView
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import MemoryView, Operation, Outcome
 from atommem.observation import Observation, StopReason
 
 

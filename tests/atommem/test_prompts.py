@@ -8,7 +8,7 @@ from atommem.actions import ANSWER_ACTION, ActionSpec, Body
 from atommem.config import MemoryConfig
 from atommem.dialects import Section, get_dialect
 from atommem.errors import ConfigError, DialectError
-from atommem.memory.entries import MemoryView, Retrieved
+from atommem.memory.log import MemoryView, Retrieved
 from atommem.observation import Observation, Piece
 from atommem.prompts import PromptBuilder, shown_tools
 from atommem.text_safety import SegmentEncoder, guard_text

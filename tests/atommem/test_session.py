@@ -16,7 +16,7 @@ from atommem.config import MemoryConfig, drawn_capacity
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
-from atommem.memory.contents import Snapshot
+from atommem.memory.log import Snapshot
 from atommem.policy.contract import Completion
 from atommem.session import Session, TurnTimeoutError
 from atommem.session_state import SessionFile, SessionState, vectors_path
@@ -95,9 +95,7 @@ async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(
     assert len(file.path.read_bytes().splitlines()) == 1
     again = await Session.take_up(agent(), SessionState.load(file.path))
     for refused in (again.memory.at, again.memory.undo):
-        with pytest.raises(
-            ConfigError, match="the log of this memory begins at step 7, what was before step 3"
-        ):
+        with pytest.raises(ConfigError, match="the log of this memory begins at step 7"):
             await refused(3)  # type: ignore[misc]
 
 
@@ -137,12 +135,12 @@ async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_
         (['{"type": "session", "format": 9}'], "this session has format 9, this version reads 1"),
         (
             ['{"type": "session", "format": 1, "key": "k", "memory": 3}'],
-            "no memory snapshot of format 1",
+            "memory snapshot is damaged",
         ),
         (["STATE", '{"turns": 2}'], "damaged: KeyError 'operations'"),
         (
             ["STATE", '{"turns": 2, "sampled": 1, "operations": [{"step": 1}]}'],
-            "damaged: TypeError",
+            "damaged: ValidationError",
         ),
         (["STATE", '{"turns": "many", "sampled": 1, "operations": []}'], "damaged: ValueError"),
     ],
@@ -168,12 +166,12 @@ async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_sa
     await turns(session, 3)
     state = session.put_down()
     other = agent(embedder=WordEmbedder())
-    with pytest.raises(ConfigError, match="embedder 'hashing/8/32', this one is 'words/64'"):
+    with pytest.raises(ConfigError, match="embedder='hashing/8/32', this agent has 'words/64'"):
         await Session.take_up(other, state)
     again = await Session.take_up(other, state, reembed=True)
     assert again.memory.contents == session.memory.contents
     assert again.put_down().memory.embedder == "words/64"
-    with pytest.raises(TraceError, match="does not fit what came before it"):
+    with pytest.raises(TraceError, match="contradicts the log before it"):
         await Session.take_up(agent(), replace(state, operations=state.operations[::-1]))
 
 
@@ -199,7 +197,7 @@ class Stuck(Embeds):
 @pytest.mark.parametrize("at", [2, 3])
 async def test_a_turn_that_is_cancelled_leaves_the_memory_as_it_was(at: int) -> None:
     embedder = Stuck(at)
-    session = Session(agent(saying(CREATE, CREATE), embedder=embedder))
+    session = Session(agent(saying(CREATE, CREATE.replace("ann", "bob")), embedder=embedder))
     await session.turn(reading("q?"))
     before = session.put_down(history=True).to_json()
     task = asyncio.create_task(session.turn(reading("q?")))

@@ -13,8 +13,7 @@ from rich.console import Console
 from atommem.actions import Action, Problem, ProblemReason
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, TraceError
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
 from atommem.observation import Observation, StopReason
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import main, render_trace

@@ -24,7 +24,7 @@ from atommem.envs.task_files import load_tasks
 from atommem.envs.web.site.expert import BrowsingExpert
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.memory.operations import Outcome
+from atommem.memory.log import Outcome
 from atommem.policy.contract import Sampling
 from tests.fakes import WordTokenizer, command, longdoc, make_episode_runner
 

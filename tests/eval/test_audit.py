@@ -18,7 +18,7 @@ from atommem.errors import ConfigError, DataError
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, evicted, main, read_store
 from atommem.eval.retention_cli import main as check_rules
-from atommem.memory.entries import Entry
+from atommem.memory.log import Entry
 from atommem.session_state import SessionState
 from atommem.trace import write_trace
 from tests.atommem.memory.toys import CREATE, READ, memory

@@ -10,8 +10,7 @@ from atommem.actions import Action
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode, Step
 from atommem.eval.reporting.inspection import AnswerPath, Inspection, Stage, answer_paths, holds
-from atommem.memory.entries import MemoryView, Retrieved
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
 from atommem.observation import Observation, StopReason
 from tests.fakes import reading
 

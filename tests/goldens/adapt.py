@@ -52,7 +52,7 @@ def answering(questions: Sequence[str], reads_left: int, over: bool) -> Any:
 def memory_view(
     scratchpad: str, query: str | None, entries: Sequence[str], capacity: int | None
 ) -> Any:
-    from atommem.memory.entries import MemoryView, Retrieved
+    from atommem.memory.log import MemoryView, Retrieved
 
     shown = tuple(
         Retrieved(number, number + 6, text, 0.5) for number, text in enumerate(entries, 1)
@@ -105,7 +105,7 @@ def completion(token_ids: list[int], text: str) -> Any:
 
 async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list[dict[str, Any]]:
     """Each step's actions, problems, operations and view, with outcomes for rules."""
-    from atommem.memory.operations import to_json
+    from atommem.memory.log import to_json
     from atommem.session import Session
 
     session = Session(agent, key)

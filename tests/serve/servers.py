@@ -17,7 +17,7 @@ import openai
 import uvicorn
 
 from atommem.api import Runtime
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.app import make_app
@@ -91,7 +91,7 @@ def make_conversations(
 ) -> Conversations:
     """Conversations in a SQLite file or the database of a URL."""
     url = f"sqlite:///{db}" if isinstance(db, Path) else db
-    turns = ("active", "waiting", "turn_seconds")
+    turns = ("active", "turn_seconds")
     shared = {name: bounds.pop(name) for name in turns if name in bounds}
     log = ConversationLog(open_database(url))
     return Conversations(Resources(model or scripted(), log, **shared), **bounds)

@@ -12,10 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from atommem.errors import ConfigError
-from atommem.memory.contents import Contents, Snapshot, replay
-from atommem.memory.entries import Source
-from atommem.memory.operations import Operation, Outcome
-from atommem.memory.vectors import TextVectors, digests_of
+from atommem.memory.log import Contents, Operation, Outcome, Snapshot, Source, replay
+from atommem.memory.store import TextVectors, digests_of
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.events import ConflictError, Event, NotFoundError
 from atommem.serve.schema import open_database, schema_version

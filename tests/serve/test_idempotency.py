@@ -34,8 +34,6 @@ def test_every_write_with_a_key_happens_once(tmp_path: Path) -> None:
     with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
         path = new_conversation(http, "Ann lives in Rome.")
         name = path.rpartition("/")[2]
-        question = {"conversation": name, "input": "Where does Ann live?"}
-        rated = http.post("/v1/responses", json=question).json()["id"]
         messages = [{"content": "Bob sings."}, {"content": "Who sings?"}]
         requests: list[tuple[str, dict[str, Any]]] = [
             ("/v1/conversations", items("Dan runs.")),
@@ -44,7 +42,6 @@ def test_every_write_with_a_key_happens_once(tmp_path: Path) -> None:
             ("/v1/responses", {"conversation": name, "input": messages, "stream": True}),
             ("/v1/chat/completions", {"conversation": name, "messages": messages}),
             (f"{path}/entries/1", {"text": "Ann lives in Oslo."}),
-            (f"{path}/feedback", {"response": rated, "reward": 1}),
             (f"{path}/fork", {}),
         ]
         for number, (route, body) in enumerate(requests):

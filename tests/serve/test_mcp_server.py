@@ -101,7 +101,7 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
         assert "blank" in await error_of(client, "remember", text="  ")
         assert "question" in await error_of(client, "ask", question=" ", **where)
         assert "not both" in await error_of(client, "forget", **where)
-        assert "no entry 7" in await error_of(client, "forget", entry=7, **where)
+        assert "entry 7" in await error_of(client, "forget", entry=7, **where)
         unknown = await error_of(client, "ask", conversation="conv_1", question="Who?")
         assert "no conversation" in unknown
         with pytest.raises(MCPError, match="no conversation"):

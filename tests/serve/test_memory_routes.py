@@ -8,7 +8,6 @@ from pathlib import Path
 import httpx
 
 from tests.serve.servers import (
-    Running,
     ask,
     entries,
     items,
@@ -94,18 +93,6 @@ def test_delete_item_keeps_another_item_of_the_same_name(http: httpx.Client) -> 
     http.delete(f"{path}/items/{first['id']}").raise_for_status()
     assert entries(http, path) == {2: PARTS[1]}
     assert http.get(f"{path}/items/{second['id']}").status_code == 200
-
-
-def test_feedback_is_stored_with_its_answer(http: httpx.Client, server: Running) -> None:
-    path, other = new_conversation(http, *PARTS), new_conversation(http)
-    response = ask(http, path, "Where does Bob live?")[0]
-    body = {"response": response, "reward": 1.0, "answer": "Oslo", "consent": True}
-    assert http.post(f"{path}/feedback", json=body).raise_for_status().json()["reward"] == 1.0
-    (event,) = server.conversations.log.events(path.rpartition("/")[2], ("feedback",))
-    assert event.body == body
-    assert http.post(f"{other}/feedback", json=body).status_code == 400
-    assert http.post(f"{path}/feedback", json={**body, "reward": 2}).status_code == 400
-    assert http.post(f"{path}/feedback", json={**body, "response": "resp_x"}).status_code == 404
 
 
 async def test_conversations_switch_to_another_checkpoint_and_embedder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from atommem.environment import environment_config, make_environments
 from atommem.envs.chunking import chunk_task, joined_text
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.eval.methods import Setup, make_method
-from atommem.memory.operations import Operation
+from atommem.memory.log import Operation
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.served_model import Float16Embedder

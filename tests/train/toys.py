@@ -17,7 +17,7 @@ from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.description import QuestionDescription, TaskDescription
 from atommem.episode import Episode, Step
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Sampling
 from atommem.train.objective.rows import Row

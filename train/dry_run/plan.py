@@ -17,8 +17,7 @@ from atommem.environment import EnvironmentFactory, make_environments
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
-from atommem.memory.admission import make_admission
-from atommem.memory.retention import make_retention
+from atommem.memory.rules import RuleSet
 from atommem.train.dry_run import timeline, workload
 from atommem.train.dry_run.memory import (
     BYTES,
@@ -106,7 +105,7 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     found = parse(stage, [*argv, "--use_cpu", "true"], adapt)
     args, run_config, model_config = found.args, found.run, found.model
     memory, embedder, environment = run_config.memory, run_config.embedder, run_config.environment
-    make_admission(memory.admission), make_retention(memory.retention)
+    RuleSet(memory.admission, memory.retention)
     model = measure(model_config)
     if stage == "sft":
         return None

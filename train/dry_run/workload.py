@@ -14,7 +14,7 @@ from atommem.description import TaskShape
 from atommem.dialects import get_dialect
 from atommem.environment import EnvironmentFactory
 from atommem.errors import ConfigError
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
 from atommem.tokens import ApproximateTokenizer

@@ -12,8 +12,7 @@ from rich.console import Console
 from atommem.config import MemoryConfig
 from atommem.description import TaskDescription
 from atommem.episode import Episode, Step
-from atommem.memory.contents import Contents
-from atommem.memory.operations import POLICY
+from atommem.memory.log import POLICY, Contents
 from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
 from atommem.train.logs.reporters import report_table

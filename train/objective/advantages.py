@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import stdev
 
 from atommem.episode import Episode
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 
 EPSILON = 1e-4
 """Added to a standard deviation before dividing by it, as in TRL."""

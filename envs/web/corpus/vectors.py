@@ -130,6 +130,7 @@ def _choose_nprobe(index: faiss.IndexIVF, rows: Array, rng: np.random.Generator)
     Sampled rows are the queries. Each finds itself, which is not counted.
     """
     sample = np.sort(rng.choice(len(rows), min(_SAMPLED_QUERIES, len(rows)), replace=False))
+    sample = sample[rows[sample].any(axis=1)]  # without removed passages
     queries = np.ascontiguousarray(rows[sample])
     _, exact = _exact(queries, rows, 11)
     wanted = [{*ids[ids != own]} for own, ids in zip(sample, exact, strict=True)]

@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
@@ -31,6 +32,7 @@ _LOCAL_SERVICES = tuple(
         ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20"),
     )
 )
+_RESOLVERS = ThreadPoolExecutor(32, "atommem-resolve")  # silent name servers block for seconds
 _MAX_ADDRESSES = 4
 _CONTROL_NAME = "example.com"
 
@@ -56,7 +58,11 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     Raises:
         socket.gaierror: The name has no address, or the resolver does not answer.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+    def look_up() -> list[Any]:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+    found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, look_up)
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 

@@ -20,7 +20,7 @@ from atommem.embedding import make_embedder
 from atommem.environment import environment_config
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
-from atommem.memory.entries import MemoryView
+from atommem.memory.log import MemoryView
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent

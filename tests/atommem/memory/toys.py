@@ -1,4 +1,4 @@
-"""What the tests of the memory share."""
+"""Shared by the tests of the memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from atommem.config import MemoryConfig
-from atommem.memory.operations import POLICY, Operation
-from atommem.memory.working import WorkingMemory
+from atommem.memory.log import POLICY, Operation
+from atommem.memory.memory import WorkingMemory
 from tests.fakes import WordEmbedder, WordTokenizer
 
 CREATE, READ, UPDATE = "create", "read", "update"
@@ -16,22 +16,26 @@ CUT_MARKER = " [cut]"
 
 
 def memory(embedder: Any = None, **settings: Any) -> WorkingMemory:
-    """A memory with an embedder of its own, unless one is given."""
-    return WorkingMemory(
-        embedder or WordEmbedder(), WordTokenizer(), MemoryConfig(**settings), CUT_MARKER
-    )
+    """Return a memory with its own word embedder, unless one is given."""
+    config = MemoryConfig(**settings)
+    return WorkingMemory(embedder or WordEmbedder(), WordTokenizer(), config, CUT_MARKER)
 
 
 def texts(m: WorkingMemory) -> dict[int, str]:
-    """The entries' texts by id."""
+    """Return the entries' texts by id."""
     return {entry.id: entry.text for entry in m.entries()}
 
 
 def shown(m: WorkingMemory) -> list[tuple[int, str]]:
-    """Handles and texts of the view."""
+    """Return handles and texts of the view."""
     return [(item.handle, item.text) for item in m.view().retrieved]
 
 
 def by_policy(operations: Iterable[Operation]) -> list[Operation]:
-    """What the policy itself did."""
+    """Return the operations of the policy."""
     return [operation for operation in operations if operation.actor == POLICY]
+
+
+def state(m: WorkingMemory) -> Any:
+    """Return everything that a memory holds, for comparison."""
+    return m.contents.copy(), m.view(), m.log, m.vectors().rows.tolist()

@@ -13,8 +13,7 @@ from atommem.envs.longdoc.fact_recall import fact_recall, facts_of
 from atommem.envs.scoring.records import record_of
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode, Step
-from atommem.memory.entries import MemoryView, Retrieved, Source
-from atommem.memory.operations import Operation, Outcome
+from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved, Source
 from atommem.observation import Observation, StopReason
 
 FACTS = Task(

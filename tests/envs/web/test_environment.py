@@ -20,7 +20,7 @@ from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError
-from atommem.memory.entries import Source
+from atommem.memory.log import Source
 from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner

@@ -26,7 +26,7 @@ from atommem.config import MemoryConfig
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task
 from atommem.eval.methods import make_method
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 from atommem.policy.contract import Sampling
 from tests.eval.methods.toys import make_setup
 from tests.fakes import ListPolicy, WordEmbedder

@@ -20,7 +20,7 @@ from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.eval.methods import make_method
 from atommem.eval.methods.generative_agents import rating_of, stream_scores
-from atommem.memory.contents import replay
+from atommem.memory.log import replay
 from tests.eval.methods.same_replies import METHODS, digest, make_case, run
 from tests.eval.methods.toys import DOCUMENTS, TASK, make_setup, right
 

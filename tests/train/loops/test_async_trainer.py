@@ -1,5 +1,4 @@
-"""The asynchronous trainer with everything real but the size: sampled, published, trained, resumed; with LoRA a copy in
-the process gets merged weights, servers get an adapter for every version."""
+"""The asynchronous trainer with everything real but the size, on a copy of the model or on servers."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from transformers import TrainerCallback
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import BudgetSpentError, ConfigError, PolicyError
+from atommem.errors import BudgetSpentError, PolicyError
 from atommem.policy.server_pool import ServerPool
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.errors import RolloutFailedError, TrainingInterrupted
@@ -59,7 +58,6 @@ def model_folder(tmp_path: Path) -> Path:
 def make_trainer(
     model: Path, out: Path, runner: Any = None, **given: Any
 ) -> AsyncMemoryGRPOTrainer:
-    """Of what is `given`, what is no field of the configuration goes to the trainer."""
     defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
     arguments = {
         name: given.pop(name) for name in ("callbacks", "peft_config", "held_out") if name in given
@@ -90,7 +88,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
         {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7},
     ],
 )
-def test_without_staleness_it_is_on_policy_training(
+def test_async_without_staleness_equals_on_policy_training(
     tmp_path: Path, model_folder: Path, shared: dict[str, Any]
 ) -> None:
     """Same seeds, same episodes, same losses, same parameters after three updates; with a KL term too."""
@@ -130,7 +128,7 @@ class SlowTrainer(TrainerCallback):
             worker.check_health(30.0)
 
 
-def test_staleness_is_used_and_bounded(tmp_path: Path, model_folder: Path) -> None:
+def test_async_uses_and_bounds_staleness(tmp_path: Path, model_folder: Path) -> None:
     trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=2, max_steps=5)
     trainer.add_callback(SlowTrainer(trainer))
     trainer.train()
@@ -162,9 +160,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncMemoryGRPOTrainer:
     return trainer
 
 
-def test_a_resumed_run_goes_on_with_the_next_groups(
-    tmp_path: Path, model_folder: Path, whole: Any
-) -> None:
+def test_async_resumes_with_the_next_groups(tmp_path: Path, model_folder: Path, whole: Any) -> None:
     resumed = make_trainer(model_folder, tmp_path / "resumed", **FOUR, **SAVED)
     resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
     assert resumed.state.global_step == 4
@@ -172,7 +168,7 @@ def test_a_resumed_run_goes_on_with_the_next_groups(
 
 
 @pytest.mark.parametrize("spent", [False, True])
-def test_a_run_that_is_stopped_leaves_a_checkpoint(
+def test_async_stopped_saves_a_checkpoint(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, spent: bool
 ) -> None:
     """Whether it is asked to stop or has spent its budget."""
@@ -202,16 +198,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint(
     assert not trainer.rollout_worker.loop.loop.is_running()
 
 
-def test_what_cannot_be_grouped_is_refused(tmp_path: Path, model_folder: Path) -> None:
-    for episodes, why in (
-        (6, "num_generations=4: it does not divide the 6 episodes"),
-        (28, "6 tasks are fewer"),
-    ):
-        with pytest.raises(ConfigError, match=why):
-            make_trainer(model_folder, tmp_path / "async", per_device_train_batch_size=episodes)
-
-
-def test_evaluation_beside_training(tmp_path: Path, model_folder: Path, whole: Any) -> None:
+def test_async_evaluates_beside_training(tmp_path: Path, model_folder: Path, whole: Any) -> None:
     """Every second update, each held-out task twice."""
     held: dict[str, Any] = {
         "held_out": make_tasks()[:3],
@@ -229,7 +216,7 @@ def test_evaluation_beside_training(tmp_path: Path, model_folder: Path, whole: A
     assert_same_weights(trained, whole, 1e-6)  # training does not notice it
 
 
-def test_an_evaluation_that_breaks_ends_the_run(
+def test_async_broken_evaluation_ends_the_run(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(self: EpisodeRunner, *arguments: Any) -> Any:
@@ -251,7 +238,7 @@ def lora() -> LoraConfig:
     return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
-def test_lora_a_copy_samples_from_the_merged_weights(tmp_path: Path, model_folder: Path) -> None:
+def test_async_lora_copy_has_the_merged_weights(tmp_path: Path, model_folder: Path) -> None:
     trainer = make_trainer(model_folder, tmp_path / "out", max_staleness=0, peft_config=lora())
     trainer.train()
     before = {
@@ -280,7 +267,7 @@ def on_servers(cluster: Cluster, patience: float = 5.0) -> Any:
     )
 
 
-def test_lora_every_version_has_its_own_adapter_and_requests_name_it(
+def test_async_lora_requests_name_the_adapter_of_their_version(
     tmp_path: Path, model_folder: Path
 ) -> None:
     cluster = Cluster("a", "b")
@@ -298,14 +285,3 @@ def test_lora_every_version_has_its_own_adapter_and_requests_name_it(
         assert set(server.models) == {"policy", *names[2:]}  # the older ones were unloaded
     folders = sorted(path.name for path in (tmp_path / "out" / "adapters").iterdir())
     assert folders == sorted(names[2:])
-
-
-def test_lora_the_loss_of_all_servers_ends_the_run(tmp_path: Path, model_folder: Path) -> None:
-    cluster = Cluster("a", "b")
-    cluster["a"].up = cluster["b"].up = False
-    settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
-    trainer = make_trainer(
-        model_folder, tmp_path / "out", on_servers(cluster, patience=0.2), **settings
-    )
-    with pytest.raises(RolloutFailedError, match="No server answered"):
-        trainer.train()

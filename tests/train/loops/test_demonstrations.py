@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,11 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
-from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
-from atommem.policy.server import ChatPolicy
 from atommem.trace import write_trace
 from atommem.train.loops.sft import trace_demonstrations
-from tests.envs.web.test_environment import ANSWER, call, make_task
 from tests.fakes import WordEmbedder, WordTokenizer, make_episode_runner
-from tests.loopback import serving
-from tests.tokenizer_shapes import SHAPES
 
 ENVIRONMENT = environment_config("longdoc", chunking="documents")
 MEMORY = MemoryConfig()
@@ -64,7 +58,7 @@ def rows_of(path: Path, tokenizer: WordTokenizer, min_reward: float = 1.0) -> li
     return trace_demonstrations(path, tokenizer, MEMORY, ENVIRONMENT, min_reward)
 
 
-def test_rows_of_a_trace_are_those_of_the_episode(tmp_path: Path) -> None:
+def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:
     tokenizer = WordTokenizer()
     episode = save(tmp_path / "a.jsonl", tokenizer)
     assert episode.reward == 1.0
@@ -82,7 +76,7 @@ def test_rows_of_a_trace_are_those_of_the_episode(tmp_path: Path) -> None:
     assert rows[0][1] != episode.steps[0].token_ids
 
 
-def test_a_folder_of_an_evaluation(tmp_path: Path) -> None:
+def test_trace_demonstrations_of_an_evaluation_folder(tmp_path: Path) -> None:
     """Traces are found below it, its own records are not taken for one, and low rewards are left out."""
     tokenizer = WordTokenizer()
     save(tmp_path / "traces" / "right.jsonl", tokenizer)
@@ -92,7 +86,7 @@ def test_a_folder_of_an_evaluation(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path, tokenizer, 0.0)) == 4
 
 
-def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
+def test_trace_demonstrations_refuse_unusable_traces(tmp_path: Path) -> None:
     tokenizer, path = WordTokenizer(), tmp_path / "wrong.jsonl"
     with pytest.raises(ConfigError, match="not a trace or a folder with traces"):
         rows_of(tmp_path, tokenizer)
@@ -105,27 +99,3 @@ def test_what_cannot_teach_is_refused(tmp_path: Path) -> None:
     path.write_text("no trace\n")
     with pytest.raises(TraceError):
         rows_of(path, tokenizer)
-
-
-def test_a_hosted_model_teaches_the_web(tmp_path: Path) -> None:
-    """Its replies have no token ids: they are encoded as the learner's, under the learner's own prompts."""
-    tokenizer = SHAPES["byte_level"]()
-    settings = environment_config("web")
-    wrong = replace(make_task("Where is nobody?"), id="u")
-
-    def script(text: str) -> str:
-        if "nobody" in text:
-            return ANSWER.replace("Oakrest", "Brent")
-        return ANSWER if "Ann lives" in text else f"I look. {call('visit', page='Ann')}"
-
-    async def teach(url: str) -> None:
-        runner = make_runner(tokenizer, ChatPolicy(url, "m", tokenizer=tokenizer), settings)
-        await evaluate([make_task(), wrong], runner, tmp_path, progress=False)
-
-    with serving(script) as url:
-        asyncio.run(teach(url))
-    rows = trace_demonstrations(tmp_path / "traces", tokenizer, MEMORY, settings, min_reward=1.0)
-    prompts, completions = ([tokenizer.decode(row[place]) for row in rows] for place in (0, 1))
-    assert completions == [f"I look. {call('visit', page='Ann')}<|im_end|>", f"{ANSWER}<|im_end|>"]
-    assert "calls left: 40" in prompts[0]
-    assert "Ann lives in Oakrest" in prompts[1]

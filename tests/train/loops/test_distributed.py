@@ -29,7 +29,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_and_logged_numbers_are_those_of_one_process(found: Found, case: str) -> None:
+def test_two_ranks_equal_one_process(found: Found, case: str) -> None:
     alone, first, second = found(case)
     assert first["jobs"] + second["jobs"] == alone["jobs"]
     assert first["rows"] + second["rows"] == alone["rows"]
@@ -50,7 +50,7 @@ def test_gradients_and_logged_numbers_are_those_of_one_process(found: Found, cas
         assert second["rows"] == 0
 
 
-def test_the_asynchronous_loop_trains_as_on_one_process(found: Found) -> None:
+def test_two_ranks_train_asynchronously_as_one(found: Found) -> None:
     """One rank samples for both."""
     alone, first, second = found("asynchronous")
     for name, weight in alone["weights"].items():
@@ -63,14 +63,14 @@ def test_the_asynchronous_loop_trains_as_on_one_process(found: Found) -> None:
             assert entry[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6)
 
 
-def test_each_rank_replaces_its_groups_as_one_process_does(found: Found) -> None:
+def test_two_ranks_replace_groups_as_one(found: Found) -> None:
     alone, first, second = found("replacing")
     assert sorted(first["jobs"] + second["jobs"]) == sorted(alone["jobs"])
     assert first["replaced"] == second["replaced"] == alone["replaced"]
     assert sum(alone["replaced"]) > 0
 
 
-def test_all_ranks_ask_for_the_same_adapters(found: Found) -> None:
+def test_two_ranks_load_the_same_adapters(found: Found) -> None:
     """The second rank cannot reach the server a."""
     first, second = found("one lost")
     assert len(set(first["loads"]["a"])) == 3
@@ -84,13 +84,13 @@ def test_all_ranks_ask_for_the_same_adapters(found: Found) -> None:
     )
 
 
-def test_a_rank_that_has_no_server_ends_the_run_for_all(found: Found) -> None:
+def test_rank_without_servers_ends_the_run_for_all(found: Found) -> None:
     first, second = found("all lost")
     assert "No server answered" in second["error"]
     assert "see the other processes" in first["error"]
 
 
-def test_whole_weights_are_gathered_once_for_all_servers(found: Found) -> None:
+def test_two_ranks_gather_full_weights_once_per_update(found: Found) -> None:
     """Two updates: each rank gathers every parameter twice, whatever the number of servers, and one of them sends."""
     first, second = found("whole")
     for rank in (first, second):

@@ -111,7 +111,7 @@ def make_real_trainer(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_trains_on_what_it_sampled(
+def test_training_logprobs_equal_sampled_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: float
 ) -> None:
     """The log-probabilities of the training pass are those of sampling: same tokens, same positions, same mask, and
@@ -154,7 +154,7 @@ def test_trains_on_what_it_sampled(
     ]
 
 
-def test_it_learns(tmp_path: Path) -> None:
+def test_training_raises_the_reward(tmp_path: Path) -> None:
     trainer, _ = make_real_trainer(
         tmp_path,
         max_steps=12,
@@ -174,7 +174,7 @@ def score_even_tokens(episode: Episode, score: Any) -> None:
     episode.reward = sum(token % 2 == 0 for token in tokens) / len(tokens)
 
 
-def test_a_long_group_is_sampled_by_two_versions(
+def test_carried_group_is_sampled_by_two_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partial rollouts: a group that has not ended goes on in the next update, with the log-probabilities that it has.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from atommem.episode import Episode
 from atommem.observation import StopReason
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.objective.rows import Row
-from atommem.train.packing.planning import MicroBatchPlanner
 from atommem.train.rollout.groups import replacement_tasks
 from tests.train.harness import (
     assert_equal_gradients,
@@ -40,11 +38,10 @@ def check(
     peft_config: Any = None,
     **settings: Any,
 ) -> tuple[MemoryGRPOTrainer, list[Episode]]:
-    """One update on four groups: loss and gradients have to be those of the loop over tokens.
+    """Run one update on four groups, and compare it with the loop over tokens.
 
-    Args:
-        model: What is trained. It begins with the adapter of `scored`, where that is given.
-        reference: The model of the KL term, without which the gradients have to be others.
+    `scored` has the adapter that training starts from; without the KL term to `reference` the
+    gradients have to differ.
     """
     model = model or make_model()
     config = make_config(folder, **{"per_device_train_batch_size": 16, **settings})
@@ -77,20 +74,18 @@ def check(
     "settings",
     [
         {"normalization": "token"},
-        {"normalization": "token", "prefix_sharing": False},
         {"normalization": "step", "temperature": 0.6},
-        {"normalization": "trajectory", "scale_rewards": "group"},
-        *({"normalization": "trajectory", "micro_batch_tokens": budget} for budget in (1, 40)),
+        {"normalization": "trajectory", "scale_rewards": "group", "micro_batch_tokens": 40},
         {"normalization": "step", "micro_batch_tokens": 40, "prefix_sharing": False},
     ],
     ids=str,
 )
-def test_loss_and_gradients(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_update_equals_the_reference_loop(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Groups with equal rewards are skipped by the trainer and by the reference, but count in the normaliser."""
     check(tmp_path, **settings)
 
 
-def test_loss_of_one_group_by_hand(tmp_path: Path) -> None:
+def test_update_of_one_group_by_hand(tmp_path: Path) -> None:
     """Rewards 1, 1, 0, 0 on completions of 2 to 5 tokens, ratio 1: -sum(A * tokens) / tokens.
 
     The last is overlong, and not trained on: it counts in the mean of its group, but neither in the sum over tokens nor
@@ -110,27 +105,7 @@ def test_loss_of_one_group_by_hand(tmp_path: Path) -> None:
     )
 
 
-def test_equal_rows_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All samples of a task begin with the same step; the reference computes each of them."""
-    counted: list[int] = []
-    plan = MicroBatchPlanner.plan
-
-    def counting(self: MicroBatchPlanner, rows: Sequence[Row]) -> list[list[Row]]:
-        counted.append(len(rows))
-        return plan(self, rows)
-
-    def write(task_id: str, sample: int) -> Episode:
-        episode = mixed_episode(task_id, sample)
-        episode.steps[:1] = mixed_episode(task_id, 0).steps[:1]
-        return episode
-
-    monkeypatch.setattr(MicroBatchPlanner, "plan", counting)
-    _, episodes = check(tmp_path, write, normalization="trajectory")
-    advantages = group_advantages([episode.reward for episode in episodes], 4)
-    assert counted[0] < sum(len(e.steps) for e, a in zip(episodes, advantages, strict=True) if a)
-
-
-def test_kl_to_the_reference_model(tmp_path: Path) -> None:
+def test_update_with_kl_to_the_reference_model(tmp_path: Path) -> None:
     """TRL loads the reference from where the model came from; the model has moved since."""
     reference = make_model()
     reference.save_pretrained(tmp_path / "start")
@@ -144,7 +119,7 @@ def test_kl_to_the_reference_model(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["kl"] > 0
 
 
-def test_kl_to_the_model_without_its_adapter(tmp_path: Path) -> None:
+def test_update_with_kl_to_the_model_without_adapter(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(
@@ -170,7 +145,7 @@ def test_kl_to_the_model_without_its_adapter(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["kl"] > 1
 
 
-def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
+def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
     """No backward pass, no weight decay, no draw_branch_points: only the scheduler moves on."""
     model = make_model()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -187,7 +162,7 @@ def test_a_batch_without_variance_changes_nothing(tmp_path: Path) -> None:
     assert logged["reward"] == 1.0
 
 
-def test_updates_are_on_policy_and_logged_and_have_their_own_seeds(tmp_path: Path) -> None:
+def test_updates_have_their_own_tasks_seeds_and_log(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=3, per_device_train_batch_size=16)
     seen: list[int] = []
     trainer, recorder, runner = make_trainer(
@@ -238,14 +213,14 @@ def shared_episode(task_id: str, sample: int) -> Episode:
     return episode
 
 
-def test_shared_prefixes_are_computed_once(tmp_path: Path) -> None:
+def test_update_computes_shared_prefixes_once(tmp_path: Path) -> None:
     """Also where gradient checkpointing computes the forward pass again."""
     trainer, _ = check(tmp_path, shared_episode, gradient_checkpointing=True)
     assert trainer.state.log_history[0]["packing_ratio"] > 1.3
     assert trainer.model.config._attn_implementation == "sdpa"
 
 
-def test_a_model_that_cannot_share_prefixes_is_padded_with_a_warning(
+def test_model_without_tree_attention_is_padded_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = make_model()
@@ -255,7 +230,7 @@ def test_a_model_that_cannot_share_prefixes_is_padded_with_a_warning(
     assert "rows are padded: its attention has a sliding window of 4096 tokens" in caplog.text
 
 
-def test_groups_without_variance_are_replaced(tmp_path: Path) -> None:
+def test_dynamic_sampling_replaces_groups_without_variance(tmp_path: Path) -> None:
     """t1 and t2 teach nothing: other tasks are drawn in their place, until one does or there have been two."""
 
     def write(task_id: str, sample: int) -> Episode:

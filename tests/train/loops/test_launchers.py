@@ -62,7 +62,7 @@ def spent(recording: Path) -> int:
     return calls
 
 
-def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_with_more(
+def test_spent_budget_stops_two_processes_that_resume_with_more(
     tmp_path: Path,
 ) -> None:
     """They pay from one recording; what comes of it is what had come of it without a limit."""
@@ -82,7 +82,7 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
     limited = train(tmp_path, f"{flags} --output_dir out --recording c.db --call_budget {calls}")
     assert limited.returncode != 0
     assert spent(tmp_path / "c.db") == calls
-    assert "call_budget is spent" in limited.stderr, limited.stderr[-3000:]
+    assert f"call_budget={calls} is spent" in limited.stderr, limited.stderr[-3000:]
     assert limited.stderr.count("--resume continues from the last checkpoint") == 2, limited.stderr[
         -3000:
     ]
@@ -96,5 +96,5 @@ def test_a_spent_budget_stops_two_processes_with_a_checkpoint_and_they_go_on_wit
     assert done.returncode == 0, done.stderr[-3000:]
     ours, expected = (load_file(tmp_path / run / "model.safetensors") for run in ("out", "whole"))
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
-    # What was being asked when the others were given up may be asked again; nothing that is recorded is.
-    assert enough <= spent(tmp_path / "c.db") <= enough + 4
+    # Calls in flight at the stop, and equal calls of both ranks, may be made twice.
+    assert abs(spent(tmp_path / "c.db") - enough) <= 4

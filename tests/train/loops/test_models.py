@@ -16,7 +16,7 @@ from atommem.train.loops import models
 from tests.train.toys import make_model
 
 
-def test_a_reference_that_lost_weights_on_its_way_is_refused(
+def test_shard_reference_refuses_lost_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lossy(accelerator: Any, model: Any) -> Any:
@@ -36,7 +36,7 @@ def test_a_reference_that_lost_weights_on_its_way_is_refused(
         models.shard_reference(make_model(), accelerator)
 
 
-def test_an_embedder_is_loaded_whole_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_embedder_is_whole_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the launchers' settings transformers leaves zeros in it, on all ranks but the first, or shares it out."""
 
     def settings(_: Any = None) -> tuple[str, bool]:

@@ -1,5 +1,4 @@
-"""The sampling side, on outcomes that are written down: how far it runs ahead, what it tags, what becomes of outages
-and errors; and how the trainer takes what it gives."""
+"""The rollout worker on written outcomes: how far ahead it runs, weight versions, outages, errors."""
 
 from __future__ import annotations
 
@@ -18,16 +17,14 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError, PolicyError
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
-from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.loops import rollout_worker as worker_module
-from atommem.train.loops.async_trainer import CopyPolicy, batch_of
+from atommem.train.loops.async_trainer import CopyPolicy
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.rollout.rollouts import TaskOrder
 from tests.train.toys import (
     Closable,
     ToyTask,
     WrittenRunner,
-    make_episode,
     make_model,
     make_step,
     make_tokenizer,
@@ -47,8 +44,8 @@ class FakeRunner(WrittenRunner):
     """An `EpisodeRunner` of one step an episode.
 
     Args:
-        outcome: Given task id, sample and how often the episode was run before: the reward, or an exception to raise.
-            An `OutageError` makes a failed episode of it, as the real loop does.
+        outcome: Of task id, sample and earlier runs of it: the reward, or an exception. An
+            `OutageError` makes a failed episode, as in the real loop.
     """
 
     def __init__(self, outcome: Callable[[str, int, int], float | Exception]) -> None:
@@ -79,7 +76,7 @@ class FakeRunner(WrittenRunner):
 
 @contextmanager
 def running_worker(runner: FakeRunner, **settings: Any) -> Iterator[RolloutWorker]:
-    """A started worker with weights of version 1: groups of 2, one group a version, 3 of them, no staleness."""
+    """Start a worker with weights of version 1: 3 groups of 2, one a version, no staleness."""
     defaults = {"group_size": 2, "groups_per_version": 1, "max_staleness": 0, "total": 3}
     worker = RolloutWorker(
         runner=runner,  # type: ignore[arg-type]
@@ -113,7 +110,7 @@ def nothing_more(worker: RolloutWorker) -> None:
     [(1, 0, 3, 0), (2, 2, 10, 0), (2, 1, 7, 3)],
     ids=["it waits for every version", "it runs ahead", "it goes on in the middle of a version"],
 )
-def test_it_runs_ahead_by_the_staleness_and_no_further(
+def test_worker_runs_ahead_by_the_staleness(
     groups_per_version: int, max_staleness: int, total: int, first: int
 ) -> None:
     settings = {
@@ -134,7 +131,7 @@ def test_it_runs_ahead_by_the_staleness_and_no_further(
             worker.update_model_version(version + 1)
 
 
-def test_seeds_are_those_of_the_order() -> None:
+def test_worker_takes_seeds_from_the_order() -> None:
     runner = FakeRunner(right)
     with running_worker(runner, max_staleness=1) as worker:
         groups(worker, 2)
@@ -147,7 +144,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "RERUN_SECONDS", 0.001)
 
 
-def test_an_outage_is_waited_out_and_counted() -> None:
+def test_worker_waits_out_an_outage() -> None:
     runner = FakeRunner(
         lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0
     )
@@ -158,7 +155,7 @@ def test_an_outage_is_waited_out_and_counted() -> None:
         assert sum(metrics.get("rollout/outages_total", 0) for metrics in counted) == 12
 
 
-def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
+def test_episode_with_its_own_outage_fails_without_a_score() -> None:
     runner = FakeRunner(
         lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0
     )
@@ -169,7 +166,7 @@ def test_an_outage_that_only_one_episode_has_ends_it_without_a_score() -> None:
     assert sum(run[1] == 0 for run in runner.runs) == worker_module.RERUNS + 1
 
 
-def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
+def test_lasting_outage_raises_with_its_reason() -> None:
     with running_worker(
         FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))
     ) as worker:
@@ -180,14 +177,14 @@ def test_a_lasting_outage_is_an_error_with_its_reason() -> None:
             worker.take([0], 0.05, lambda: False)
 
 
-def test_nothing_is_waited_for_when_the_run_has_to_stop() -> None:
+def test_take_returns_fewer_groups_when_stopped() -> None:
     with running_worker(FakeRunner(right)) as worker:
         assert [group.index for group in worker.take([0], 30.0, lambda: False)] == [0]
         assert worker.take([1], 30.0, lambda: True) == []
 
 
 @pytest.mark.parametrize("error", [PolicyError("no such model"), ZeroDivisionError("a bug")])
-def test_an_error_surfaces_in_check_health(error: Exception) -> None:
+def test_check_health_raises_the_error_of_the_thread(error: Exception) -> None:
     with running_worker(FakeRunner(lambda *run: error)) as worker:
 
         def watch() -> None:
@@ -200,7 +197,7 @@ def test_an_error_surfaces_in_check_health(error: Exception) -> None:
     assert caught.value is error
 
 
-def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
+def test_copy_policy_samples_after_an_aborted_transfer() -> None:
     """A copy in the process samples on where its new weights do not arrive."""
     policy = CopyPolicy(make_model(), make_tokenizer())
     policy.pause()
@@ -213,7 +210,7 @@ def test_a_transfer_that_broke_off_does_not_hold_up_sampling() -> None:
     policy.destroy()  # nothing is held: nothing happens
 
 
-def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
+def test_long_tasks_are_trained_in_turn_and_fresh() -> None:
     """Every fourth task takes fifty times as long; six updates of two groups, at most two versions ahead."""
 
     class Uneven(FakeRunner):
@@ -233,20 +230,3 @@ def test_long_tasks_have_their_share_and_none_is_too_old() -> None:
                 >= update - 1
             )
             worker.update_model_version(update + 2)
-
-
-def test_groups_without_variance_are_not_trained_on_but_counted() -> None:
-    varied, equal = (
-        Group(
-            0,
-            [make_episode("t", sample, reward, [(3, 2)]) for sample, reward in enumerate(rewards)],
-            [[4], [4]],
-        )
-        for rewards in ((1.0, 0.0), (1.0, 1.0))
-    )
-    batch = batch_of([varied, equal], AsyncTrainConfig(normalization="token", use_cpu=True))
-    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
-    assert [row.prompt_ids.tolist() for row in batch.rows] == [
-        e.steps[0].prompt_ids for e in varied.episodes
-    ]
-    assert batch.normalizer == 8.0  # all four episodes have two tokens each

@@ -25,7 +25,7 @@ def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
     return ColdStartConfig(str(folder), **{**BARE, **defaults, **settings})
 
 
-def test_no_rows_and_long_rows_are_refused() -> None:
+def test_sft_dataset_refuses_no_rows_and_long_rows() -> None:
     with pytest.raises(ConfigError, match="no demonstrations"):
         sft_dataset([])
     with pytest.raises(
@@ -34,7 +34,7 @@ def test_no_rows_and_long_rows_are_refused() -> None:
         sft_dataset(ROWS, max_length=4)
 
 
-def test_the_loss_is_that_of_the_completions_and_falls(
+def test_cold_start_loss_is_on_completions_and_falls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_model()
@@ -56,7 +56,7 @@ def test_the_loss_is_that_of_the_completions_and_falls(
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
+def test_demonstrations_need_a_minimum_reward() -> None:
     good, bad = (
         make_episode("a", 0, 1.0, [(3, 2), (3, 0), (4, 1)]),
         make_episode("a", 1, 0.5, [(3, 2)]),
@@ -67,7 +67,7 @@ def test_demonstrations_are_the_steps_of_episodes_that_earned_enough() -> None:
     assert len(demonstrations([good, bad, failed])) == 3
 
 
-def test_sigterm_saves_and_the_cold_start_goes_on(tmp_path: Path) -> None:
+def test_cold_start_stopped_by_sigterm_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Three updates are an epoch: the second one is under way, and its order has to be kept."""
     settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 100}
 

@@ -74,21 +74,20 @@ from atommem.train.train_config import REFUSED
         (trl_async._reduce_metric, ["if isinstance(values[0], tuple):"]),
     ],
 )
-def test_the_libraries_do_what_we_build_on(function: Any, lines: list[str]) -> None:
+def test_library_functions_contain_the_lines_we_rely_on(function: Any, lines: list[str]) -> None:
     body = inspect.getsource(function)
     assert [line for line in lines if line not in body] == []
 
 
-def test_what_we_replace_or_read_is_no_more_than_it_was() -> None:
+def test_replaced_functions_have_not_grown() -> None:
     assert len(inspect.getsource(GRPOTrainer.training_step).strip().splitlines()) == 10
     assert "self.args.output_dir" not in inspect.getsource(Trainer._save_checkpoint)
     assert {"log_probs", "entropy", "label_mask"} <= set(FusedCausalLMOutput.__dataclass_fields__)
     assert isinstance(trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE, int)
 
 
-def test_an_update_begins_and_ends_where_we_think() -> None:
-    """`atommem.train.resumable_trainer` stops where batches are fetched, and takes the state of the generators
-    where an update ends."""
+def test_trainer_calls_hooks_in_the_expected_order() -> None:
+    """`ResumableTrainer` stops where batches are fetched, and an update ends with its log."""
     body = inspect.getsource(Trainer._run_epoch)
     moments = [
         "self.get_batch_samples(",

@@ -56,7 +56,7 @@ def expected_gradients(
     return reference_gradients(model, episodes, advantages, "token", old=start)[1]
 
 
-def test_updates_share_a_rollout_and_go_over_it_again(tmp_path: Path) -> None:
+def test_updates_share_and_repeat_a_rollout(tmp_path: Path) -> None:
     start = make_model()
     config = make_config(
         tmp_path, steps_per_generation=2, num_iterations=2, max_steps=5, learning_rate=3e-3
@@ -75,7 +75,7 @@ def test_updates_share_a_rollout_and_go_over_it_again(tmp_path: Path) -> None:
     assert ["reward" in entry for entry in logged[:5]] == [True, False, False, False, True]
 
 
-def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(
+def test_old_logprobs_of_another_engine_are_recomputed(
     tmp_path: Path,
 ) -> None:
     """As TRL does: the ratio is to the weights in training, and how far the engine was from those is corrected for."""
@@ -108,7 +108,7 @@ def test_where_another_engine_sampled_old_log_probabilities_are_computed_again(
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_between_two_updates_goes_on_with_their_rollout(tmp_path: Path) -> None:
+def test_run_resumes_in_the_middle_of_a_rollout(tmp_path: Path) -> None:
     """Bit for bit, and without sampling again."""
     settings: dict[str, Any] = {
         "steps_per_generation": 2,
@@ -139,7 +139,7 @@ def test_a_run_that_stopped_between_two_updates_goes_on_with_their_rollout(tmp_p
     assert ours == theirs
 
 
-def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:
+def test_load_batches_on_other_numbers_of_ranks(tmp_path: Path) -> None:
     batches = [
         [Batch([Row([1], [n, rank], [0.5, 0.25], 0, 1.0, 2.0)], 3.0 + n) for n in range(2)]
         for rank in range(2)
@@ -164,9 +164,7 @@ def test_a_rollout_is_shared_out_among_other_ranks(tmp_path: Path) -> None:
     assert load_batches(tmp_path / "ended", 0, 1) == (-1, [])
 
 
-def test_mostly_masked_updates_are_warned_about_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_mostly_masked_update_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The written log-probabilities have nothing to do with the model."""
     config = make_config(tmp_path, use_vllm=True, max_steps=2)
     trainer, _, _ = make_trainer(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atommem.memory.operations import Operation
+from atommem.memory.log import Operation
 from atommem.observation import Observation, Piece
 from atommem.train.objective.advantages import (
     compression_reward,

@@ -57,7 +57,7 @@ def saved_model(tmp_path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(tmp_path / "model")
 
 
-def test_full_weights_into_vllm_on_cpu_say_to_use_lora(tmp_path: Path, double: Any) -> None:
+def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) -> None:
     double.install(on_cpu=True)
     with pytest.raises(ConfigError, match="use_peft: true"):
         make_colocate_backend(make_rollouts(tmp_path), saved_model(tmp_path))
@@ -76,9 +76,7 @@ def two_updates(backend: ColocateBackend, model: Any) -> None:
                 asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
 
 
-def test_an_engine_that_does_not_sleep_gets_full_weights_once_an_update(
-    tmp_path: Path, double: Any
-) -> None:
+def test_engine_without_sleep_loads_weights_once_per_update(tmp_path: Path, double: Any) -> None:
     model = saved_model(tmp_path)
     backend = make_colocate_backend(make_rollouts(tmp_path, vllm_enable_sleep_mode=False), model)
     two_updates(backend, model)
@@ -86,9 +84,7 @@ def test_an_engine_that_does_not_sleep_gets_full_weights_once_an_update(
     assert backend.metrics()["vllm/prompt_tokens"] == 4 * 2
 
 
-def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(
-    tmp_path: Path, double: Any
-) -> None:
+def test_engine_with_adapter_keeps_base_weights_asleep(tmp_path: Path, double: Any) -> None:
     model = get_peft_model(
         saved_model(tmp_path), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     )
@@ -105,7 +101,7 @@ def test_an_adapter_gets_a_new_name_every_update_and_base_weights_outlive_sleep(
     assert not any(adapters.iterdir())
 
 
-def test_calls_come_in_the_order_of_trl(
+def test_engine_calls_have_the_order_of_trl(
     tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Build, sleep, and for every update: empty the cache, wake weights, load, reset, wake the cache, sample, sleep."""
@@ -118,7 +114,7 @@ def test_calls_come_in_the_order_of_trl(
     assert double.calls == ["build", "sleep 2", *4 * rollout]
 
 
-def test_further_settings_reach_the_engine(tmp_path: Path, double: Any) -> None:
+def test_engine_kwargs_reach_the_engine(tmp_path: Path, double: Any) -> None:
     given = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}
     rollouts = make_rollouts(tmp_path, vllm_engine_kwargs=given)
     rollouts.args.model_init_kwargs = {

@@ -38,7 +38,7 @@ class TimedRunner(EpisodeRunner):
 
 
 @pytest.mark.parametrize("most", [None, 3])
-async def test_a_replacement_begins_while_other_groups_run(most: int | None) -> None:
+async def test_run_groups_replaces_while_others_run(most: int | None) -> None:
     runner = TimedRunner(most)
     parts = [
         RolloutGroup([TASKS[0], TASKS[9]], range(2)),
@@ -57,7 +57,7 @@ async def test_a_replacement_begins_while_other_groups_run(most: int | None) -> 
     assert runner.most <= (most or 4)
 
 
-async def test_groups_that_were_put_down_have_to_end_in_the_next_update() -> None:
+async def test_run_groups_finishes_carried_groups() -> None:
     runner = TimedRunner()
     slow, quick, other = (RolloutGroup([TASKS[index]], range(2), {}) for index in (0, 3, 4))
     assert await run_groups(runner, [slow, quick], enough=1) == ([quick], [slow])
@@ -72,7 +72,7 @@ async def test_groups_that_were_put_down_have_to_end_in_the_next_update() -> Non
     assert await work == ([slow], [other])
 
 
-def test_every_epoch_has_each_task_once_in_an_order_of_its_own() -> None:
+def test_task_order_has_each_task_once_per_epoch() -> None:
     order, again = (
         TaskOrder(tasks=12, groups_per_update=3, shuffle=True, seed=7) for _ in range(2)
     )
@@ -85,6 +85,6 @@ def test_every_epoch_has_each_task_once_in_an_order_of_its_own() -> None:
     assert [again.task(12 + i) for i in range(12)] == second  # a resumed run begins anywhere
 
 
-def test_seeds_are_those_of_the_update() -> None:
+def test_task_order_seeds_by_update() -> None:
     order = TaskOrder(tasks=4, groups_per_update=2, shuffle=False, seed=3)
     assert [order.seed(group) - 3 * 1_000_003 for group in range(6)] == [0, 0, 1, 1, 2, 2]

@@ -28,7 +28,7 @@ def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
     return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)[0]
 
 
-def test_evaluated_every_so_many_updates(
+def test_evaluation_is_logged_and_chooses_the_best_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     best = {
@@ -66,7 +66,7 @@ def test_evaluated_every_so_many_updates(
 
 
 @pytest.mark.parametrize(("temperature", "samples"), [(None, 2), (0.0, 1)])
-async def test_the_scores_are_those_of_atommem_eval(
+async def test_evaluation_scores_equal_atommem_eval(
     tmp_path: Path, temperature: float | None, samples: int
 ) -> None:
     trainer = make(tmp_path, eval_temperature=temperature, num_generations_eval=samples)
@@ -85,7 +85,7 @@ async def test_the_scores_are_those_of_atommem_eval(
     await asyncio.to_thread(trainer.close)
 
 
-def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
+def test_failed_evaluation_ends_the_run(tmp_path: Path) -> None:
     """A mean over what an outage left over would choose the best checkpoint by chance."""
     trainer = make(tmp_path, max_steps=2, eval_steps=1, save_strategy="steps", save_steps=9)
     runner = trainer.backend.runner

@@ -79,7 +79,7 @@ def adapters(folder: Path) -> AdapterSync:
     return AdapterSync(AdapterPublisher(folder / "adapters"))
 
 
-def test_every_update_has_its_own_adapter_on_all_servers_and_old_ones_go(tmp_path: Path) -> None:
+def test_every_update_loads_a_new_adapter_on_all_servers(tmp_path: Path) -> None:
     """Without the server that is gone."""
     cluster = Cluster("a", "b", "gone")
     cluster["gone"].up = False
@@ -110,14 +110,14 @@ def test_every_update_has_its_own_adapter_on_all_servers_and_old_ones_go(tmp_pat
     assert not any((tmp_path / "adapters").iterdir())
 
 
-def test_without_any_server_the_run_ends(tmp_path: Path) -> None:
+def test_run_without_servers_ends(tmp_path: Path) -> None:
     cluster = Cluster("a")
     cluster["a"].up = False
     with pytest.raises(RolloutFailedError, match="No server answered"):
         train(tmp_path, cluster, adapters(tmp_path), peft_config=LORA)
 
 
-def test_an_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) -> None:
+def test_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapters").write_text("a file where the folder should be")
     with pytest.raises(
         RolloutFailedError, match=r"the adapter could not be written to .+adapters/atommem-.+-v1: "
@@ -180,7 +180,7 @@ def test_full_weights_to_several_servers_are_refused(tmp_path: Path) -> None:
         train(tmp_path, Cluster("a", "b"), FullWeightSync(1.0, FakeTransfer))
 
 
-def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_ranks(
+def test_broken_transfer_ends_the_run_after_all_gathers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other ranks take part in the gathering of every parameter: it goes on to the last one."""
@@ -205,7 +205,7 @@ def test_a_server_that_breaks_while_it_is_given_weights_ends_the_run_on_all_rank
     assert given == ["first", "second", "third"]
 
 
-def test_a_server_on_cpu_says_to_use_lora() -> None:
+def test_check_devices_needs_gpus_on_both_sides() -> None:
     with pytest.raises(ConfigError, match=r"http://a runs on CPU.*use_peft: true"):
         check_devices("http://a", {"device_config": {"device": "cpu"}})
     if not torch.cuda.is_available():
@@ -213,7 +213,7 @@ def test_a_server_on_cpu_says_to_use_lora() -> None:
             check_devices("http://a", {"device_config": {"device": "cuda"}})
 
 
-def test_counters_of_a_restarted_server_count_from_zero() -> None:
+def test_counter_growth_of_a_restarted_server() -> None:
     hits, queries, prompts = (
         f"vllm:{name}_total"
         for name in ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
@@ -236,7 +236,7 @@ def test_counters_of_a_restarted_server_count_from_zero() -> None:
     assert rollout_metrics({}) == {}
 
 
-def test_names_are_those_of_the_checkpoint() -> None:
+def test_vllm_name_removes_wrappers() -> None:
     assert vllm_name("module.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight") == (
         "model.layers.0.mlp.up_proj.weight"
     )

@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_is_that_of_one_process_and_stays_sharded(runs: Path, kind: str) -> None:
+def test_fsdp2_update_equals_one_process_and_stays_sharded(runs: Path, kind: str) -> None:
     alone = update(runs, kind)
     ranks = [torch.load(runs / f"{rank}.pt", weights_only=False)[kind] for rank in (0, 1)]
     assert sum(rank["held"] for rank in ranks) == sum(
@@ -81,7 +81,7 @@ def test_fsdp2_checkpoint_is_sharded_and_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ["one", "two-to-one", "one-to-two"])
-def test_on_another_number_of_processes(runs: Path, name: str) -> None:
+def test_fsdp2_resumes_on_another_number_of_processes(runs: Path, name: str) -> None:
     assert_close(runs / name, runs / "whole", 1e-5)
 
 

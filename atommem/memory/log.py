@@ -1,0 +1,397 @@
+"""The operation log of a memory, and the contents that follow from it.
+
+Nothing else changes a memory: `Contents.apply` applies one operation, `replay` a whole log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from atommem.errors import TraceError
+
+SNAPSHOT_FORMAT = 1
+POLICY, MEMORY, USER = "policy", "memory", "user"
+"""Actors. A rule acts as ``retention:NAME`` or ``admission:NAME``."""
+BETWEEN = " | "
+"""Separates the names in `Source.piece`; no address contains it."""
+
+
+class Outcome(StrEnum):
+    """The result of a memory action."""
+
+    APPLIED = "applied"
+    REJECTED = "rejected"
+    """A rule refused the new entry; the reason names the rule."""
+    MERGED = "merged"
+    """An admission rule merged the new entry into another one (the update that follows)."""
+    UNKNOWN_HANDLE = "unknown_handle"
+    """The handle was not shown, or its entry no longer exists."""
+    DISABLED = "disabled"
+    """The settings switch this action off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The origin of a text.
+
+    Attributes:
+        step: The step whose completion wrote it.
+        piece: The name of the chunk or page that was shown then. For a search: the call and the
+            addresses that it found, joined by `BETWEEN`.
+        start, end: The chunk's span of characters in the whole text.
+    """
+
+    step: int
+    piece: str | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record of the store with the statistics that rules use. Entries are replaced, never changed.
+
+    Attributes:
+        id: Unique in its memory; never reused.
+        text: The content.
+        created, updated: The steps at which it was created and last written.
+        shown: The number of steps at which the policy saw it.
+        last_shown: The last of those steps.
+        last_similarity, best_similarity, mean_similarity: Cosine to the query, over its retrievals.
+        source: The origin of the present text.
+        outcome: The reward of the episode that wrote the present text, if known.
+        score: The rating that a rule gave the present text.
+        uses, mean_outcome: The number of observed tasks that it was shown for, and their mean outcome.
+        details: Further JSON values (records of an experience bank).
+    """
+
+    id: int
+    text: str
+    created: int
+    updated: int
+    shown: int = 0
+    last_shown: int | None = None
+    last_similarity: float | None = None
+    best_similarity: float | None = None
+    source: Source | None = None
+    outcome: float | None = None
+    mean_similarity: float | None = None
+    score: float | None = None
+    uses: int = 0
+    mean_outcome: float | None = None
+    details: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """A retrieved entry under its handle: 1 is the best match."""
+
+    handle: int
+    entry_id: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """The memory as the policy sees it at one step. An empty query is None."""
+
+    scratchpad: str = ""
+    query: str | None = None
+    retrieved: tuple[Retrieved, ...] = ()
+    size: int = 0
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.query == "":
+            object.__setattr__(self, "query", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of the log: a change, an action without effect, or a retrieval.
+
+    Every memory action of a completion has exactly one operation by the actor ``policy``. Rules have
+    operations of their own: an eviction is a delete before its create, a merge an update after it.
+
+    Attributes:
+        step: The step whose completion led to it.
+        kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve`` (the results
+            that the next step shows); ``outcome`` (the reward of the writers of entries);
+            ``observe`` (the outcome of a task that entries were shown for).
+        outcome: Only APPLIED operations change the contents.
+        entry_id: The entry that it creates, changes or deletes.
+        handle: The number by which the policy addressed the entry.
+        before, after: The old and new text of the entry, the scratchpad or (read) the query.
+        actor: ``policy``, ``user``, ``memory`` (retrievals), ``retention:NAME``, ``admission:NAME``.
+        reason: A rule's reason, or ``cut`` if the text exceeded its limit.
+        score: The number on which a rule decided; for a create or update, the text's rating.
+        scores: Pairs of entry id and number: cosines in the order of the handles (retrieve), or
+            rewards (outcome, observe).
+        source: The origin of the text, if more than the step is known.
+        details: `Entry.details` of the entry that it writes.
+    """
+
+    step: int
+    kind: str
+    outcome: Outcome = Outcome.APPLIED
+    entry_id: int | None = None
+    handle: int | None = None
+    before: str | None = None
+    after: str | None = None
+    actor: str = POLICY
+    reason: str = ""
+    score: float | None = None
+    scores: tuple[tuple[int, float], ...] = ()
+    source: Source | None = None
+    details: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Contents:
+    """The contents of a memory; only operations change them.
+
+    Attributes:
+        entries: By id, oldest first.
+        scratchpad: Its text.
+        query: The current query; None before the first read.
+        shown: Pairs of entry id and score that the policy sees, in the order of their handles.
+        newest_id: The highest id given so far.
+        position: The number of operations that led here.
+        step: One more than the latest step in the log.
+    """
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    scratchpad: str = ""
+    query: str | None = None
+    shown: tuple[tuple[int, float], ...] = ()
+    newest_id: int = 0
+    position: int = 0
+    step: int = 0
+
+    def apply(self, operation: Operation) -> None:
+        """Apply one operation.
+
+        Raises:
+            TraceError: The operation contradicts the contents: another `before`, a missing entry, a
+                used id. The contents are unchanged.
+        """
+        if operation.outcome is Outcome.APPLIED:
+            change = _CHANGES.get(operation.kind)
+            if change is None:
+                raise _misfit(operation, f"{operation.kind!r} is not a memory operation")
+            change(self, operation)
+        self.position += 1
+        self.step = max(self.step, operation.step + 1)
+
+    def view(self, capacity: int | None = None) -> MemoryView:
+        """Return what the policy sees."""
+        retrieved = tuple(
+            Retrieved(handle, entry_id, self.entries[entry_id].text, score)
+            for handle, (entry_id, score) in enumerate(self.shown, start=1)
+        )
+        return MemoryView(self.scratchpad, self.query, retrieved, len(self.entries), capacity)
+
+    def copy(self) -> Contents:
+        """Return an independent copy."""
+        return replace(self, entries=self.entries.copy())
+
+    def _create(self, operation: Operation) -> None:
+        new, step = operation.entry_id, operation.step
+        if new is None or new <= self.newest_id:
+            raise _misfit(operation, f"its new id is {new}, after {self.newest_id}")
+        self.entries[new] = Entry(
+            new,
+            _written(operation),
+            step,
+            step,
+            source=operation.source or Source(step),
+            score=operation.score,
+            details=operation.details,
+        )
+        self.newest_id = new
+
+    def _update(self, operation: Operation) -> None:
+        entry = self._addressed(operation)
+        self.entries[entry.id] = replace(
+            entry,
+            text=_written(operation),
+            updated=operation.step,
+            source=operation.source or Source(operation.step),
+            outcome=None,
+            score=operation.score,
+            details=operation.details or entry.details,
+        )
+
+    def _delete(self, operation: Operation) -> None:
+        del self.entries[self._addressed(operation).id]
+
+    def _scratchpad(self, operation: Operation) -> None:
+        _check_before(operation, "the scratchpad", self.scratchpad)
+        self.scratchpad = _written(operation)
+
+    def _read(self, operation: Operation) -> None:
+        _check_before(operation, "the query", self.query)
+        self.query = operation.after
+
+    def _retrieve(self, operation: Operation) -> None:
+        def show(entry: Entry, score: float) -> Entry:
+            best, mean = entry.best_similarity, entry.mean_similarity
+            return replace(
+                entry,
+                shown=entry.shown + 1,
+                last_shown=operation.step + 1,
+                last_similarity=score,
+                best_similarity=score if best is None else max(score, best),
+                mean_similarity=score
+                if mean is None
+                else mean + (score - mean) / (entry.shown + 1),
+            )
+
+        self._replace_scored(operation, show)
+        self.shown = operation.scores
+
+    def _outcome(self, operation: Operation) -> None:
+        self._replace_scored(operation, lambda entry, outcome: replace(entry, outcome=outcome))
+
+    def _observe(self, operation: Operation) -> None:
+        def use(entry: Entry, outcome: float) -> Entry:
+            mean, uses = entry.mean_outcome or 0.0, entry.uses + 1
+            return replace(entry, uses=uses, mean_outcome=mean + (outcome - mean) / uses)
+
+        self._replace_scored(operation, use)
+
+    def _replace_scored(
+        self, operation: Operation, change: Callable[[Entry, float], Entry]
+    ) -> None:
+        """Change all entries of `operation.scores`, or none if one is missing."""
+        found = [
+            (self._present(operation, entry_id), score) for entry_id, score in operation.scores
+        ]
+        for entry, score in found:
+            self.entries[entry.id] = change(entry, score)
+
+    def _addressed(self, operation: Operation) -> Entry:
+        entry = self._present(operation, operation.entry_id)
+        _check_before(operation, f"entry {entry.id}", entry.text)
+        return entry
+
+    def _present(self, operation: Operation, entry_id: int | None) -> Entry:
+        entry = None if entry_id is None else self.entries.get(entry_id)
+        if entry is None:
+            raise _misfit(operation, f"entry {entry_id} does not exist")
+        return entry
+
+
+_CHANGES = {
+    "create": Contents._create,
+    "update": Contents._update,
+    "delete": Contents._delete,
+    "scratchpad": Contents._scratchpad,
+    "read": Contents._read,
+    "retrieve": Contents._retrieve,
+    "outcome": Contents._outcome,
+    "observe": Contents._observe,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A saved memory. With the operations since, it is the memory at any later step.
+
+    Attributes:
+        embedder: The id of the embedder; vectors are not part of a snapshot.
+        contents: Not to be changed.
+        seed: Seeds the random numbers of rules.
+    """
+
+    embedder: str
+    contents: Contents = field(default_factory=Contents)
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        contents = {item.name: getattr(self.contents, item.name) for item in fields(Contents)}
+        contents["shown"] = [list(pair) for pair in self.contents.shown]
+        contents["entries"] = [to_json(entry) for entry in self.contents.entries.values()]
+        return {"format": SNAPSHOT_FORMAT, "embedder": self.embedder, "seed": self.seed, **contents}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Snapshot:
+        """Return the snapshot that `to_json` wrote.
+
+        Raises:
+            TraceError: The record is damaged or has another format.
+        """
+        try:
+            if record["format"] != SNAPSHOT_FORMAT:
+                raise ValueError(f"format={record['format']!r}: expected {SNAPSHOT_FORMAT}")
+            entries = [entry_from_json(entry) for entry in record["entries"]]
+            values = {**record, "entries": {entry.id: entry for entry in entries}}
+            contents = msgspec.convert(values, Contents)
+            return Snapshot(record["embedder"], contents, record["seed"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(
+                f"memory snapshot is damaged ({type(error).__name__}: {error}). Restore the file."
+            ) from error
+
+
+def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Contents:
+    """Return the contents after `operations`, which begin at `start` (None: an empty memory).
+
+    Raises:
+        TraceError: The log contradicts itself.
+    """
+    contents = Contents() if start is None else start.contents.copy()
+    for operation in operations:
+        contents.apply(operation)
+    return contents
+
+
+def to_json(record: Operation | Entry | Source) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, as JSON values."""
+    found: dict[str, Any] = {}
+    for name, default in _DEFAULTS[type(record)]:
+        value = getattr(record, name)
+        if value != default:
+            found[name] = to_json(value) if isinstance(value, Source) else value
+    return found
+
+
+def operation_from_json(record: Mapping[str, Any]) -> Operation:
+    """Return the operation that `to_json` wrote. Raises ValueError if `record` is damaged."""
+    return msgspec.convert(record, Operation)
+
+
+def entry_from_json(record: Mapping[str, Any]) -> Entry:
+    """Return the entry that `to_json` wrote. Raises ValueError if `record` is damaged."""
+    return msgspec.convert(record, Entry)
+
+
+_DEFAULTS = {
+    kind: [(item.name, item.default) for item in fields(kind)]
+    for kind in (Operation, Entry, Source)
+}
+
+
+def _written(operation: Operation) -> str:
+    if operation.after is None:
+        raise _misfit(operation, "its new text (after) is missing")
+    return operation.after
+
+
+def _check_before(operation: Operation, name: str, present: str | None) -> None:
+    if operation.before != present:
+        raise _misfit(operation, f"{name} is {present!r}, not {operation.before!r}")
+
+
+def _misfit(operation: Operation, problem: str) -> TraceError:
+    return TraceError(
+        f"{operation.kind} at step {operation.step} contradicts the log before it: {problem}. "
+        "Replay all operations of one memory in order."
+    )

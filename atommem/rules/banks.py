@@ -1,0 +1,291 @@
+"""Rules of experience banks, from their papers. A step is a task; an entry is a record."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from math import isfinite, log1p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atommem.errors import ConfigError
+from atommem.memory.log import Entry
+from atommem.memory.rules import (
+    Accepted,
+    Admission,
+    Candidate,
+    Eviction,
+    Numbers,
+    Refused,
+    Rule,
+    StoreState,
+    lowest,
+)
+from atommem.rules.eviction import steps_of_last_use
+
+# Deletion by use and by utility (arXiv 2505.16067, sections 4 and 5.2) ------------------------------
+
+
+class Periodic(Rule):
+    """At the end of each period, delete the records that at most `alpha` of its tasks were shown.
+
+    Records of the present period stay, as in the authors' code; the paper leaves this open.
+
+    Args:
+        period: The number of tasks.
+        alpha: The most retrievals of a record that is deleted.
+    """
+
+    def __init__(self, period: int = 500, alpha: int = 0) -> None:
+        if period < 1:
+            raise ConfigError(f"periodic: period={period}: give at least 1 task.")
+        self._period, self._alpha = period, alpha
+        self._number, self._shown = 0, Counter[int]()
+
+    def observe(self, shown: Sequence[int], outcome: float, step: int) -> None:
+        self._begin((step - 1) // self._period)
+        self._shown.update(shown)
+
+    def sweep(self, store: StoreState) -> Sequence[Eviction]:
+        if store.step < 1 or store.step % self._period:
+            return ()
+        self._begin((store.step - 1) // self._period)  # the period may have no retrievals
+        old = store.ids[store.column("created") <= store.step - self._period]
+        used = [(entry_id, self._shown[entry_id]) for entry_id in old.tolist()]
+        return [
+            Eviction(entry_id, f"used {times} times in {self._period} tasks", times)
+            for entry_id, times in used
+            if times <= self._alpha
+        ]
+
+    def _begin(self, number: int) -> None:
+        if number != self._number:
+            self._number, self._shown = number, Counter()
+
+
+class History(Rule):
+    """Delete records with a mean utility of at most `beta` over more than `n` tasks.
+
+    Args:
+        n: The number of tasks.
+        beta: The highest mean utility of a record that is deleted.
+        at_least: `n` tasks suffice, as in the text and the code; the formula says more than `n`.
+    """
+
+    def __init__(self, n: int = 5, beta: float = 0.5, at_least: bool = False) -> None:
+        self._least, self._beta = n if at_least else n + 1, beta
+
+    def sweep(self, store: StoreState) -> Sequence[Eviction]:
+        means = store.column("mean_outcome")
+        # A running mean of 4 in 8 may be 0.5000000000000001.
+        harmful = (store.column("uses") >= self._least) & (means <= self._beta + 1e-9)
+        found = zip(store.ids[harmful].tolist(), means[harmful].tolist(), strict=True)
+        return [Eviction(entry_id, f"mean utility {mean:.2f}", mean) for entry_id, mean in found]
+
+
+class Combined(Periodic):
+    """Delete what `Periodic` or `History` deletes; the options are theirs."""
+
+    def __init__(
+        self,
+        period: int = 500,
+        alpha: int = 0,
+        n: int = 5,
+        beta: float = 0.5,
+        at_least: bool = False,
+    ) -> None:
+        super().__init__(period, alpha)
+        self._history = History(n, beta, at_least)
+
+    def sweep(self, store: StoreState) -> Sequence[Eviction]:
+        harmful = self._history.sweep(store)
+        ids = {eviction.entry_id for eviction in harmful}
+        unused = [eviction for eviction in super().sweep(store) if eviction.entry_id not in ids]
+        return [*harmful, *unused]
+
+
+class Constrained(Periodic):
+    """Delete periodically and, at capacity, the record with the lowest mean utility.
+
+    Records that no task was shown go last, the oldest first, as in the authors' code. The capacity
+    is enforced before a new record; their code enforces it after.
+    """
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        chosen, mean = lowest(store, np.nan_to_num(store.column("mean_outcome"), nan=np.inf))
+        if mean == np.inf:
+            return Eviction(chosen, "never used")
+        return Eviction(chosen, f"mean utility {mean:.2f}", mean)
+
+
+# MemoBankRL's case bank ---------------------------------------------------------------------------
+
+
+class MemoBank(Rule):
+    """Refuse duplicates and broken failures, and prune a full bank by utility.
+
+    Set it as admission and as retention. Utility (equation 1) is .7 c exp(-.02 a) / a + .3 r, with
+    c retrievals, a = max(1, t - created) and r = 1 for a success. Without retrievals, as in the
+    published run, pruning sorts by the label.
+
+    Args:
+        similarity: A query with a higher cosine to a record is a duplicate.
+        sample: The number of records, drawn at random, that it is compared with.
+        keep: The share of the capacity that pruning leaves.
+        least_positive: Successes that stay at least, whatever the share.
+        newest_first: Of equal utilities the newest stay. The default is a stable sort; the paper
+            leaves this open.
+        prune_above: Prune when capacity is exceeded, not when it is reached.
+    """
+
+    def __init__(
+        self,
+        similarity: float = 0.85,
+        sample: int = 200,
+        keep: float = 0.75,
+        least_positive: int = 200,
+        newest_first: bool = False,
+        prune_above: bool = False,
+    ) -> None:
+        if sample < 1 or not 0 <= keep <= 1:
+            raise ConfigError(
+                f"memobank: sample={sample}, keep={keep}: give at least 1 and a share from 0 to 1."
+            )
+        self._similarity, self._sample, self._keep = similarity, sample, keep
+        self._least_positive, self._newest_first = least_positive, newest_first
+        self._prune_above = prune_above
+
+    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
+        """Follow algorithms 1 and 2 of the paper."""
+        if candidate.outcome == 0:
+            problem = broken_failure(candidate.text, candidate.details or {})
+            if problem:
+                return Refused(f"invalid failure: {problem}")
+        size = len(store.ids)
+        if not size:
+            return Accepted()
+        places = store.rng.choice(size, min(self._sample, size), replace=False)
+        nearest = float(store.cosines(candidate.vector)[places].max())
+        if nearest > self._similarity:
+            return Refused("duplicate", nearest)
+        return Accepted("no duplicate", nearest)
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        chosen, utility = lowest(store, self._utilities(store))
+        return Eviction(chosen, f"utility {utility:.3g}", utility)
+
+    def sweep(self, store: StoreState) -> Sequence[Eviction]:
+        size, capacity = len(store.ids), store.capacity
+        if capacity is None or size < capacity + self._prune_above:
+            return ()
+        utilities = self._utilities(store)
+        age = -store.ids if self._newest_first else store.ids
+        order = np.lexsort((age, -utilities))
+        kept, pruned = order[: int(self._keep * capacity)], order[int(self._keep * capacity) :]
+        positive = store.column("outcome") > 0
+        missing = max(0, self._least_positive - int(positive[kept].sum()))
+        restored = set(pruned[positive[pruned]][:missing].tolist())
+        return [
+            Eviction(int(store.ids[place]), f"pruned: utility {utility:.3g}", utility)
+            for place, utility in zip(pruned.tolist(), utilities[pruned].tolist(), strict=True)
+            if place not in restored
+        ]
+
+    def _utilities(self, store: StoreState) -> Numbers:
+        age = np.maximum(1.0, store.step - store.column("created"))
+        reward = np.nan_to_num(store.column("outcome")) > 0
+        return 0.7 * store.column("shown") * np.exp(-0.02 * age) / age + 0.3 * reward
+
+
+def broken_failure(query: str, details: Any) -> str:
+    """Return why a failed case teaches nothing (algorithm 2), or an empty string."""
+    if len(query.strip()) < 10:
+        return "its query is shorter than 10 characters"
+    try:
+        plan = json.loads(details.get("execution", ""))
+    except ValueError:
+        return "its plan is not JSON"
+    steps = plan.get("plan") if isinstance(plan, dict) else None
+    if not isinstance(steps, list) or not steps:
+        return "its plan has no steps"
+    if not any(isinstance(step, dict) and "description" in step for step in steps):
+        return "no step of its plan has a description"
+    return ""
+
+
+# TraceRetain (arXiv 2606.29178) -------------------------------------------------------------------
+
+LINEAR = {
+    "success": 2.0,
+    "age": -0.5,
+    "gap": -0.5,
+    "frequency": 0.5,
+    "specificity": 0.5,
+    "redundancy": -1.0,
+    "efficiency": 0.5,
+    "utility": 1.0,
+    "confidence": 0.25,
+    "last_similarity": 0.25,
+    "mean_similarity": 0.25,
+}
+"""Weights of the linear rule. The paper gives only their signs."""
+
+
+class TraceRetain(Rule):
+    """Evict the record with the lowest weighted sum of eleven features.
+
+    The paper gives no formulas for the features; these are ours.
+
+    Args:
+        weights: A JSON file with weights by feature, as the cross-entropy method fits them; None
+            for `LINEAR`.
+        most_steps: The most steps of a task: a record of so many has a step efficiency of 0.
+    """
+
+    def __init__(self, weights: str | None = None, most_steps: int = 50) -> None:
+        if most_steps < 1:
+            raise ConfigError(f"traceretain: most_steps={most_steps}: give at least 1.")
+        self._most_steps = most_steps
+        self._weights = LINEAR if weights is None else _trace_weights(weights)
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        chosen, score = lowest(store, self.scores(store))
+        return Eviction(chosen, f"score {score:.3g}", score)
+
+    def scores(self, store: StoreState) -> Numbers:
+        """Return the score of each record, shape (n,), rounded so that sums in any order tie."""
+        now = max(1, store.step)
+        features = {
+            "success": np.nan_to_num(store.column("outcome")),
+            "age": (store.step - store.column("created")) / now,
+            "gap": (store.step - steps_of_last_use(store)) / now,
+            "frequency": np.log1p(store.column("shown")) / log1p(now),
+            "specificity": 1.0 - store.mean_cosines(),
+            "redundancy": np.maximum(store.nearest(), 0.0, dtype=float),
+            "efficiency": np.array([self._efficiency(entry) for entry in store.entries.values()]),
+            "utility": np.nan_to_num(store.column("mean_outcome"), nan=0.5),
+            "confidence": store.column("uses") / (store.column("uses") + 3.0),
+            "last_similarity": np.nan_to_num(store.column("last_similarity")),
+            "mean_similarity": np.nan_to_num(store.column("mean_similarity")),
+        }
+        total = sum(weight * features[name] for name, weight in self._weights.items())
+        return np.asarray(total).round(9)
+
+    def _efficiency(self, entry: Entry) -> float:
+        steps = (entry.details or {}).get("steps")
+        return 1.0 - steps / self._most_steps if isinstance(steps, (int, float)) else 0.0
+
+
+def _trace_weights(path: str) -> dict[str, float]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"traceretain: weights={path!r}: cannot read it ({error}).") from error
+    if not isinstance(found, dict) or found.keys() != LINEAR.keys():
+        raise ConfigError(f"traceretain: {path} must have the weights {', '.join(LINEAR)}.")
+    if not all(isinstance(value, (int, float)) and isfinite(value) for value in found.values()):
+        raise ConfigError(f"traceretain: {path} must have finite numbers as weights: {found}.")
+    return {name: float(found[name]) for name in LINEAR}

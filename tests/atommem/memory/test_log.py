@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atommem.errors import TraceError
+from atommem.memory.log import (
+    Contents,
+    Entry,
+    Operation,
+    Outcome,
+    Snapshot,
+    Source,
+    operation_from_json,
+    replay,
+    to_json,
+)
+
+SPAN = Source(0, "https://example.org", 3, 9)
+LOG = [
+    Operation(0, "create", entry_id=1, after="one"),
+    Operation(0, "create", entry_id=2, after="two", source=SPAN),
+    Operation(0, "read", before=None, after="query"),
+    Operation(0, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.25))),
+    Operation(1, "update", entry_id=1, handle=2, before="one", after="uno", reason="cut"),
+    Operation(1, "update", Outcome.UNKNOWN_HANDLE, handle=9),
+    Operation(1, "scratchpad", before="", after="plan"),
+    Operation(1, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.75))),
+    Operation(2, "create", Outcome.REJECTED, after="lost", reason="admission:strict", score=0.1),
+    Operation(2, "delete", entry_id=1, before="uno", actor="retention:fifo", score=0.0),
+    Operation(2, "create", entry_id=3, after="three", details={"steps": 3}),
+    Operation(2, "create", Outcome.MERGED, after="trois"),
+    Operation(2, "update", entry_id=3, before="three", after="trois", actor="x", score=0.5),
+    Operation(2, "delete", Outcome.DISABLED, handle=1),
+    Operation(2, "retrieve", actor="memory", scores=((2, 0.25),)),
+    Operation(3, "outcome", actor="user", scores=((2, 1.0),)),
+    Operation(3, "observe", scores=((2, 1.0), (3, 1.0))),
+    Operation(3, "observe", scores=((2, 0.5),)),
+]
+
+
+def test_replay_gives_the_contents_with_all_statistics() -> None:
+    two = Entry(
+        *(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0),
+        mean_similarity=0.5 - 0.25 / 3,
+        uses=2,
+        mean_outcome=0.75,
+    )
+    three = Entry(
+        *(3, "trois", 2, 2),
+        source=Source(2),
+        score=0.5,
+        uses=1,
+        mean_outcome=1.0,
+        details={"steps": 3},
+    )
+    expected = Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG), 4)
+    assert replay(LOG) == expected
+    uno = Entry(1, "uno", 0, 1, 1, 1, 0.25, 0.25, Source(1), mean_similarity=0.25)
+    assert replay(LOG[:5]).entries[1] == uno
+    snapshot = Snapshot("words/64", replay(LOG[:5]))
+    assert replay(LOG[5:], snapshot) == expected
+    assert snapshot.contents == replay(LOG[:5])
+
+
+def test_an_update_clears_the_outcome_and_keeps_details() -> None:
+    update = Operation(4, "update", entry_id=2, before="two", after="dos")
+    assert replay([*LOG, update]).entries[2].outcome is None
+    update = Operation(4, "update", entry_id=3, before="trois", after="tres")
+    assert replay([*LOG, update]).entries[3].details == {"steps": 3}
+
+
+def test_operations_and_snapshots_round_trip_through_json() -> None:
+    for operation in LOG:
+        assert operation_from_json(json.loads(json.dumps(to_json(operation)))) == operation
+    assert to_json(LOG[0]) == {"step": 0, "kind": "create", "entry_id": 1, "after": "one"}
+    snapshot = Snapshot("words/64", replay(LOG), seed=7)
+    assert Snapshot.from_json(json.loads(json.dumps(snapshot.to_json()))) == snapshot
+    for damage in ({"format": 9}, {"entries": [{"id": 1}]}, {"shown": 3}):
+        with pytest.raises(TraceError, match="snapshot is damaged"):
+            Snapshot.from_json({**snapshot.to_json(), **damage})
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (Operation(5, "create", entry_id=3, after="x"), "its new id is 3, after 3"),
+        (Operation(5, "create", entry_id=4), "new text"),
+        (Operation(5, "update", entry_id=1, before="uno", after="x"), "entry 1 does not exist"),
+        (Operation(5, "delete", entry_id=2, before="other"), "entry 2 is 'two'"),
+        (Operation(5, "scratchpad", before="", after="x"), "the scratchpad is 'plan'"),
+        (Operation(5, "read", before=None, after="x"), "the query is 'query'"),
+        (Operation(5, "retrieve", scores=((2, 0.5), (1, 0.5))), "entry 1 does not exist"),
+        (Operation(5, "answer", after="x"), "not a memory operation"),
+    ],
+)
+def test_an_operation_that_contradicts_the_log_is_refused_and_changes_nothing(
+    operation: Operation, message: str
+) -> None:
+    contents = replay(LOG)
+    with pytest.raises(TraceError, match=f"step 5 .*{message}"):
+        contents.apply(operation)
+    assert contents == replay(LOG)

@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atommem.actions import Action
+from atommem.config import MemoryConfig
+from atommem.errors import ConfigError, OutageError, TraceError
+from atommem.memory.log import MemoryView, Outcome, Source, replay
+from atommem.memory.memory import WorkingMemory
+from tests.atommem.memory.toys import (
+    CREATE,
+    DELETE,
+    READ,
+    SCRATCHPAD,
+    UPDATE,
+    by_policy,
+    memory,
+    shown,
+    state,
+    texts,
+)
+from tests.fakes import WordEmbedder, WordTokenizer
+
+
+def test_a_new_memory_is_empty() -> None:
+    m = memory(capacity=3)
+    assert (m.view(), m.entries(), m.log) == (MemoryView(capacity=3), [], ())
+    assert MemoryView(query="") == MemoryView(query=None)
+
+
+async def test_a_read_shows_its_results_in_the_next_view_and_changes_no_entry() -> None:
+    embedder = WordEmbedder()
+    m = memory(embedder)
+    await m.apply([Action(CREATE, "ann lives here"), Action(CREATE, "bob flies")], 0)
+    assert shown(m) == []
+    before = texts(m)
+    operation, retrieval = await m.apply([Action(READ, "ann")], 1)
+    assert (operation.kind, operation.before, operation.after) == ("read", None, "ann")
+    assert (retrieval.kind, retrieval.actor) == ("retrieve", "memory")
+    assert [(item.entry_id, item.score) for item in m.view().retrieved] == list(retrieval.scores)
+    assert shown(m)[0] == (1, "ann lives here")
+    assert (texts(m), m.view().query) == (before, "ann")
+    assert embedder.calls == [("entry", "ann lives here", "bob flies"), ("query", "ann")]
+
+
+async def test_results_stay_until_query_or_entries_change() -> None:
+    m = memory(retrieve_k=1)
+    await m.apply([Action(CREATE, "ann old"), Action(READ, "ann")], 0)
+    assert shown(m) == [(1, "ann old")]
+    operations = await m.apply([Action(SCRATCHPAD, "one"), Action(SCRATCHPAD, "two")], 1)
+    assert operations[-1].kind == "retrieve"
+    assert (shown(m), m.view().scratchpad) == ([(1, "ann old")], "two")
+    await m.apply([Action(CREATE, "ann")], 2)
+    assert shown(m) == [(1, "ann")]
+    await m.apply([Action(CREATE, "bob"), Action(READ, "bob")], 3)
+    assert shown(m) == [(1, "bob")]
+    cleared, *_ = await m.apply([Action(SCRATCHPAD, ""), Action(READ, "")], 4)
+    assert (cleared.before, cleared.after) == ("two", "")
+    assert m.view() == MemoryView(size=3)
+
+
+async def test_equal_texts_are_shown_oldest_first_up_to_k() -> None:
+    m = memory(retrieve_k=6)
+    await m.apply([*[Action(CREATE, "ann sings")] * 40, Action(READ, "ann sings")], 0)
+    assert [item.entry_id for item in m.view().retrieved] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_handles_are_those_of_the_view_that_the_policy_saw() -> None:
+    m = memory(retrieve_k=2)
+    created = [Action(CREATE, text) for text in ("ann one", "bob two", "cid three")]
+    await m.apply([*created, Action(READ, "bob")], 0)
+    assert shown(m) == [(1, "bob two"), (2, "ann one")]
+    # The read in the same completion must not shift the handles.
+    turn = [
+        Action(READ, "ann"),
+        Action(UPDATE, "bob three", 1),
+        Action(DELETE, handle=2),
+        Action(DELETE, handle=2),
+    ]
+    not_shown = [Action(UPDATE, "gone", handle) for handle in (0, 3, 99, None)]
+    operations = by_policy(await m.apply([*turn, *not_shown, Action(CREATE, "new")], 1))
+    assert [(o.outcome, o.entry_id, o.before, o.after) for o in operations[1:4]] == [
+        (Outcome.APPLIED, 2, "bob two", "bob three"),
+        (Outcome.APPLIED, 1, "ann one", None),
+        (Outcome.UNKNOWN_HANDLE, None, None, None),
+    ]
+    assert [o.outcome for o in operations[4:]] == [*[Outcome.UNKNOWN_HANDLE] * 4, Outcome.APPLIED]
+    assert [o.handle for o in operations[1:8]] == [1, 2, 2, 0, 3, 99, None]
+    assert texts(m) == {2: "bob three", 3: "cid three", 4: "new"}
+
+
+async def test_ids_are_never_reused() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    await m.apply([Action(DELETE, handle=1), Action(CREATE, "bob")], 1)
+    assert texts(m) == {2: "bob"}
+
+
+async def test_a_full_store_rejects_creates_until_a_delete_makes_room() -> None:
+    m = memory(capacity=1)
+    turn = [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")]
+    operations = await m.apply(turn, 0)
+    assert [o.outcome for o in operations[:2]] == [Outcome.APPLIED, Outcome.REJECTED]
+    assert operations[1].reason == "retention:reject: the store is full"
+    assert (operations[1].actor, operations[1].after) == ("policy", "two")
+    assert (m.view().size, m.view().capacity) == (1, 1)
+    await m.apply([Action(DELETE, handle=1), Action(CREATE, "three")], 1)
+    assert list(texts(m).values()) == ["three"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        (SCRATCHPAD, "scratchpad_tokens"),
+        (READ, "query_tokens"),
+        (CREATE, "entry_tokens"),
+        (UPDATE, "entry_tokens"),
+    ],
+)
+async def test_every_text_is_cut_to_its_limit_with_a_marker(kind: str, setting: str) -> None:
+    embedder = WordEmbedder()
+    m = memory(embedder, **{setting: 3})
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    operation, *_ = await m.apply([Action(kind, "a b c d e", 1)], 1)
+    assert (operation.after, operation.reason) == ("a b [cut]", "cut")
+    assert "a b [cut]" in (m.view().scratchpad, m.view().query, *texts(m).values())
+    assert not any("d e" in text for call in embedder.calls for text in call)
+    fits, *_ = await m.apply([Action(kind, "a b c", 1)], 2)
+    assert (fits.after, fits.reason) == ("a b c", "")
+
+
+@pytest.mark.parametrize("kind", [CREATE, READ, UPDATE, DELETE, SCRATCHPAD])
+async def test_a_disabled_action_changes_nothing_and_is_logged(kind: str) -> None:
+    m = memory(disabled_actions=[str(kind)])
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann"), Action(SCRATCHPAD, "pad")], 0)
+    before = (texts(m), m.contents.scratchpad, m.contents.query)
+    (operation,) = by_policy(await m.apply([Action(kind, "changed", 1)], 1))
+    assert (operation.outcome, operation.handle) == (Outcome.DISABLED, 1)
+    assert (texts(m), m.contents.scratchpad, m.contents.query) == before
+
+
+async def test_entries_count_when_and_how_well_they_were_shown() -> None:
+    m = memory(retrieve_k=1)
+    span = Source(0, "chunk 1", 5, 9)
+    turn = [Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann bob ann")]
+    await m.apply(turn, 0, span)
+    await m.apply([], 1)
+    await m.apply([Action(READ, "ann")], 2)
+    await m.apply([Action(UPDATE, "ann sings", 1)], 3)
+    ann, bob = m.entries()
+    scores = [operation.scores[0][1] for operation in m.log if operation.kind == "retrieve"]
+    assert scores[0] == scores[1] < scores[2] > scores[3]
+    assert (ann.created, ann.updated, ann.shown, ann.last_shown) == (0, 3, 4, 4)
+    assert (ann.last_similarity, ann.best_similarity) == (scores[3], scores[2])
+    assert (ann.source, bob.source) == (Source(3), span)
+    assert (bob.shown, bob.last_shown, bob.best_similarity) == (0, None, None)
+
+
+async def test_outcomes_are_recorded_until_a_text_is_rewritten() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    m.record_outcome(0.5, 0, [2])
+    operation = m.record_outcome(1.0, 0)
+    assert operation.scores == ((1, 1.0),)
+    assert [entry.outcome for entry in m.entries()] == [1.0, 0.5]
+    await m.apply([Action(UPDATE, "ann sings", 1)], 1)
+    assert [entry.outcome for entry in m.entries()] == [None, 0.5]
+    before = state(m)
+    with pytest.raises(TraceError, match="entry 99 does not exist"):
+        m.record_outcome(1.0, 1, [1, 99])
+    assert state(m) == before
+
+
+async def test_search_returns_what_a_read_would_show_and_logs_nothing() -> None:
+    m = memory(retrieve_k=2, query_tokens=2)
+    await m.apply([Action(CREATE, "bob hums"), Action(CREATE, "ann"), Action(READ, "bob")], 0)
+    before = state(m)
+    assert [entry.text for entry, _ in await m.search("ann sings well")] == ["ann", "bob hums"]
+    assert [entry.text for entry, _ in await m.search("bob", 1)] == ["bob hums"]
+    assert await m.search("") == []
+    assert state(m) == before
+
+
+# Errors, undo and forks ---------------------------------------------------------------------------
+
+
+class FailsOn(WordEmbedder):
+    """Raises for texts that contain a word."""
+
+    word = "never"
+
+    async def embed(self, texts: Sequence[str], kind: str) -> Any:
+        if any(self.word in text for text in texts):
+            raise OutageError("gone")
+        return await super().embed(texts, kind)
+
+
+TURN = [
+    Action(DELETE, handle=1),
+    Action(UPDATE, "ann sings then", 2),
+    Action(CREATE, "carol writes"),
+    Action(READ, "carol"),
+]
+
+
+async def two_entries(embedder: WordEmbedder, **settings: Any) -> WorkingMemory:
+    m = memory(embedder, **settings)
+    turn = [Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies"), Action(READ, "bobby")]
+    await m.apply(turn, 0)
+    return m
+
+
+@pytest.mark.parametrize("word", ["then", "carol", "writes"])
+async def test_an_outage_leaves_the_memory_unchanged(word: str) -> None:
+    embedder = FailsOn()
+    m = await two_entries(embedder)
+    before = state(m)
+    embedder.word = word
+    with pytest.raises(OutageError):
+        await m.apply(TURN, 1)
+    assert state(m) == before
+    embedder.word = "never"
+    await m.apply(TURN, 1)
+    assert shown(m) == [(1, "carol writes"), (2, "ann sings then")]
+
+
+class Waits(WordEmbedder):
+    async def embed(self, texts: Sequence[str], kind: str) -> Any:
+        if "carol writes" in texts:
+            await asyncio.sleep(60)
+        return await super().embed(texts, kind)
+
+
+async def test_a_cancelled_completion_leaves_the_memory_unchanged() -> None:
+    m = await two_entries(Waits())
+    before = state(m)
+    task = asyncio.create_task(m.apply(TURN, 1))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert state(m) == before
+
+
+async def test_vectors_that_are_not_unit_vectors_leave_the_memory_unchanged() -> None:
+    class Long(WordEmbedder):
+        scale = 1
+
+        async def embed(self, texts: Sequence[str], kind: str) -> Any:
+            return self.scale * await super().embed(texts, kind)
+
+    embedder = Long()
+    m = await two_entries(embedder)
+    before, embedder.scale = state(m), 2
+    with pytest.raises(ConfigError, match="unit vectors"):
+        await m.apply(TURN, 1)
+    assert state(m) == before
+
+
+async def test_undo_returns_to_a_step_and_embeds_only_what_was_lost() -> None:
+    embedder = WordEmbedder()
+    m = memory(embedder)
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
+    first = state(m)
+    await m.apply([Action(UPDATE, "eve", 2), Action(CREATE, "dan")], 1)
+    before, embedder.fail = state(m), OutageError("gone")
+    with pytest.raises(OutageError):
+        await m.undo(1)
+    assert state(m) == before
+    embedder.fail = None
+    embedder.calls.clear()
+    await m.undo(1)
+    assert embedder.calls == [("entry", "bob")]
+    assert state(m) == first
+    await m.apply([Action(CREATE, "ann too")], 1)
+    assert [text for _, text in shown(m)] == ["ann", "ann too", "bob"]
+
+
+async def test_a_snapshot_and_the_log_restore_every_step() -> None:
+    embedder = WordEmbedder()
+    m = await two_entries(embedder)
+    states = [state(m)]
+    for step in range(1, 4):
+        await m.apply([Action(UPDATE, f"step {step}", 1), Action(CREATE, f"new {step}")], step)
+        states.append(state(m))
+    for step in range(1, 5):
+        assert m.at(step).contents == states[step - 1][0]
+    assert m.at(0).contents == memory().contents
+
+    async def restored(*saved: Any, **settings: Any) -> WorkingMemory:
+        fresh = WorkingMemory(embedder, WordTokenizer(), MemoryConfig())
+        return await fresh.restore(*saved, **settings)
+
+    whole = await restored(m.start, m.log)
+    assert state(whole)[:3] == states[-1][:3]
+    cached = await restored(m.at(2), m.log[-6:], m.vectors())
+    assert cached.contents == m.contents
+    with pytest.raises(ConfigError, match="begins at step 2"):
+        cached.at(1)
+    for one in (m, whole, cached):
+        await one.apply([Action(CREATE, "bobby too")], 4)
+    assert shown(m) == shown(whole) == shown(cached)
+
+
+async def test_restore_refuses_another_embedder_unless_it_may_embed_again() -> None:
+    m = await two_entries(WordEmbedder())
+    other = WordEmbedder()
+    other.id = "other"
+    fresh = memory(other)
+    with pytest.raises(ConfigError, match="'words/64'"):
+        await fresh.restore(m.snapshot(), (), m.vectors())
+    await fresh.restore(m.snapshot(), (), m.vectors(), reembed=True)
+    assert ("entry", "ann sings now", "bobby flies") in other.calls
+    assert fresh.snapshot().embedder == "other"
+
+
+async def test_a_fork_is_independent_of_its_origin() -> None:
+    m = await two_entries(WordEmbedder())
+    twin, before = m.fork(), state(m)
+    assert state(twin) == before
+    await twin.apply(TURN, 1)
+    assert state(m) == before
+    await m.apply([Action(CREATE, "bobby lands")], 1)
+    assert list(texts(twin).values()) == ["ann sings then", "carol writes"]
+
+
+# Edit and forget ----------------------------------------------------------------------------------
+
+
+async def test_edit_rewrites_or_deletes_an_entry_and_updates_the_view() -> None:
+    m = memory(entry_tokens=3)
+    await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "bob")], 0)
+    update, retrieve = await m.edit(1, "bob bob bob bob", 0)
+    assert (update.kind, update.actor, update.after) == ("update", "user", "bob bob [cut]")
+    assert shown(m) == [(1, "bob"), (2, "bob bob [cut]")]
+    assert retrieve.kind == "retrieve"
+    (delete, _) = await m.edit(2, None, 0)
+    assert (delete.kind, delete.before, texts(m)) == ("delete", "bob", {1: "bob bob [cut]"})
+    with pytest.raises(ConfigError, match="entry 2 does not exist"):
+        await m.edit(2, "x", 0)
+    assert replay(m.log) == m.contents
+
+
+BAD, GOOD = "https://bad.test/", "https://good.test/"
+
+
+async def test_forget_deletes_entries_with_any_text_from_a_source() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
+    turn = [Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)]
+    await m.apply(turn, 1, Source(1, f"{BAD}, part 2/3"))
+    await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
+    before = state(m)
+    for name in ("https://bad.test", "https://bad.test/, part 1/3", "https://other.test/", ""):
+        assert await m.forget(name, 2) == ()
+    assert await m.forget(BAD, 2, read={0, 2}) == ()
+    assert state(m) == before
+    operations = await m.forget(BAD, 2)
+    assert [(o.kind, o.entry_id, o.actor, o.reason) for o in operations[:-1]] == [
+        ("delete", 1, "user", f"forget {BAD}"),  # rewritten since, by a policy that had read it
+        ("delete", 2, "user", f"forget {BAD}"),
+    ]
+    assert shown(m) == [(1, "cid sings")]
+    assert m.log[-len(operations) :] == operations
+    assert await m.forget(BAD, 2) == ()
+    search = f"search dan | {GOOD} | {BAD}, part 1/2"
+    await m.apply([Action(CREATE, "dan digs")], 3, Source(3, search))
+    assert await m.forget(BAD, 3)
+    assert replay(m.log) == m.contents
+
+
+async def test_forget_empties_scratchpad_and_query_with_a_text_from_a_source() -> None:
+    m = memory()
+    turn = [Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")]
+    await m.apply(turn, 0, Source(0, BAD))
+    await m.apply([Action(SCRATCHPAD, "bad and good")], 1, Source(1, GOOD))
+    await m.forget(BAD, 1)
+    assert m.view() == MemoryView()
+    await m.apply([Action(SCRATCHPAD, "good"), Action(READ, "good")], 2, Source(2, GOOD))
+    assert await m.forget(BAD, 2) == ()
+    assert m.view().scratchpad == "good"
+
+
+async def test_the_log_alone_gives_the_contents_after_random_turns() -> None:
+    rng = np.random.default_rng(0)
+    words = ["ann", "bob", "sings", "hums"]
+    m = memory(capacity=6, retention="lru", retrieve_k=3)
+    for step in range(60):
+        said = " ".join(rng.choice(words, 3))
+        kinds = [CREATE, CREATE, READ, DELETE, UPDATE, SCRATCHPAD]
+        turn = [Action(kind, said, int(rng.integers(1, 4))) for kind in rng.choice(kinds, 3)]
+        await m.apply(turn, step)
+        assert replay(m.log) == m.contents
+        assert len(m.entries()) <= 6
+        assert len(m.vectors().rows) == len(m.entries()) + (m.contents.query is not None)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atommem.embedding.embedder import Vectors
+from atommem.errors import ConfigError, TraceError
+from atommem.memory.store import (
+    TIE_TOLERANCE,
+    TextVectors,
+    VectorStore,
+    best,
+    digests_of,
+    embed_texts,
+)
+from tests.fakes import WordEmbedder
+
+X = np.array([1, 0, 0, 0], dtype=np.float32)
+
+
+def ordered_by_definition(scores: npt.NDArray[np.floating], k: int) -> list[int]:
+    """The best score opens a group; the next lower score outside of it opens the next one."""
+    left = {number: float(score) for number, score in enumerate(scores, start=1)}
+    order: list[int] = []
+    while left:
+        top = max(left.values())
+        group = sorted(number for number, score in left.items() if score >= top - TIE_TOLERANCE)
+        order += group
+        for number in group:
+            del left[number]
+    return order[:k]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 45))
+def test_best_orders_ties_by_age_in_groups_that_do_not_chain(steps: list[int], k: int) -> None:
+    scores = (0.25 + 4e-7 * np.array(steps, dtype=np.float64)).astype(np.float32)
+    found = best(scores, np.arange(1, len(steps) + 1), k)
+    assert [entry_id for entry_id, _ in found] == ordered_by_definition(scores, k)
+
+
+@pytest.mark.parametrize("k", [1, 6, 40])
+def test_search_with_many_equal_texts_at_the_cutoff_returns_the_oldest(k: int) -> None:
+    store = VectorStore(4)
+    rows = np.tile(np.array([0.6, 0.8, 0, 0], dtype=np.float32), (200, 1))
+    ids = np.random.default_rng(0).permutation(200) + 1
+    store.add(ids, rows)
+    store.add([300], X[None])
+    assert [entry_id for entry_id, _ in store.search(X, k)] == [300, *range(1, k)]
+
+
+def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """16 of 64 numbers are 1/4 or -1/4: norm 1, with ties at every rank."""
+    vector = np.zeros(64)
+    vector[rng.choice(64, 16, replace=False)] = rng.choice([-0.25, 0.25], 16)
+    return vector
+
+
+def test_store_follows_a_dictionary_through_random_changes_and_copies() -> None:
+    rng, vectors, store = random.Random(0), np.random.default_rng(0), VectorStore(64)
+    expected: dict[int, npt.NDArray[np.float64]] = {}
+    for newest in range(600):
+        action = rng.choices(("put", "search", "replace", "remove", "copy"), (10, 6, 3, 6, 1))[0]
+        known = list(expected)
+        if action == "put" or (action == "replace" and known):
+            entry_id = newest if action == "put" else rng.choice(known)
+            expected[entry_id] = exact(vectors)
+            store.update({entry_id: expected[entry_id].astype(np.float32)})
+        elif action == "remove" and known:
+            chosen = rng.sample(known, min(2, len(known)))
+            store.update(dict.fromkeys(chosen))
+            for entry_id in chosen:
+                del expected[entry_id]
+        elif action == "copy":
+            left, store = store, store.copy()
+            left.update(dict.fromkeys(known[:3]))  # must not change the copy
+        elif action == "search":
+            query = exact(vectors)
+            scores = {key: round(float(vector @ query), 12) for key, vector in expected.items()}
+            order = sorted(scores, key=lambda key: (-scores[key], key))
+            k = rng.choice((1, 6, 20, 1000))
+            found = store.search(query.astype(np.float32), k)
+            assert [entry_id for entry_id, _ in found] == order[:k]
+            assert [score for _, score in found] == pytest.approx(
+                [scores[key] for key in order[:k]], abs=2e-6
+            )
+        assert len(store) == len(expected)
+    np.testing.assert_array_equal(store.rows(list(expected)), list(expected.values()))
+    assert store.rows([]).shape == (0, 64)
+
+
+@pytest.mark.parametrize(
+    ("vector", "message"),
+    [
+        (np.ones(3, dtype=np.float32), r"shape \(1, 3\)"),
+        (2 * X, "norm 2"),
+        (np.full(4, np.nan, dtype=np.float32), "norm nan"),
+    ],
+)
+def test_store_rejects_bad_vectors_and_stays_unchanged(vector: Vectors, message: str) -> None:
+    store = VectorStore(4)
+    store.update({1: X})
+    with pytest.raises(ConfigError, match=message):
+        store.update({1: vector})
+    with pytest.raises(ConfigError, match=message):
+        store.add([2], vector[None])
+    assert store.search(X, 9) == [(1, 1.0)]
+
+
+async def test_text_vectors_survive_a_file_and_spare_the_embedder(tmp_path: Path) -> None:
+    embedder = WordEmbedder()
+    rows = await embedder.embed(["ann", "bob"], "entry")
+    path = TextVectors(embedder.id, digests_of(["ann", "bob"], "entry"), rows).save(tmp_path / "v")
+    cache = TextVectors.load(path)
+    embedder.calls.clear()
+    found = await embed_texts(embedder, ["bob", "carol", "ann"], "entry", cache)
+    assert embedder.calls == [("entry", "carol")]
+    np.testing.assert_array_equal(found[[2, 0]], rows)
+    assert cache.find(["ann"], "query").tolist() == [-1]
+    path.write_bytes(b"no vectors")
+    with pytest.raises(TraceError, match="Delete the file"):
+        TextVectors.load(path)
+    assert TextVectors.beside(tmp_path / "other") is None

@@ -1,0 +1,99 @@
+"""The demo's tokenizer, model and pretraining."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from atommem.demo.copying import copying_rows, pretrain_copying
+from atommem.demo.recipe import (
+    FULL,
+    INJECTED,
+    LIMITED,
+    MIXED,
+    WEB,
+    CopyingConfig,
+    Recipe,
+    Sequences,
+)
+from atommem.demo.run import load_settings
+from atommem.demo.tiny_policy import make_model, make_tokenizer
+from atommem.demo.worlds import world_of
+from atommem.dialects import get_dialect
+from atommem.embedding import make_embedder
+from atommem.environment import make_environments
+from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.prose import get_prose
+from atommem.policy.contract import Sampling
+from tests.fakes import make_episode_runner
+from tests.train.toys import make_model as make_toy_model
+
+RECIPES = {"full": FULL, "limited": LIMITED, "web": WEB, "injected": INJECTED, "mixed": MIXED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_tokenizer_knows_every_word_of_prompts_and_demonstrations(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    settings = load_settings(tmp_path, recipe)
+    assert settings.run.memory.capacity == recipe.capacity
+    tokenizer = make_tokenizer(recipe.world, settings.run.memory, settings.run.environment)
+    world = world_of(recipe.world)
+    dialect = get_dialect(settings.run.memory.dialect, settings.run.memory.templates)
+    expert = world.expert(get_prose("compact"), dialect, None)
+    runner = make_episode_runner(
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
+        tokenizer=tokenizer,
+        embedder=make_embedder(settings.run.embedder),
+        environments=make_environments(settings.run.environment, tokenizer),
+        keep_prompts=True,
+        memory=settings.run.memory,
+        sampling=Sampling(seed=0),
+    )
+    jobs = [(task, 0) for task in world.generate(recipe.world, 40, 1)]
+    episodes = asyncio.run(runner.run_all(jobs))
+    for step in (step for episode in episodes for step in episode.steps):
+        assert tokenizer.unk_token_id not in step.prompt_ids + step.token_ids
+        assert len(step.token_ids) == len(step.text.split()) + 1
+        assert tokenizer.decode(step.token_ids, skip_special_tokens=True) == step.text
+        assert len(step.token_ids) <= settings.args.max_completion_length
+        assert len(step.prompt_ids) + 48 <= recipe.size.max_positions
+    assert sum(episode.metrics["em"] for episode in episodes) / 40 >= 0.95
+    assert 100_000 < make_model(recipe.size, tokenizer).num_parameters() < 1_000_000
+
+
+def test_copying_rows_mark_tokens_that_an_earlier_piece_determines() -> None:
+    kind = Sequences(length=48, batch_size=20)
+    rows, predictable = copying_rows(range(5, 100), kind, random.Random(0))
+    for row, known in zip(rows, predictable, strict=True):
+        assert len(row) == len(known) == 48
+        for place in (place for place, marked in enumerate(known) if marked):
+            earlier = [i for i in range(1, place) if row[i - 1] == row[place - 1]]
+            assert {row[i] for i in earlier} == {row[place]}
+    assert 0.3 < sum(map(sum, predictable)) / (20 * 48) < 0.6
+
+
+def copying(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:
+    stages = (Sequences(length=32, batch_size=8, until=until),)
+    return CopyingConfig(steps, stages, cooldown, warmup=1)
+
+
+def test_pretrain_copying_lowers_the_loss() -> None:
+    model = make_toy_model(vocabulary=60, spread=0.02)
+    before = pretrain_copying(model, copying(steps=1), seed=0, progress=False)
+    pretrain_copying(model, copying(steps=50, cooldown=10), seed=1, progress=False)
+    assert pretrain_copying(model, copying(steps=1), seed=0, progress=False) < before
+
+
+@pytest.mark.parametrize(("until", "updates"), [(9.0, 60), (0.0, 100)])
+def test_pretrain_copying_ends_when_it_has_learned(
+    until: float, updates: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = copying(steps=50, until=until, cooldown=50)
+    pretrain_copying(make_toy_model(vocabulary=60), config, seed=0)
+    printed = [line.split(", loss")[0] for line in capfd.readouterr().err.splitlines()]
+    assert printed == [f"copying: update {update}" for update in range(50, updates + 1, 50)]
