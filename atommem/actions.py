@@ -1,7 +1,7 @@
-"""What a policy can do: descriptions of actions, and what one completion is parsed into.
+"""Actions of a policy: their descriptions, and the results of parsing one completion.
 
-Memory brings its actions (`MEMORY_ACTIONS`), every environment its own. Whoever brings an action says what its body
-holds; the parser, prompts, statistics, traces and viewers go by that description and hold no list of their own.
+Memory brings its actions (`MEMORY_ACTIONS`), every environment its own. An `ActionSpec` describes
+an action to the parser, prompts, statistics, traces and viewers, which hold no lists of their own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Literal
 CREATE, READ, UPDATE, DELETE, SCRATCHPAD = "create", "read", "update", "delete", "scratchpad"
 ANSWER = "answer"
 CALL = "call"
-"""What a dialect's tag for tool calls stands under: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+"""The name of a dialect's tag for tool calls: ``<tool_call>{"name": ...}</tool_call>``."""
 
 
 class Body(StrEnum):
-    """What an element holds between its tags."""
+    """The content of an element between its tags."""
 
     TEXT = "text"
     NOTE = "note"
@@ -40,15 +40,13 @@ class ActionSpec:
     """One action that can be written.
 
     Attributes:
-        name: What it is called in operations, statistics and traces.
-        body: What the element holds.
-        executor: Who carries it out.
-        tag: Its tag, where the dialect has none for `name`; unset is `name` itself. An action with `ARGUMENTS` and
-            without a tag is a tool, written as a call by its name.
-        description: Tells the model what it does, where the environment's templates do not explain it.
+        name: Its name in operations, statistics and traces.
+        tag: Its tag, where the dialect has none for `name`; unset: `name`. An action with
+            `ARGUMENTS` and without a tag is a tool, written as a call by its name.
+        description: Explains it to the model, where the environment's templates do not.
         schema: JSON schema of the arguments (`ARGUMENTS`).
-        ends_anywhere: An element that lacks its closing tag counts as closed where the next tag begins. For actions
-            whose text is whole by then, and that can do no harm if it is not.
+        ends_anywhere: An element without its closing tag counts as closed where the next tag
+            begins. For actions that do no harm if their text is cut.
     """
 
     name: str
@@ -79,7 +77,7 @@ ANSWER_ACTION = ActionSpec(ANSWER, Body.BOX)
 ANSWERS_ACTION = ActionSpec(ANSWER, Body.BOXES)
 """The answers where several questions are asked at once."""
 OUR_KINDS = (*MEMORY_KINDS, ANSWER, CALL)
-"""Names that no tool may have: what is done with an action goes by its name."""
+"""Names that no tool may have: an action is executed by its name."""
 
 
 class ProblemReason(StrEnum):
@@ -100,7 +98,7 @@ class ProblemReason(StrEnum):
     UNCLOSED_THINKING = "unclosed_thinking"
     """``<think>`` is never closed, so nothing after it is parsed."""
     NOT_JSON = "not_json"
-    """Arguments that are no JSON object (or a reply of a baseline that was asked for JSON)."""
+    """Arguments that are not a JSON object (or such a reply of a baseline)."""
     UNKNOWN_TOOL = "unknown_tool"
     """A call of a tool that the environment does not have."""
     BAD_ARGUMENTS = "bad_arguments"
@@ -113,10 +111,9 @@ class Action:
 
     Attributes:
         kind: The action's name.
-        text: The body, stripped. With a handle: what follows it; of an answer: the content of the (last) box; of
-            arguments: the JSON as it was written.
+        text: The body, stripped: after a handle, in the box of an answer, or the JSON as written.
         handle: The number of the entry in the observation that the model saw (update, delete).
-        arguments: What was parsed from the JSON (`Body.ARGUMENTS`).
+        arguments: The parsed JSON (`Body.ARGUMENTS`).
         start, end: Character span of the element in the completion, ``text[start:end]``.
     """
 
@@ -132,7 +129,7 @@ class Action:
 class Problem:
     """A malformed element: skipped and recorded; the rest of the completion still applies.
 
-    `detail` says more where the reason alone does not tell the model what to write instead.
+    `detail` explains to the model what to write instead, where `reason` does not.
     """
 
     reason: ProblemReason
@@ -143,12 +140,12 @@ class Problem:
 
 
 Call = Action | Problem
-"""A call of a tool, or one that could not be read as such: its problem's `detail` says why."""
+"""A call of a tool, or a problem in one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Actions in the order they were written, and what could not be read as one."""
+    """Actions and malformed elements, in the order in which they were written."""
 
     actions: tuple[Action, ...]
     problems: tuple[Problem, ...]
@@ -170,6 +167,6 @@ def first(actions: Sequence[Action], kind: str) -> Action | None:
 
 
 def answers_in(actions: Sequence[Action], count: int) -> list[str | None]:
-    """The answers to `count` questions asked at once: the last boxes written, in their order; None: none was given."""
+    """The answers to `count` questions asked at once: the last boxes, in order; None if missing."""
     texts = [action.text or None for action in actions if action.kind == ANSWER][-count:]
     return [*texts, *[None] * (count - len(texts))]

@@ -3,8 +3,9 @@
 A dialect is always chosen by name and saved with a checkpoint, because one tag can mean two things:
 ``update_memory`` changes an entry in `paper` and writes the scratchpad in `released`.
 
-Wording is read from YAML: the memory's from ``atommem/templates``, an environment's from beside it, a user's from any
-file. In a template ``{name}`` stands for text or further pieces and ``{name:d}`` for a number.
+Wording is read from YAML: the memory's from ``atommem/templates``, an environment's from beside it,
+a user's from any file. In a template ``{name}`` stands for text or further pieces and ``{name:d}``
+for a number.
 """
 
 from __future__ import annotations
@@ -57,23 +58,24 @@ def placeholders(template: str) -> list[str]:
 class Templates:
     """The wording of a memory, and what holds a prompt together.
 
-    In every piece ``{tag.create}``, ``{tag.read}``, ``{tag.update}``, ``{tag.delete}``, ``{tag.scratchpad}``,
-    ``{tag.answer}`` and ``{tag.call}`` stand for the dialect's tag names.
+    In every piece ``{tag.create}``, ``{tag.read}``, ``{tag.update}``, ``{tag.delete}``,
+    ``{tag.scratchpad}``, ``{tag.answer}`` and ``{tag.call}`` stand for the dialect's tag names.
 
     Attributes:
-        chat: Send system and user messages through the tokenizer's chat template; otherwise the pieces are joined
-            and encoded as plain text.
+        chat: Send system and user messages through the tokenizer's chat template; otherwise the
+            pieces are joined and encoded as plain text.
         join: Stands between two pieces.
-        system: The instructions; ``{introduction}`` and ``{rules}`` are the environment's, ``{actions}`` is where the
-            enabled actions are explained.
+        system: The instructions; ``{introduction}`` and ``{rules}`` are the environment's,
+            ``{actions}`` is where the enabled actions are explained.
         actions: One explanation per memory action; those of disabled actions are left out.
-        call: Explains a tool that the environment does not explain: ``{name}``, ``{description}``, ``{schema}``.
-        places: Explain ``scratchpad`` and ``store``, as ``{places}`` in `system`. With actions switched off so that
-            one of them stays empty for ever, its explanation and its piece of the prompt are left out. A set without
-            `places` always has all pieces.
+        call: Explains a tool that the environment does not explain: ``{name}``, ``{description}``,
+            ``{schema}``.
+        places: Explain ``scratchpad`` and ``store``, as ``{places}`` in `system`. With actions
+            switched off so that one of them stays empty for ever, its explanation and its piece of
+            the prompt are left out. A set without `places` always has all pieces.
         scratchpad, query: ``{text}``.
-        memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. A set for a dialect without a store leaves out
-            `memory`, `query` and `entry`.
+        memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. A set for a dialect without a
+            store leaves out `memory`, `query` and `entry`.
         entry: One retrieved entry: ``{handle}``, ``{text}``.
         capacity_notice: Shown with a limited store: ``{size}``, ``{capacity}``.
         empty: Stands for an empty scratchpad, query or list of entries.
@@ -104,7 +106,8 @@ class Section:
     Attributes:
         pieces: The template of every piece that its observations may hold.
         introduction, rules: Its part of the instructions.
-        actions: One explanation per action of its own; the others are explained by their description.
+        actions: One explanation per action of its own; the others are explained by their
+            description.
     """
 
     pieces: Mapping[str, str]
@@ -118,8 +121,8 @@ class Dialect:
     """How completions are read, with the templates that explain it to the model.
 
     Attributes:
-        tags: The tag of each memory action, of the answer and of tool calls (``call``); empty for a dialect of whole
-            completions. Other actions of an environment bring their own.
+        tags: The tag of each memory action, of the answer and of tool calls (``call``); empty for a
+            dialect of whole completions. Other actions of an environment bring their own.
         whole: For a dialect without tags, the one action that a completion is as a whole, by phase.
     """
 
@@ -134,15 +137,17 @@ class Dialect:
         """Make the grammar of completions in an environment with these actions and phases.
 
         Raises:
-            DialectError: Two actions share a tag, or a dialect of whole completions does not know a phase.
+            DialectError: Two actions share a tag, or a dialect of whole completions does not know a
+                phase.
         """
         specs = (*MEMORY_ACTIONS, *actions)
         if self.whole:
             unknown = [phase for phase in phases if phase not in self.whole]
             if unknown:
                 raise DialectError(
-                    f"dialect {self.name!r} reads whole completions in the phases {', '.join(self.whole)}, and this "
-                    f"environment has {', '.join(unknown)} as well: choose a dialect with tags."
+                    f"dialect {self.name!r} reads whole completions in the phases "
+                    f"{', '.join(self.whole)}, and this environment has {', '.join(unknown)} as "
+                    "well: choose a dialect with tags."
                 )
             by_name = {spec.name: spec for spec in specs}
             whole = {phase: by_name[name] for phase, name in self.whole.items() if name in by_name}
@@ -156,7 +161,7 @@ class Dialect:
             tag = self.tag(spec)
             if tag.lower() in taken:
                 raise DialectError(
-                    f"dialect {self.name!r} uses the tag {tag!r} for two actions: rename one of them."
+                    f"dialect {self.name!r} uses the tag {tag!r} for two actions: rename one."
                 )
             taken.add(tag.lower())
             tags[tag] = spec
@@ -185,13 +190,13 @@ def register_dialect(
     """Make a dialect known under `name`: either of tags, or of whole completions.
 
     Args:
-        tags: A tag for every memory action and the answer (``call`` may be missing: ``tool_call``), or none at all
-            with `whole`.
+        tags: A tag for every memory action and the answer (``call`` may be missing: ``tool_call``),
+            or none at all with `whole`.
         whole: The action that a completion is as a whole, by phase.
 
     Raises:
-        DialectError: The name is taken by another dialect, an action has no tag, two share one, or there are both
-            tags and `whole`.
+        DialectError: The name is taken by another dialect, an action has no tag, two share one, or
+            there are both tags and `whole`.
     """
     new = Dialect(name, MappingProxyType(dict(tags)), Templates(""), MappingProxyType(whole or {}))
     lowered = [tag.lower() for tag in tags.values()]
@@ -219,8 +224,8 @@ def get_dialect(name: str, templates: str = "full") -> Dialect:
     """The dialect `name` with the wording of `templates` (see `load_templates`).
 
     Raises:
-        DialectError: The name is not registered, the template file is missing or incomplete, or its wording is for
-            another kind of dialect.
+        DialectError: The name is not registered, the template file is missing or incomplete, or its
+            wording is for another kind of dialect.
     """
     if name not in _REGISTERED:
         raise DialectError(
@@ -230,12 +235,13 @@ def get_dialect(name: str, templates: str = "full") -> Dialect:
     wording = dialect.templates
     if dialect.whole and wording.actions:
         raise DialectError(
-            f"templates {templates!r} explain tags, and dialect {name!r} has none: give templates memagent or a file."
+            f"templates {templates!r} explain tags, and dialect {name!r} has none: give templates "
+            "memagent or a file."
         )
     if not dialect.whole and not (wording.query and wording.memory and wording.entry):
         raise DialectError(
-            f"templates {templates!r} have no query, memory or entry, and dialect {name!r} has a store: its content "
-            "would never be shown."
+            f"templates {templates!r} have no query, memory or entry, and dialect {name!r} has a "
+            "store: its content would never be shown."
         )
     return dialect
 
@@ -272,11 +278,11 @@ register_dialect("memagent", {}, whole={"reading": SCRATCHPAD, "answering": ANSW
 
 @lru_cache(maxsize=32)
 def load_templates(name: str) -> Templates:
-    """Read a template set: ``full``, ``compact``, ``memagent``, a file's path, or a file of ``configs/templates``.
+    """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``.
 
     Raises:
-        DialectError: The set or file is missing, is not YAML, has an unknown or missing field, or a piece lacks the
-            placeholder that it is for.
+        DialectError: The set or file is missing, is not YAML, has an unknown or missing field, or a
+            piece lacks the placeholder that it is for.
     """
     try:
         path = (
@@ -293,7 +299,8 @@ def load_templates(name: str) -> Templates:
         text = getattr(templates, piece)
         if text and placeholder not in placeholders(text):
             raise DialectError(
-                f"{path}: field {piece} lacks {{{placeholder}}}, so its content would never be shown."
+                f"{path}: field {piece} lacks {{{placeholder}}}, so its content would never be "
+                "shown."
             )
     if templates.entry and "handle" not in placeholders(templates.entry):
         raise DialectError(
@@ -317,8 +324,9 @@ def load_section(
 ) -> Section:
     """The section of an environment in the template set `name`.
 
-    A user's file may hold it (``environments``); the shipped sets are those that the environment brings. For a file
-    without it, it is the environment's ``full``, or ``compact`` where the file is plain text.
+    A user's file may hold it (``environments``); the shipped sets are those that the environment
+    brings. For a file without it, it is the environment's ``full``, or ``compact`` where the file
+    is plain text.
 
     Args:
         name: As for `load_templates`.
@@ -328,7 +336,8 @@ def load_section(
         shown: Those that it shows under its settings, and that must be there; unset: all.
 
     Raises:
-        DialectError: There is none, or it has an unknown field, or lacks a piece or a piece's placeholder.
+        DialectError: There is none, or it has an unknown field, or lacks a piece or a piece's
+            placeholder.
     """
     templates = load_templates(name)
     if environment in templates.environments:
@@ -348,7 +357,8 @@ def load_section(
             missing = set(needed) - set(placeholders(section.pieces[piece]))
             if missing:
                 raise DialectError(
-                    f"{path}: piece {piece} lacks {{{min(missing)}}}, so its content would never be shown."
+                    f"{path}: piece {piece} lacks {{{min(missing)}}}, so its content would never "
+                    "be shown."
                 )
         elif shown is None or piece in shown:
             raise DialectError(f"{path}: pieces lacks {piece}, which the environment shows.")

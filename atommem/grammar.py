@@ -1,41 +1,46 @@
-r"""From completions to actions: `Grammar.parse` reads the elements of a dialect out of whatever a model wrote.
+r"""From completions to actions: `Grammar.parse` reads the elements of a dialect in any text.
 
 The form is deliberately not XML. Every string has a defined result:
 
 Tags
-    ``<name>`` and ``</name>`` with a name of the grammar, in upper or lower case. Nothing else is a tag: not
-    ``< name >``, ``<name id="3">`` or ``<name/>``, and not a name of another dialect. These are plain text, like
-    everything outside of elements.
+    ``<name>`` and ``</name>`` with a name of the grammar, in upper or lower case. Nothing else is a
+    tag: not ``< name >``, ``<name id="3">`` or ``<name/>``, and not a name of another dialect.
+    These are plain text, like everything outside of elements.
 Thinking
-    The text between ``<think>`` and the next ``</think>`` is not parsed, and after a ``<think>`` that is never closed
-    nothing is (`UNCLOSED_THINKING`). Where the prompt has opened the block, the completion begins inside of it; only
-    then does a ``</think>`` that closes nothing end thinking. Inside of an element both are text of its body.
+    The text between ``<think>`` and the next ``</think>`` is not parsed, and after a ``<think>``
+    that is never closed nothing is (`UNCLOSED_THINKING`). Where the prompt has opened the block,
+    the completion begins inside of it; only then does a ``</think>`` that closes nothing end
+    thinking. Inside of an element both are text of its body.
 Elements
-    An element is closed by its own closing tag, if that comes before the same tag is opened again. Its body is then
-    opaque: tags of other kinds inside it are text and act on nothing (`NESTED`, one problem for each opening tag). An
-    answer, or any ``\boxed``, inside a scratchpad is part of the scratchpad.
+    An element is closed by its own closing tag, if that comes before the same tag is opened again.
+    Its body is then opaque: tags of other kinds inside it are text and act on nothing (`NESTED`,
+    one problem for each opening tag). An answer, or any ``\boxed``, inside a scratchpad is part of
+    the scratchpad.
 
-    An element without its own closing tag is ended by the next tag, whichever it is:
-    ``<create>fact one<create>fact two</create>`` or ``<create>fact</update>``, as models do write. One that
-    `ends_anywhere` (create, read, scratchpad) and has a body counts as closed there, for its whole text is written.
-    The others do not (`UNCLOSED`): no entry is replaced or deleted, no tool called and no answer given by accident. An
-    element that the completion's end cuts off is `UNCLOSED` whatever its kind. Leftover closing tags are `STRAY_CLOSE`.
+    An element without its own closing tag is ended by the next tag, whichever it is: ``<create>fact
+    one<create>fact two</create>`` or ``<create>fact</update>``, as models do write. One that
+    `ends_anywhere` (create, read, scratchpad) and has a body counts as closed there, for its whole
+    text is written. The others do not (`UNCLOSED`): no entry is replaced or deleted, no tool called
+    and no answer given by accident. An element that the completion's end cuts off is `UNCLOSED`
+    whatever its kind. Leftover closing tags are `STRAY_CLOSE`.
 Bodies
     They are stripped. An empty one is `EMPTY`, but it clears a note (the scratchpad).
 Handles
-    Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``[3] text``, ``Memory #3 - text``,
-    ``( 3 ) text``, ``entry 3. text``; at most nine digits, and not the start of a longer word or number (``3rd``,
-    ``3.5``), nor of a list or range (``3-5``, ``1, 2``). A bare number needs a colon with no digit behind it:
-    ``1 January 1990`` and ``12:30`` name no entry. Delete takes nothing more, unless it follows a colon
-    (``3: the old text``). Otherwise `MISSING_HANDLE`. An update with a handle and no text is `EMPTY`.
+    Update and delete begin with one: ``Memory 3: text``, ``3: text``, ``[3] text``, ``Memory #3 -
+    text``, ``( 3 ) text``, ``entry 3. text``; at most nine digits, and not the start of a longer
+    word or number (``3rd``, ``3.5``), nor of a list or range (``3-5``, ``1, 2``). A bare number
+    needs a colon with no digit behind it: ``1 January 1990`` and ``12:30`` name no entry. Delete
+    takes nothing more, unless it follows a colon (``3: the old text``). Otherwise `MISSING_HANDLE`.
+    An update with a handle and no text is `EMPTY`.
 Answers
-    The content of the last ``\boxed{...}``, stripped: of the boxes whose braces balance, the one that opens last.
-    Without one: `NO_BOX`; with an empty one: `EMPTY`. Where several questions are asked at once, every box that holds
-    no other is an answer, in their order; an empty one holds its place.
+    The content of the last ``\boxed{...}``, stripped: of the boxes whose braces balance, the one
+    that opens last. Without one: `NO_BOX`; with an empty one: `EMPTY`. Where several questions are
+    asked at once, every box that holds no other is an answer, in their order; an empty one holds
+    its place.
 Tools
     The body of an action with arguments is a JSON object that fits its schema; a tool is called as
-    ``{"name": ..., "arguments": {...}}`` in the dialect's tag for calls. Otherwise `NOT_JSON`, `UNKNOWN_TOOL` or
-    `BAD_ARGUMENTS`, whose detail says what to write instead.
+    ``{"name": ..., "arguments": {...}}`` in the dialect's tag for calls. Otherwise `NOT_JSON`,
+    `UNKNOWN_TOOL` or `BAD_ARGUMENTS`, whose detail explains what to write instead.
 """
 
 from __future__ import annotations
@@ -59,10 +64,9 @@ _Item = Action | tuple[Action, ...] | Problem
 # match slow; ASCII digits only, and few enough for int().
 _HANDLE = re.compile(
     r"""
-    (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash> \# )?+ \s*+
-    (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] )
-    \s*+ (?P<close> [\])] )?+
-    (?! \s*+ (?: [-\u2010-\u2015\u2190-\u21ff\u2212\uff0d~+,;/&|=>\u2026]++ | \.\.++
+    (?P<open> [\[(] )?+ \s*+ (?P<word> (?:memory|entry)\s*+ )?+ (?P<inner> [\[(] )?+ \s*+ (?P<hash>
+    \# )?+ \s*+ (?P<number> [0-9]{1,9}+ ) (?! \w | [.,][0-9] ) \s*+ (?P<close> [\])] )?+ (?! \s*+
+    (?: [-\u2010-\u2015\u2190-\u21ff\u2212\uff0d~+,;/&|=>\u2026]++ | \.\.++
         | (?: and | to | or | through | thru | until | plus | into | as\s++well\s++as )\b )
         \s*+ (?:(?:memory|entry)\s*+)?+ [\[(]?+ \#?+ [0-9] )
     \s*+ (?P<separator> [:.,] | -(?!\S) )?+
@@ -126,15 +130,16 @@ class Grammar:
     def parse(self, text: str, phase: str = "", thinking: bool = False) -> Parsed:
         """Read the actions of one completion, by the rules in this module's docstring.
 
-        Pure, total and linear: every string has a result, nothing raises, and the time grows with the length.
+        Pure, total and linear: every string has a result, nothing raises, and the time grows with
+            the length.
 
         Args:
             phase: The environment's phase, for dialects of whole completions.
             thinking: Whether the prompt had opened ``<think>``.
 
         Returns:
-            Actions and problems in the order of `text`, with their spans. A problem's span is the whole element; of
-            `NESTED` and `STRAY_CLOSE` it is the tag.
+            Actions and problems in the order of `text`, with their spans. A problem's span is the
+            whole element; of `NESTED` and `STRAY_CLOSE` it is the tag.
         """
         if self.whole:
             return parse_whole(text, self.whole[phase], thinking)
@@ -179,7 +184,7 @@ class Grammar:
             elif index < len(tags):
                 after = tags[index]
                 body = text[tag.end : after.start].strip()
-                # A wrong closing tag is used up: one mistake, one problem. An opening one begins its own element.
+                # A wrong closing tag is used up: one mistake, one problem.
                 used_up = after.spec is not None and after.closing
                 end = after.end if used_up else after.start
                 if tag.spec.ends_anywhere and body:
@@ -201,8 +206,9 @@ class Grammar:
 def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
     """Read a completion as one action whose body is all text outside of thinking.
 
-    The rules for thinking, bodies and answers are those of `Grammar.parse`, but an empty body is `EMPTY` for every
-    action: a policy that writes nothing has not asked to forget. Text before thinking that is never closed counts.
+    The rules for thinking, bodies and answers are those of `Grammar.parse`, but an empty body is
+    `EMPTY` for every action: a policy that writes nothing has not asked to forget. Text before
+    thinking that is never closed counts.
     """
     pieces: list[str] = []
     problems: list[Problem] = []
@@ -259,7 +265,7 @@ def _closers(tags: list[_Tag]) -> list[int | None]:
 
 
 def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> _Item:
-    """The action of a closed element with the stripped `body` (or one for each box), or its problem."""
+    """The action of a closed element (or one for each box), or its problem."""
     if spec.body is Body.NOTE:
         return Action(spec.name, body, start=start, end=end)
     if not body:
@@ -287,7 +293,7 @@ def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> _I
 
 
 def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
-    """Whether the number at the start is meant as a handle, and not as the beginning of a sentence."""
+    """Whether the number at the start is a handle, and not the beginning of a sentence."""
     if not match["rest"].strip():
         return True
     bracketed = (match["open"] or match["inner"]) and match["close"]
@@ -297,7 +303,7 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
 
 
 def _boxes(body: str) -> list[str]:
-    r"""The contents of the balanced ``\boxed{...}`` that hold no other, stripped, in the order in which they stand.
+    r"""The stripped contents of the balanced ``\boxed{...}`` that hold no other, in order.
 
     One pass with a stack of the braces still open: searching each box for its end would take
     quadratic time on ``\boxed{\boxed{\boxed{``.
@@ -339,7 +345,7 @@ def _tool_call(
 def _call_with(
     spec: ActionSpec, tag: str, arguments: Any, body: str, start: int, end: int
 ) -> Action | Problem:
-    """The action with these arguments: a JSON object, or the text of one (some models write that)."""
+    """The action with these arguments: a JSON object, or its text, as some models write."""
     error = ""
     if isinstance(arguments, str):
         arguments, error = _json_object(arguments)
@@ -363,7 +369,7 @@ def _call_with(
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    """The validator of a schema, which may be a stranger's: nothing that its "$ref" names is fetched."""
+    """The validator of a schema. It may be a stranger's: its "$ref" is never fetched."""
     from jsonschema.validators import validator_for
     from referencing import Registry
 

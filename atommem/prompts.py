@@ -1,7 +1,8 @@
 """Prompts: from an observation and a memory view to token ids.
 
-A prompt is a sequence of segments, each template text or data. They are encoded one by one, so that no control token
-comes out of data; template text keeps the ids that the tokenizer gives it, up to the joints with data.
+A prompt is a sequence of segments, each template text or data. They are encoded one by one, so that
+no control token comes out of data; template text keeps the ids that the tokenizer gives it, up to
+the joints with data.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NO_NOTICE = f"{_MEMORY}unlimited"
 _USER = "ATOMMEM-USER-MESSAGE"
 """Stands for the user message while the chat template is rendered."""
 _CACHED_CHARACTERS = 65_536
-"""Of a text whose ids may be cached: 512 of them take 64 MiB at most."""
+"""Longest data whose ids are cached: 512 of them take at most 128 MiB."""
 
 Tools = list[dict[str, Any]]
 """As chat templates and OpenAI's API take them."""
@@ -58,9 +59,10 @@ class Segment(NamedTuple):
 class PromptBuilder:
     """Renders prompts for one dialect, layout, environment and set of enabled actions.
 
-    Layout ``prefix`` puts the stream before the memory, so that the episodes of a group share almost the whole prompt;
-    ``paper`` puts it last, as arXiv 2601.08323 does. All text of observations and memory is data
-    (`atommem.text_safety`): different observations and memories have different prompts.
+    Layout ``prefix`` puts the stream before the memory, so that the episodes of a group share
+    almost the whole prompt; ``paper`` puts it last, as arXiv 2601.08323 does. All text of
+    observations and memory is data (`atommem.text_safety`): different observations and memories
+    have different prompts.
 
     Args:
         tokenizer: The policy's.
@@ -68,15 +70,19 @@ class PromptBuilder:
         config: Layout, disabled actions.
         section: Wording of the environment.
         actions: The environment's.
-        chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
+        chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of
+            Qwen3).
 
     Attributes:
-        system: The system message in our own words. A chat template that words tools itself (Qwen's), and asks for
-            calls as the dialect reads them, gets their schemas instead of our explanations.
-        opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then begin inside of it.
+        system: The system message in our own words. A chat template that words tools itself
+            (Qwen's), and asks for calls as the dialect reads them, gets their schemas instead of
+            our explanations.
+        opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then
+            begin inside of it.
 
     Raises:
-        DialectError: A template begins with text, or the chat template does not show the user message.
+        DialectError: A template begins with text, or the chat template does not show the user
+            message.
         ConfigError: A tool's name or description cannot be shown.
     """
 
@@ -138,7 +144,7 @@ class PromptBuilder:
         for name in (_NO_NOTICE, f"{_MEMORY}empty"):
             self._parts[name] = self._split(name, words[name])
         self._encoder = SegmentEncoder(tokenizer, forms_in(frame) if self._templates.chat else ())
-        # The episodes of a group read the same chunk, and a memory shows the same entries again and again.
+        # The episodes of a group read the same chunk, and a memory shows its entries repeatedly.
         self._cached_template_ids = lru_cache(maxsize=1024)(self._template_ids)
         self._cached_data_ids = lru_cache(maxsize=512)(self._data_ids)
 
@@ -190,7 +196,7 @@ class PromptBuilder:
     # Segments ---
 
     def _segments(self, observation: Observation, view: MemoryView) -> list[Segment]:
-        """Template text and data in turns; the blank before data goes with it, as words are encoded with theirs."""
+        """Template text and data in turns; words are encoded with the blank before them."""
         user = self._user(observation, view)
         parts = [Segment(self._frame[0])]
         for after in self._frame[1:]:
@@ -234,7 +240,8 @@ class PromptBuilder:
             elif isinstance(value, str):
                 if is_number:
                     raise DialectError(
-                        f"piece {piece.name}: its template takes a number for {{{placeholder}}}, not {value!r}."
+                        f"piece {piece.name}: its template takes a number for {{{placeholder}}}, "
+                        f"not {value!r}."
                     )
                 segments.append(Segment(value, (piece.name, placeholder)))
             else:
@@ -310,7 +317,7 @@ class PromptBuilder:
         return fill(templates.system, {**self._tags, **values}).strip()
 
     def _explanation(self, spec: ActionSpec) -> str:
-        """How an action of the environment's is explained: in its own words, or from its description."""
+        """The explanation of an environment's action: in its own words, or from its description."""
         if spec.name in self._section.actions:
             return self._section.actions[spec.name]
         if spec.is_tool:
@@ -322,7 +329,7 @@ class PromptBuilder:
         return f"<{tag}>...</{tag}> {spec.description}" if spec.description else ""
 
     def _guard_tool(self, text: str) -> str:
-        """What a tool's server says of it, without control tokens."""
+        """A text of a tool's server, without control tokens."""
         frame = self._rendered(self._messages("", "-")) if self._templates.chat else ""
         return guard_text(text, [*control_tokens(self.tokenizer).values(), *forms_in(frame)])
 
@@ -340,7 +347,7 @@ class PromptBuilder:
 def render_chat(
     tokenizer: Tokenizer, messages: list[dict[str, str]], chat_template_kwargs: Mapping[str, Any]
 ) -> str:
-    """Messages as the policy reads them: through its chat template, or joined where its tokenizer has none."""
+    """Messages through the tokenizer's chat template, or joined where it has none."""
     if getattr(tokenizer, "chat_template", "") is None:
         return "\n\n".join(message["content"] for message in messages)
     rendered: str = tokenizer.apply_chat_template(
@@ -349,7 +356,7 @@ def render_chat(
     return rendered
 
 
-# Tools: descriptions and schemas come from servers, so they are data ------------------------------
+# Tools: descriptions and schemas come from servers, so they are data ----------------------------
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _LONGEST_TEXT = 2000
@@ -365,8 +372,8 @@ def shown_tools(actions: Sequence[ActionSpec], guard: Callable[[str], str]) -> T
     for spec in tools:
         if not _TOOL_NAME.fullmatch(spec.name):
             raise ConfigError(
-                f"a tool is called {spec.name[:200]!r}: a name has letters, digits, '_', '.', ':', '/' and '-', at "
-                "most 128. Leave out the source that it comes from."
+                f"a tool is called {spec.name[:200]!r}: a name has letters, digits, '_', '.', ':', "
+                "'/' and '-', at most 128. Leave out the source that it comes from."
             )
         if spec.name in OUR_KINDS:
             raise ConfigError(
@@ -411,7 +418,7 @@ def native_tools(
     bare = render([_function(name, "", {}) for name in names])
     if encoder.controls(encoder.template(rendered)) != encoder.controls(encoder.template(bare)):
         raise ConfigError(
-            f"the texts of the tools {', '.join(names)} hold control tokens: leave out their source."
+            f"the tools {', '.join(names)} have texts with control tokens: leave out their source."
         )
     return tools
 

@@ -1,13 +1,16 @@
 r"""Text from outside is data: it never becomes a control token or part of a prompt's structure.
 
-- `clean`, `read_json`: on entry (tasks, pages, tool results, completions), what no request can carry becomes U+FFFD.
-- `SegmentEncoder`: for prompts whose tokenizer is at hand, data is encoded apart from template text.
+- `clean`, `read_json`: on entry (tasks, pages, tool results, completions), what no request can
+carry becomes U+FFFD.
+- `SegmentEncoder`: for prompts whose tokenizer is at hand, data is encoded apart from template
+text.
 - `Headings`: data that reads like a heading of the prompt's templates gets a backslash.
-- `guard_text`: for servers whose tokenizer is unknown, known forms of control tokens get a backslash.
+- `guard_text`: for servers whose tokenizer is unknown, known forms of control tokens get a
+backslash.
 - `printable`: for terminals.
 
-Memory, records and traces hold text as it came; only prompts change it. Every backslash is inserted by
-`insert_backslashes`, which is injective: different texts stay different.
+Memory, records and traces hold text as it came; only prompts change it. Every backslash is inserted
+by `insert_backslashes`, which is injective: different texts stay different.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import isfinite
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,8 +37,8 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def clean(text: str) -> str:
     """Replace lone surrogates and NUL by U+FFFD.
 
-    UTF-8 and JSON cannot carry a surrogate, and C programs end a text at NUL. Two surrogates that belong together
-    become their character.
+    UTF-8 and JSON cannot carry a surrogate, and C programs end a text at NUL. Two surrogates that
+    belong together become their character.
     """
     try:
         text.encode()  # an order of magnitude faster than a search for surrogates
@@ -45,7 +48,9 @@ def clean(text: str) -> str:
 
 
 def read_json(text: str, max_depth: int) -> Any:
-    r"""Read JSON that any other reader accepts, with its texts cleaned (an escape like ``\ud800`` needs that again).
+    r"""Read JSON that any other reader accepts, with its texts cleaned.
+
+    An escape like ``\ud800`` spells what `clean` has removed.
 
     Raises:
         ValueError: Not JSON, NaN or infinity in it, or nested more deeply than `max_depth`.
@@ -124,10 +129,11 @@ _MARKUP = re.compile(r"<<?[^\s<>]{1,80}>>?|\[[^\s\[\]]{1,80}\]|◁[^\s▷]{1,80}
 
 
 def guard_text(text: str, words: Collection[str] = ()) -> str:
-    r"""Break the control tokens of all model families in `text`, for a server whose tokenizer is unknown.
+    r"""Break the control tokens of all model families in `text`, for an unknown tokenizer.
 
-    Forms like ``<|im_end|>``, ``[INST]`` or ``<think>`` get a backslash behind their first character
-    (``<\|im_end|>``), also in full width or with invisible characters in them; so do `words`.
+    Forms like ``<|im_end|>``, ``[INST]`` or ``<think>`` get a backslash behind their first
+    character (``<\|im_end|>``), also in full width or with invisible characters in them; so do
+    `words`.
     """
     find_words = _word_finder(words)
     return insert_backslashes(clean(text), lambda base: {*_find_forms(base), *find_words(base)})
@@ -159,7 +165,7 @@ def _word_finder(words: Collection[str]) -> Callable[[str], Iterator[int]]:
 
 @lru_cache(maxsize=4096)
 def _compatible(character: str) -> str:
-    """What a normalising tokenizer may make of a character: NFKC, without what is invisible."""
+    """A character as a normalising tokenizer may see it: NFKC, without invisible marks."""
     return "".join(
         part
         for part in unicodedata.normalize("NFKC", character)
@@ -167,10 +173,10 @@ def _compatible(character: str) -> str:
     )
 
 
-# Headings: the structure of a prompt --------------------------------------------------------------
+# Headings: the structure of a prompt ------------------------------------------------------------
 
 _BREAKS = r"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""Whatever a tokenizer, a chat template or a reader may take for the end of a line."""
+"""All that a tokenizer, a chat template or a reader may take for the end of a line."""
 _NUMBER = "\0"
 
 
@@ -185,10 +191,11 @@ class TemplatePart(NamedTuple):
 class Headings:
     r"""The literal texts that structure a prompt, kept apart from data.
 
-    A heading is how a template begins, or goes on at the start of a line (in prompts of plain words: of a word) after
-    a placeholder; numbers in it are any numbers. Data that has one there gets a backslash in front: ``\Memory 2: x``.
-    A heading without a letter (``1.``) is too common for that: it counts in data of its own template, and at the start
-    of other data. A literal that goes on behind data on its line gets a backslash inside where that data holds it.
+    A heading is how a template begins, or goes on at the start of a line (in prompts of plain
+    words: of a word) after a placeholder; numbers in it are any numbers. Data that has one there
+    gets a backslash in front: ``\Memory 2: x``. A heading without a letter (``1.``) is too common
+    for that: it counts in data of its own template, and at the start of other data. A literal that
+    goes on behind data on its line gets a backslash inside where that data holds it.
 
     Args:
         templates: The parts of each template by its name.
@@ -207,6 +214,7 @@ class Headings:
         self._lettered: set[str] = set()
         self._bare: dict[str, set[str]] = {}
         self._stops: dict[tuple[str, str], re.Pattern[str]] = {}
+        self._finder = cache(self._make_finder)
         for name, parts in templates.items():
             for at in range(len(parts)):
                 self._read(name, parts[at:], parts[at - 1] if at else None)
@@ -216,15 +224,16 @@ class Headings:
         return insert_backslashes(text, self._finder(template, placeholder))
 
     def _read(self, name: str, parts: Sequence[TemplatePart], before: TemplatePart | None) -> None:
-        """Take the heading that begins with `parts`, or the literal that ends the data before it."""
+        """Take the heading that begins with `parts`, or the literal behind data on its line."""
         literal = parts[0].literal
         gap = literal[: len(literal) - len(literal.lstrip())]
         heading = self._heading(parts)
         if before is None and not heading.strip():
             if parts[0].placeholder:
+                value = parts[0].placeholder
                 raise DialectError(
-                    f"template {name} begins with text, {{{parts[0].placeholder}}}: put a word before it, or write "
-                    f"{{{parts[0].placeholder}:d}} for a number."
+                    f"template {name} begins with text, {{{value}}}: put a word before it, or "
+                    f"write {{{value}:d}} for a number."
                 )
         elif before is None or (literal.strip() and ("\n" in gap if self._lines else gap)):
             if any(character.isalpha() for character in heading):
@@ -256,8 +265,7 @@ class Headings:
         word = ended and heading.rstrip()[-1].isalnum()
         return _pattern(heading) + (r"(?!\w)" if word else "")
 
-    @lru_cache(maxsize=256)  # noqa: B019
-    def _finder(self, template: str, placeholder: str) -> Callable[[str], Iterator[int]]:
+    def _make_finder(self, template: str, placeholder: str) -> Callable[[str], Iterator[int]]:
         own = self._lettered | self._bare.get(template, set())
         anywhere = "|".join(sorted(own)) or _NOTHING
         at_start = "|".join(sorted(self._lettered.union(*self._bare.values()))) or _NOTHING
@@ -278,7 +286,7 @@ class Headings:
 
 
 def _pattern(literal: str) -> str:
-    """A regular expression for a literal text, with any white space for white space and digits for numbers."""
+    """A regular expression for a literal text, with any white space and any numbers."""
     words = literal.replace("\\", "").split()
     return r"\s++".join("[0-9]++".join(map(re.escape, word.split(_NUMBER))) for word in words)
 
@@ -290,14 +298,16 @@ _ANCHORS = ("\ue000", ".")
 
 
 class SegmentEncoder:
-    """Encodes the segments of a prompt: template text as the tokenizer does, data without control tokens.
+    """Encodes the segments of a prompt, data without control tokens.
 
-    Data goes through a copy of the tokenizer that matches no control token. What still gives one (a vocabulary may hold
-    it as a word, SmolLM2's has ``<|endoftext|>`` in the place of a byte) is broken by a backslash or becomes U+FFFD.
+    Data goes through a copy of the tokenizer that matches no control token. Text that still gives
+    one (a vocabulary may hold it as a word, or in the place of a byte as SmolLM2's) is broken by a
+    backslash or becomes U+FFFD.
 
     Args:
         tokenizer: Of the policy.
-        markers: Texts that its model takes for control tokens though they are not tokens (`forms_in`).
+        markers: Texts that its model takes for control tokens though they are not tokens
+            (`forms_in`).
     """
 
     def __init__(self, tokenizer: Tokenizer, markers: Collection[str] = ()) -> None:
@@ -343,9 +353,8 @@ class SegmentEncoder:
         if len(self._is_control) == 1:
             return []  # no control tokens: ids may be of any size
         ids = np.asarray(token_ids, dtype=np.int64)
-        found: list[int] = ids[
-            self._is_control[np.minimum(ids, len(self._is_control) - 1)]
-        ].tolist()
+        is_control = self._is_control[np.minimum(ids, len(self._is_control) - 1)]
+        found: list[int] = ids[is_control].tolist()
         return found
 
     def _inner(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
@@ -359,8 +368,8 @@ class SegmentEncoder:
 def control_tokens(tokenizer: Any) -> dict[int, str]:
     """The special and added tokens of a tokenizer by id, without those that are ordinary text.
 
-    Ordinary are runs of white space (Phi and GPT-NeoX have such tokens), and words of letters and digits that were
-    added to a vocabulary and are not special.
+    Ordinary are runs of white space (Phi and GPT-NeoX have such tokens), and words of letters and
+    digits that were added to a vocabulary and are not special.
     """
     found: dict[int, str] = {}
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
@@ -377,7 +386,7 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def _unknown_word(tokenizer: Any) -> set[int]:
-    """The id of unknown words, unless it is a control token that stands for unknown bytes as well (SmolLM2)."""
+    """The id of unknown words, unless it is a control token too (SmolLM2's for unknown bytes)."""
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is None:
         return set()
@@ -386,13 +395,13 @@ def _unknown_word(tokenizer: Any) -> set[int]:
 
 
 def _data_encoder(tokenizer: Any, tokens: Iterable[str]) -> Callable[[str], list[int]]:
-    """Text to token ids, in which the texts of `tokens` are nothing special."""
+    """Text to token ids, with the texts of `tokens` as ordinary text."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if hasattr(backend, "encode_special_tokens"):
         twin = copy.deepcopy(backend)
         twin.add_special_tokens(
             list(tokens)
-        )  # those of Qwen's ``<tool_call>`` kind are not special yet
+        )  # Qwen's ``<tool_call>`` is an added token, not special
         twin.encode_special_tokens = True
         twin.no_truncation()
         twin.no_padding()

@@ -1,4 +1,4 @@
-"""Tokenizers: the part that the core uses, encoding, cutting text by tokens, and counting without a model's."""
+"""Tokenizers: encoding, cutting text by tokens, and counting without a model's tokenizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Tokenizer(Protocol):
 def encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
     """Text to token ids, as `Tokenizer.encode` without special tokens does.
 
-    Of a tokenizer of the library ``tokenizers`` it leaves out the spans, which take a fifth of the time.
+    Of a tokenizer of the library ``tokenizers`` it leaves out the spans, which take a fifth of the
+    time.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
 
@@ -69,8 +70,8 @@ def token_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
 def cut_position(offsets: Sequence[tuple[int, int]], count: int) -> int:
     """Where to cut so that at most `count` tokens stay: a character position.
 
-    Byte-level tokenizers spread one character over several tokens; the cut then moves to before that
-    character.
+    Byte-level tokenizers spread one character over several tokens; the cut then moves to before
+    that character.
     """
     if count >= len(offsets):
         return offsets[-1][1] if offsets else 0
@@ -80,7 +81,7 @@ def cut_position(offsets: Sequence[tuple[int, int]], count: int) -> int:
 
 
 def cut_to_tokens(tokenizer: Tokenizer, text: str, limit: int, marker: str) -> str:
-    """`text` if it has at most `limit` tokens; otherwise its beginning and `marker`, together `limit` tokens."""
+    """Cut `text` to `limit` tokens, `marker` included."""
     # A token covers at least one byte, so a text this short cannot exceed the limit.
     if len(text.encode("utf-8", "surrogatepass")) <= limit:
         return text
@@ -97,8 +98,9 @@ _PIECE = re.compile(r"\s?(?:[A-Za-z]{1,5}|[0-9]{1,3}|[^\sA-Za-z0-9])|\s+")
 class ApproximateTokenizer:
     """Counts tokens where the model's tokenizer is unknown, as that of a chat server.
 
-    A token is up to five Latin letters, three digits, or any other character, with one white space before it: rather
-    shorter than those of current models. Its id is its checksum, so that nothing is kept and nothing can be decoded.
+    A token is up to five Latin letters, three digits, or any other character, with one white space
+    before it: rather shorter than those of current models. Its id is its checksum, so that nothing
+    is kept and nothing can be decoded.
     """
 
     chat_template = None

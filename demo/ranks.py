@@ -57,8 +57,8 @@ def ranks(count: int, command: Sequence[str]) -> Iterator[None]:
                         output = Path(folder, str(rank)).read_text("utf-8", errors="replace")
                         last = output.strip().splitlines()[-1:] or ["it wrote nothing"]
                         raise AtomMemError(
-                            f"process {rank} of the demo's {count} ended with status {other.returncode}: {last[0]} "
-                            "(--processes 1 needs no other)."
+                            f"process {rank} of the demo's {count} ended with status "
+                            f"{other.returncode}: {last[0]} (--processes 1 needs no other)."
                         ) from error
             raise
         finally:

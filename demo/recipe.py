@@ -13,7 +13,7 @@ from atommem.envs.web.site.expert import BrowsingFaults
 from atommem.envs.web.site.world import SiteConfig
 
 GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")
-"""Settings of GRPO, memory, embedder and environment, as ``atommem train grpo --config`` takes them."""
+"""Settings of GRPO, memory, embedder and environment."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ FULL = Recipe(
     updates=50,
 )
 """The default. Copying is learned from 40% fewer tokens on short sequences first, and in three
-quarters of the updates with heads of 32, which vLLM on CPU supports. The web policy needs the longer
-pretraining: with this one its EM was .75 instead of .84 (seed 0)."""
+quarters of the updates with heads of 32, which vLLM on CPU supports. The web policy needs the
+longer pretraining: with this one its EM was .75 instead of .84 (seed 0)."""
 LIMITED = Recipe(
     world=replace(FULL.world, distractors=4, early=0.8, capacity=3),
     cold_start=ColdStart(faults=replace(FULL.cold_start.faults, delete=0.3)),

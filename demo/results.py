@@ -156,17 +156,16 @@ def check_bars(summary: Mapping[str, Any], bars: Bars) -> list[tuple[str, bool]]
 def print_outcome(summary: Mapping[str, Any], bars: Bars, console: Console) -> None:
     """Print which claims hold."""
     console.print(
-        f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} held-out tasks: "
-        f"{summary['better']} became right, {summary['worse']} wrong (sign-flip test p = {summary['p_value']:.1e}).",
+        f"GRPO changed the answer on {summary['better'] + summary['worse']} of {summary['n']} "
+        f"held-out tasks: {summary['better']} became right, {summary['worse']} wrong "
+        f"(sign-flip test p = {summary['p_value']:.1e}).",
         soft_wrap=True,
     )
     for claim, holds in check_bars(summary, bars):
         console.print(f"  {'yes' if holds else 'NO '}  {claim}")
     if "followed_after" in summary:
-        said = ", ".join(
+        rates = ", ".join(
             f"{name} GRPO {summary[f'followed_{name}']:.3f}" for name in ("before", "after")
         )
-        console.print(
-            f"Of the episodes that were shown an instruction of a stranger, there followed it: {said}."
-        )
+        console.print(f"Injected instructions were followed in this share of episodes: {rates}.")
     console.print(f"{summary['seconds_total']:.0f} s in all (seed {summary['seed']})")

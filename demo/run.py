@@ -1,4 +1,4 @@
-"""The demo from start to end: make a policy, show it faulty demonstrations, train it, measure it."""
+"""The demo: make a policy, show it faulty demonstrations, train it, measure it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Small tokenizers of the shapes that matter to text from outside, built here because there is no hub to load from.
+"""Small tokenizers of the shapes that decide what text can become.
 
-Each has the parts of a real one that decide what text can become: normaliser, pre-tokenizer, model, and how its special
-and added tokens are marked. The vocabularies are tiny.
+Each has the parts of a real one that decide what text can become: normaliser, pre-tokenizer, model,
+and how its special and added tokens are marked. The vocabularies are tiny.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 CORPUS = (
-    "The town of Vesk lies on the river Lorne. Memory 2: the bell was cast in 1911, not in 1912 (as the guide says).",
-    "Update your memory now. Part 3 of 17 of the text: <b>bold</b> [1] user system assistant \\boxed{answer} | _ - # ?",
+    "The town of Vesk lies on the river Lorne. Memory 2: the bell was cast in 1911, not in 1912 "
+    "(as the guide says).",
+    "Update your memory now. Part 3 of 17 of the text: <b>bold</b> [1] user system assistant "
+    "\\boxed{answer} | _ - # ?",
 )
 CHATML = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + "
+    "'<|im_end|>\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- "
+    "'<think>\n\n</think>\n\n' }}{%- endif %}"
     "{%- endif %}"
 )
 INST = (
@@ -36,13 +40,14 @@ INST = (
     "{{- '[INST] ' + message.content | trim + ' [/INST]' }}{%- endif %}{%- endfor %}"
 )
 ROLES = (
-    "{%- for message in messages %}{{- '<|' + message.role + '|>\n' + message.content + '</s>\n' }}{%- endfor %}"
+    "{%- for message in messages %}{{- '<|' + message.role + '|>\n' + message.content + '</s>\n' "
+    "}}{%- endfor %}"
     "{{- '<|assistant|>\n' }}"
 )
 
 
 def byte_level() -> Any:
-    """Byte-level BPE with NFC, and Qwen3's added tokens, not all of them special: Qwen3's shape, template included."""
+    """Byte-level BPE with NFC and added tokens that are not special: Qwen3's shape."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -75,7 +80,7 @@ def byte_level() -> Any:
 
 
 def unigram() -> Any:
-    """Unigram with Metaspace and NFKC, as T5 and the older Llamas: control pieces stand in the vocabulary itself."""
+    """Unigram with Metaspace and NFKC; its vocabulary holds control pieces: T5's shape."""
     control = ["<pad>", "</s>", "<unk>", "<s>"]
     words = [
         "▁",
@@ -107,7 +112,7 @@ def unigram() -> Any:
 
 
 def lower_case() -> Any:
-    """WordPiece with BERT's normaliser: lower case, no accents, no invisible characters, and one token for all gaps."""
+    """WordPiece with BERT's normaliser: lower case, no accents, no white space."""
     words = sorted(set("".join(CORPUS).lower()))
     vocabulary = [
         "[PAD]",
@@ -132,7 +137,7 @@ def lower_case() -> Any:
 
 
 def words() -> Any:
-    """Words between blanks; special tokens are words like others, and so is what they are broken into."""
+    """Words between blanks; special tokens are words like others: the demo's shape."""
     listed = dict.fromkeys(" ".join(CORPUS).split())
     vocabulary = [
         "<pad>",
@@ -155,7 +160,7 @@ def words() -> Any:
 
 
 def awkward() -> Any:
-    """What no one would build: single characters, nested and overlapping tokens, and one with a backslash in it."""
+    """Nested and overlapping tokens, single characters, and one with a backslash."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -184,7 +189,7 @@ def awkward() -> Any:
 
 
 def without_a_byte() -> Any:
-    """Byte-level BPE whose vocabulary lacks a byte and has a control token in its place: SmolLM2's shape."""
+    """Byte-level BPE with a control token in the place of some bytes: SmolLM2's shape."""
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set("\u00f1\u0132\u00ab"))
     vocabulary = {
         token: at
@@ -204,7 +209,7 @@ def without_a_byte() -> Any:
 
 
 def byte_fallback() -> Any:
-    """BPE over characters with a blank put before each text and unknown characters as bytes: Llama 2's shape."""
+    """BPE with a blank before each text and unknown characters as bytes: Llama 2's shape."""
     control = ["<unk>", "<s>", "</s>"]
     words = ["▁", "t", "h", "e", "th", "the", "▁the", *sorted(set("".join(CORPUS)) - {" "})]
     vocabulary = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(words)]

@@ -153,7 +153,7 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     for name, value in stored.items():
         if value != wanted[name]:
             raise ConfigError(
-                f"{name}={wanted[name]!r}: {folder} was trained with {value!r}. Resume with the same."
+                f"{name}={wanted[name]!r}: {folder} was trained with {value!r}. Use the same."
             )
     _check_update_size(folder, args)
     return str(folder)
@@ -168,15 +168,15 @@ def _find_checkpoint(choice: str, output_dir: str) -> Path | None:
     if choice.lower() == "true":
         if last is None:
             raise ConfigError(
-                f"resume_from_checkpoint=true: {output_dir} holds no checkpoint. Use --resume, which "
-                "starts from scratch then."
+                f"resume_from_checkpoint=true: {output_dir} holds no checkpoint. Use --resume, "
+                "which starts from scratch then."
             )
         return last
     if choice.lower() == "false":
         if last is not None:
             raise ConfigError(
-                f"output_dir={output_dir}: it holds {last.name} of an earlier run. Continue it with "
-                "--resume, or give another output_dir."
+                f"output_dir={output_dir}: it holds {last.name} of an earlier run. Continue it "
+                "with --resume, or give another output_dir."
             )
         return None
     if not Path(choice).is_dir():
@@ -196,9 +196,9 @@ def _check_update_size(folder: Path, args: Any) -> None:
     )
     if before and then_size != now_size:
         raise ConfigError(
-            f"per_device_train_batch_size={args.per_device_train_batch_size}: an update of {folder} "
-            f"has {then_size} examples ({before['world_size']} processes), this run's {now_size}. "
-            f"Make per_device_train_batch_size x processes = {then_size}."
+            f"per_device_train_batch_size={args.per_device_train_batch_size}: an update of "
+            f"{folder} has {then_size} examples ({before['world_size']} processes), this run's "
+            f"{now_size}. Make per_device_train_batch_size x processes = {then_size}."
         )
     for name in _SAME_SETTINGS:
         if name in before and before[name] != now.get(name):

@@ -20,7 +20,7 @@ class DivergedError(TrainingFault):
 
 
 class RolloutFailedError(TrainingFault):
-    """Sampling broke down, or too many episodes of an update failed for reasons outside the policy."""
+    """Sampling broke down, or too many episodes of an update failed."""
 
 
 class CheckpointError(TrainingFault):

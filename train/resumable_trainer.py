@@ -1,4 +1,4 @@
-"""A transformers Trainer with atomic checkpoints, whose ranks stop together and save when they do."""
+"""A transformers Trainer with atomic checkpoints, whose ranks stop and save together."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class ResumableTrainer(Trainer):
                 self.create_model_card(model_name=folder.resolve().name)
         except WRITE_ERRORS as error:
             raise CheckpointError(
-                f"the trained model could not be written to {folder}: {error}. Run the same command "
-                "with --resume to write it."
+                f"the trained model could not be written to {folder}: {error}. Run the same "
+                "command with --resume to write it."
             ) from error
         return folder
 
@@ -294,8 +294,8 @@ class ResumableTrainer(Trainer):
         if failed > limit * episodes:
             reason = min((error for error in errors if error), default="see the other processes")
             raise RolloutFailedError(
-                f"{failed} of {episodes} episodes of {what or self._update_name()} failed, more than "
-                f"max_failed_fraction={limit:g}: {reason}"
+                f"{failed} of {episodes} episodes of {what or self._update_name()} failed, more "
+                f"than max_failed_fraction={limit:g}: {reason}"
             )
 
     def check_loss(self, loss: float) -> None:
@@ -320,7 +320,7 @@ class ResumableTrainer(Trainer):
 
 
 def _restore_to_numbered_cpu(storage: Any, location: str) -> Any:
-    """Load a tensor saved on ``cpu:0``, accelerate's name for the CPU, which torch does not know."""
+    """Load a tensor saved on ``cpu:0``, a name that accelerate uses and torch does not know."""
     return storage if location.startswith("cpu:") else None
 
 

@@ -54,8 +54,8 @@ def run_async(settings: Settings) -> Path:
     model = str(settings.model.model_name_or_path)
     if (Path(model) / "adapter_config.json").is_file():
         raise ConfigError(
-            f"model_name_or_path={model}: this is an adapter. Merge it into its base model to train it "
-            "asynchronously."
+            f"model_name_or_path={model}: this is an adapter. Merge it into its base model to "
+            "train it asynchronously."
         )
     return launch(settings, partial(make_async_trainer, settings), ASYNC_COLUMNS)
 
@@ -179,13 +179,13 @@ def push_model(folder: Path, name: str, args: Any) -> None:
         )
     except (OSError, HTTPError) as error:
         raise CheckpointError(
-            f"the model is in {folder}, but could not be pushed: {format_error(error).rstrip('.')}. The "
-            "same command with --resume tries again."
+            f"the model is in {folder}, but could not be pushed: {format_error(error).rstrip('.')}. "
+            "The same command with --resume tries again."
         ) from error
 
 
 def launcher_warning(environment: Mapping[str, str]) -> str | None:
-    """Return why torch's launcher, if there is one, would not let this process save when stopped."""
+    """Return why torch's launcher would not let this process save when it is stopped."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     default = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
@@ -194,8 +194,9 @@ def launcher_warning(environment: Mapping[str, str]) -> str | None:
     if int(seconds) >= _SHUTDOWN_SECONDS and "SIGUSR1" in handled:
         return None
     return (
-        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and forwards only "
-        f"{handled}: set PET_SHUTDOWN_TIMEOUT=600 PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1."
+        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and forwards "
+        f"only {handled}: set PET_SHUTDOWN_TIMEOUT=600 and "
+        "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1."
     )
 
 

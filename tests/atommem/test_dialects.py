@@ -1,4 +1,4 @@
-"""Dialects and their templates; and the one of whole completions, whose memory every completion overwrites."""
+"""Dialects, their templates, and the dialect of whole completions."""
 
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from atommem.actions import (
     ProblemReason,
     answers_in,
 )
-from atommem.config import MemoryConfig
 from atommem.dialects import fill, get_dialect, load_templates, register_dialect
 from atommem.environment import find_environment
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import ConfigError, DialectError
+from atommem.errors import DialectError
 from atommem.grammar import parse_whole
 from atommem.memory.log import MemoryView
 from atommem.observation import StopReason
@@ -56,7 +55,7 @@ def section(**changes: str | None) -> dict[str, object]:
     return {"environments": {"longdoc": {"pieces": pieces}}}
 
 
-def test_a_third_party_registers_a_dialect() -> None:
+def test_register_dialect_of_a_third_party() -> None:
     tags = {kind: f"x_{kind}" for kind in KINDS}
     for _ in range(2):  # the same again is no conflict
         register_dialect("test_third_party", tags)
@@ -89,7 +88,7 @@ def test_a_third_party_registers_a_dialect() -> None:
         (section(colour="red"), "unknown piece colour"),
     ],
 )
-def test_a_broken_template_file_names_the_field_or_piece(
+def test_load_section_broken_file_names_the_field_or_piece(
     tmp_path: Path, changes: Any, message: str
 ) -> None:
     with pytest.raises(DialectError, match=message):
@@ -98,14 +97,14 @@ def test_a_broken_template_file_names_the_field_or_piece(
         load_templates(str(tmp_path / "none.yaml"))
 
 
-def test_a_file_without_a_section_takes_the_environments_own(tmp_path: Path) -> None:
+def test_load_section_file_without_one_takes_the_environments_own(tmp_path: Path) -> None:
     longdoc = find_environment("longdoc")
     assert longdoc.section(write(tmp_path)) == longdoc.section("full")
     (tmp_path / "plain").mkdir()
     assert longdoc.section(write(tmp_path / "plain", chat=False)) == longdoc.section("compact")
 
 
-def test_no_action_of_an_environment_has_the_tag_of_another() -> None:
+def test_grammar_two_actions_with_one_tag_are_refused() -> None:
     for clash in (
         ActionSpec("delete_memory", Body.TEXT),
         ActionSpec("x", Body.TEXT, tag="final_answer"),
@@ -115,35 +114,13 @@ def test_no_action_of_an_environment_has_the_tag_of_another() -> None:
 
 
 def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
-    assert (
-        fill(r"\boxed{answer} {text}", {"text": "{text} {chunk}"})
-        == r"\boxed{answer} {text} {chunk}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layout": "sideways"}, "layout=sideways"),
-        ({"query_tokens": 0}, "query_tokens"),
-        ({"retrieve_k": 0}, "retrieve_k=0"),
-        ({"disabled_actions": ["answer"]}, "disabled_actions"),
-    ],
-)
-def test_a_wrong_setting_is_refused_with_its_value(
-    changes: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        MemoryConfig(**changes)  # type: ignore[arg-type]
+    filled = fill(r"\boxed{answer} {text} {n:d}", {"text": "{text} {chunk}", "n": 3})
+    assert filled == r"\boxed{answer} {text} {chunk} 3"
 
 
 def runner(*texts: str) -> EpisodeRunner:
-    memory = {
-        "dialect": "memagent",
-        "templates": "memagent",
-        "capacity": None,
-        "retention": "reject",
-    }
+    memory = dict.fromkeys(("dialect", "templates"), "memagent")
+    memory |= {"capacity": None, "retention": "reject"}
     return sessions.runner(saying(*texts), memory=memory, max_reads=0)
 
 
@@ -151,7 +128,7 @@ PAD, ANSWER = "scratchpad", "answer"
 SPEC = next(spec for spec in MEMORY_ACTIONS if spec.name == PAD)
 
 
-async def test_two_chunks_and_an_answer() -> None:
+async def test_memagent_completion_overwrites_the_memory() -> None:
     run = runner("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
     episode = await run.run(TASK)
     assert (episode.reward, episode.answers, episode.stop_reason) == (
@@ -178,7 +155,7 @@ async def test_two_chunks_and_an_answer() -> None:
     assert not any(text in third for text in ("Ann: Rome", "Bob sings."))
 
 
-async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_none() -> None:
+async def test_memagent_tags_are_text_and_an_answer_needs_a_box() -> None:
     text = "<create_memory>x</create_memory>"
     episode = await runner(text, text, "Rome").run(TASK)
     assert episode.steps[2].view.scratchpad == text
@@ -204,7 +181,7 @@ async def test_tags_of_other_dialects_are_text_and_an_answer_without_a_box_is_no
         ("memory <think>hm", ["memory"], Problem(ProblemReason.UNCLOSED_THINKING, "think", 7, 16)),
     ],
 )
-def test_the_whole_completion_outside_of_thinking(
+def test_parse_whole_body_is_all_outside_of_thinking(
     text: str, bodies: list[str], problem: Problem | None
 ) -> None:
     parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
@@ -212,8 +189,9 @@ def test_the_whole_completion_outside_of_thinking(
     assert parsed.problems == (() if problem is None else (problem,))
 
 
-def test_several_answers_are_the_boxes_that_hold_no_other() -> None:
-    text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. \boxed{{c} d} \boxed{cut"
+def test_answers_in_reads_the_last_boxes() -> None:
+    text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. "
+    text += r"\boxed{{c} d} \boxed{cut"
     parsed = parse_whole(text, ANSWERS_ACTION)
     assert [action.text for action in parsed.actions] == ["never", "a", "", "{c} d"]
     assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
@@ -229,7 +207,7 @@ def test_several_answers_are_the_boxes_that_hold_no_other() -> None:
     assert answers_in(several.actions, 3) == ["a", "b", "c"]
 
 
-def test_tags_and_whole_completions_do_not_mix(tmp_path: Path) -> None:
+def test_get_dialect_tags_and_whole_completions_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(DialectError, match="and no tags"):
         register_dialect("test_both", {PAD: "note"}, whole={"reading": PAD, "answering": ANSWER})
     for dialect, templates, message in (
@@ -241,10 +219,7 @@ def test_tags_and_whole_completions_do_not_mix(tmp_path: Path) -> None:
             get_dialect(dialect, templates)
 
 
-# Actions that are switched off leave the prompt, with all that they alone could fill ---------------
-
-
-def test_without_a_store_or_a_scratchpad_the_prompt_has_no_trace_of_one() -> None:
+def test_prompt_disabled_actions_leave_no_trace() -> None:
     prompts = builder(disabled_actions=["create", "read", "update", "delete"])
     text = prompts.text(READING, MemoryView("SCRATCH"))
     assert "SCRATCH" in text

@@ -1,4 +1,4 @@
-"""The parser: a defined result for every string, in both dialects and in one with few tags; and its properties."""
+"""The parser has a defined result for every string."""
 
 from __future__ import annotations
 
@@ -47,13 +47,15 @@ def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list
     return [line(item) for item in sorted(items, key=lambda item: item.start)]
 
 
-def test_one_tag_means_what_its_dialect_says() -> None:
+def test_parse_tag_means_what_its_dialect_says() -> None:
     text = (
         "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
-        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo moved.</update_memory> "
+        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo "
+        "moved.</update_memory> "
         "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
         '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
-        "<modify_memory>1: b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
+        "<modify_memory>1: "
+        "b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
         "<final_answer>It is \\boxed{Brin}.</final_answer>"
     )
     kept = ["read where is Ana", "update 2 Bo moved.", "delete 1", "scratchpad plan"]
@@ -133,7 +135,7 @@ def test_one_tag_means_what_its_dialect_says() -> None:
         ("<u>1: one<think>no</think>two", ["!unclosed u"]),
     ],
 )
-def test_what_a_text_means(text: str, expected: list[str]) -> None:
+def test_parse_text_gives_actions_and_problems(text: str, expected: list[str]) -> None:
     assert outline(text) == expected
 
 
@@ -148,108 +150,45 @@ def test_what_a_text_means(text: str, expected: list[str]) -> None:
         ("", ["!unclosed_thinking think"]),
     ],
 )
-def test_a_prompt_that_opened_thinking(text: str, expected: list[str]) -> None:
+def test_parse_prompt_opened_thinking_begins_inside(text: str, expected: list[str]) -> None:
     assert outline(text, thinking=True) == expected
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        *("Memory 3: ", "memory 3 ", "MEMORY 3:", "3: ", "3:", "3 : ", "[3] ", "[3]: ", "(3) "),
-        *(
-            "#3 ",
-            "# 3 : ",
-            "Memory #3: ",
-            "Memory [3]: ",
-            "[Memory 3] ",
-            "[ 3 ] ",
-            "Memory 3 - ",
-            "Memory3: ",
-        ),
-        *("entry 3: ", "[ memory 3 ] : ", "003: ", "Memory\n3\n:\n"),
-    ],
-)
-def test_handles(head: str) -> None:
+HANDLES = """
+Memory 3: |memory 3 |MEMORY 3:|3: |3:|3 : |[3] |[3]: |(3) |#3 |# 3 : |Memory #3: |Memory [3]:
+|[Memory 3] |[ 3 ] |003:
+|Memory 3 - |Memory3: |entry 3: |[ memory 3 ] : |Memory\n3\n:\n"""
+# The beginning of a sentence, list, range, time or longer word: the entry cannot be told.
+NO_HANDLES = """
+new text|Memory: new text|Memory three: x|-3: x|3rd place|3.5 million|3,000|x 3: y|1 January 1990
+is|3 apples|3) apples |3. Rome|3, Rome|3 - Rome|3-5: x|Memory 3-5: x|Memory 3, 4: x|memory 3 and 4:
+x|[3], [4]: x|Memory 3 to 5: x|3/4: x |Memory 3\u22125: x|Memory 3\u20115: x|Memory 3..5: x|Memory 3
+through 5: x|Memory 3; 5: x|Memory 3 as well as 5: x |Memory 3 \u2192 5: x|Memory 3 -> 5: x|Memory 3
+=> Memory 5: x|12:30 the train|3:00|1:2|1234567890: x|[|#|Memory|:
+|\u0663: x|memory of 3: x|a111111111|3_"""
+
+
+@pytest.mark.parametrize("head", HANDLES.split("|"))
+def test_parse_handle_is_read(head: str) -> None:
     assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
     assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(
-            "new text",
-            "Memory: new text",
-            "Memory three: x",
-            "-3: x",
-            "3rd place",
-            "3.5 million",
-            "3,000",
-            "x 3: y",
-        ),
-        # The beginning of a sentence or list, a range: which entry is meant cannot be told.
-        *(
-            "1 January 1990 is",
-            "3 apples",
-            "3) apples",
-            "3. Rome",
-            "3, Rome",
-            "3 - Rome",
-            "3-5: x",
-            "Memory 3-5: x",
-        ),
-        *("Memory 3, 4: x", "memory 3 and 4: x", "[3], [4]: x", "Memory 3 to 5: x", "3/4: x"),
-        *(
-            "Memory 3\u22125: x",
-            "Memory 3\u20115: x",
-            "Memory 3..5: x",
-            "Memory 3 through 5: x",
-            "Memory 3; 5: x",
-        ),
-        *(
-            "Memory 3 as well as 5: x",
-            "Memory 3 \u2192 5: x",
-            "Memory 3 -> 5: x",
-            "Memory 3 => Memory 5: x",
-        ),
-        *("12:30 the train", "3:00", "1:2"),
-        *(
-            "1234567890: x",
-            "9" * 5000,
-            "[",
-            "#",
-            "Memory",
-            ":",
-            "\u0663: x",
-            "memory of 3: x",
-            "a" + "1" * 9,
-            "3_",
-        ),
-    ],
-)
-def test_missing_handles(body: str) -> None:
+@pytest.mark.parametrize("body", [*NO_HANDLES.split("|"), "9" * 5000])
+def test_parse_body_without_handle_is_a_problem(body: str) -> None:
     assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
-    assert outline(f"<delete_memory>{body}</delete_memory>", PAPER) == [
-        "!missing_handle delete_memory"
-    ]
+    deleted = f"<delete_memory>{body}</delete_memory>"
+    assert outline(deleted, PAPER) == ["!missing_handle delete_memory"]
 
 
-def test_text_after_a_handle() -> None:
+def test_parse_text_after_handle() -> None:
     assert outline("<u>3: -5 degrees</u><u>2: 7: x</u>") == ["update 3 -5 degrees", "update 2 7: x"]
-    assert outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>") == [
-        "!empty u",
-        "!empty u",
-        "update 123456789 x",
-    ]
-    deletes = [
-        f"<delete_memory>{body}</delete_memory>"
-        for body in ("3: old", "1, 2", "1 2", "1. x", "1: 2")
-    ]
-    assert outline("".join(deletes), PAPER) == [
-        "delete 3",
-        *["!missing_handle delete_memory"] * 3,
-        "delete 1",
-    ]
+    empty = outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>")
+    assert empty == ["!empty u", "!empty u", "update 123456789 x"]
+    bodies = ("3: old", "1, 2", "1 2", "1. x", "1: 2")
+    deletes = "".join(f"<delete_memory>{body}</delete_memory>" for body in bodies)
+    refused = ["!missing_handle delete_memory"] * 3
+    assert outline(deletes, PAPER) == ["delete 3", *refused, "delete 1"]
 
 
 @pytest.mark.parametrize(
@@ -273,11 +212,11 @@ def test_text_after_a_handle() -> None:
         ("x", "!no_box a"),
     ],
 )
-def test_boxes(body: str, expected: str) -> None:
+def test_parse_answer_is_the_last_balanced_box(body: str, expected: str) -> None:
     assert outline(f"<a>{body}</a>") == [expected]
 
 
-def test_bodies_and_tag_names_are_taken_literally() -> None:
+def test_parse_bodies_and_tag_names_are_literal() -> None:
     body = "\x00 \ud800 \U0001f600 \u202e < > & </ <c"
     assert SHORT.parse(f"<c>{body}</c>").actions[0].text == body
     odd = grammar(create="a.b", read="\u00c9tude", scratchpad="c")
@@ -305,7 +244,7 @@ def test_bodies_and_tag_names_are_taken_literally() -> None:
         ('{"name": "search", "arguments": [1]}', "bad_arguments"),
     ],
 )
-def test_calls(body: str, expected: str | None) -> None:
+def test_parse_tool_call(body: str, expected: str | None) -> None:
     text = f"<tool_call>{body}</tool_call>"
     parsed = PAPER.parse(text)
     if expected is None:
@@ -318,7 +257,7 @@ def test_calls(body: str, expected: str | None) -> None:
         assert problem.detail
 
 
-def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
+def test_parse_several_calls_and_a_tag_of_arguments() -> None:
     own = get_dialect("paper").grammar([SEARCH, VISIT, ActionSpec("flag", Body.TEXT)])
     call = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
     text = call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit><flag>x</flag>'
@@ -333,7 +272,7 @@ def test_several_calls_and_arguments_in_a_tag_of_their_own() -> None:
     assert get_dialect("paper").grammar().parse(text).actions == ()
 
 
-def test_hostile_arguments() -> None:
+def test_parse_hostile_arguments_raise_nothing() -> None:
     call = '<tool_call>{"name": "search", "arguments": {"query": %s}}</tool_call>'
     free = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS)})
     for query in (r'"\ud800\u0000"', r'{"\ud800": ["\u0000"]}'):  # no request can carry it
@@ -349,32 +288,16 @@ def test_hostile_arguments() -> None:
 
 
 TAGS = {spec.name: tag for tag, spec in SHORT.tags.items()}
-PIECES = st.sampled_from(
-    [
-        *(f"<{slash}{tag}>" for slash in ("", "/") for tag in ("c", "s", "u", "a", "think", "S")),
-        *(
-            "\\boxed{",
-            "}",
-            "{",
-            "1: x",
-            "Memory 2",
-            "word",
-            " ",
-            "\n",
-            "<",
-            "</",
-            "c>",
-            "\ud800",
-            "9" * 50,
-        ),
-    ]
-)
+WORDS = "\\boxed{|}|{|1: x|Memory 2|word| |\n|<|</|c>|\ud800"
+TAG_NAMES = ("c", "s", "u", "a", "think", "S")
+TAGS_AND_WORDS = [f"<{slash}{tag}>" for slash in ("", "/") for tag in TAG_NAMES]
+PIECES = st.sampled_from([*TAGS_AND_WORDS, *WORDS.split("|"), "9" * 50])
 TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
 
 
 @settings(max_examples=150, deadline=None)
 @given(TEXTS)
-def test_every_string_has_a_consistent_result(text: str) -> None:
+def test_parse_any_string_has_a_consistent_result(text: str) -> None:
     parsed = SHORT.parse(text)
     end = 0
     for action in parsed.actions:
@@ -398,7 +321,7 @@ def test_every_string_has_a_consistent_result(text: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, st.text(alphabet="ab<>c/ ", max_size=20))
-def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
+def test_parse_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
     def shape(prefix: str, thinking: bool = False) -> list[tuple[object, ...]]:
         parsed = SHORT.parse(prefix + text, thinking=thinking)
         shift = len(prefix)
@@ -411,26 +334,14 @@ def test_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
     assert shape(f"{thought}</think>", thinking=True) == shape("")
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "<",
-        "<create_memory>",
-        "</create_memory>",
-        "<think>",
-        "</think>",
-        "\\boxed{",
-        "{",
-        "}",
-        "1",
-        " ",
-        "[ ",
-    ],
-)
+UNITS = "<|<create_memory>|</create_memory>|<think>|</think>|\\boxed{|{|}|1| |[ "
+
+
+@pytest.mark.parametrize("unit", UNITS.split("|"))
 @pytest.mark.parametrize(
     "frame", ["{}", "<final_answer>{}x</final_answer>", "<update_memory>[{}x</update_memory>"]
 )
-def test_a_hundred_kilobytes_of_garbage_are_quick(unit: str, frame: str) -> None:
+def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()
     PAPER.parse(text)

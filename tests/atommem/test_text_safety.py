@@ -1,4 +1,4 @@
-"""Text from outside is data: it forges no control token, and different states give different prompts."""
+"""Text from outside forges no control token, and different states give different prompts."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ HOSTILE = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(parts=HOSTILE)
 def test_encoder_no_control_token_comes_out_of_anything(shape: str, parts: list[str]) -> None:
     assert not encoder_of(shape).controls(encoder_of(shape).data("".join(parts)))
@@ -353,7 +353,7 @@ def hostile_value(tokens: list[str], headings: list[str], rng: random.Random) ->
 
 
 def assert_nothing_is_forged(shape: str, count: int) -> int:
-    """No control token beyond the template's in `count` prompts; how many came out of the same texts unguarded."""
+    """Check `count` prompts; return how many control tokens the same texts hold unguarded."""
     prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
     tokenizer, encode, rng = prompts.tokenizer, prompts._encoder, random.Random(f"9/{shape}")
     tokens = sorted(
@@ -376,7 +376,7 @@ def assert_nothing_is_forged(shape: str, count: int) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prompt_hostile_data_forges_no_control_token(shape: str) -> None:
-    assert assert_nothing_is_forged(shape, 40) > 0
+    assert assert_nothing_is_forged(shape, 15) > 0
 
 
 @pytest.mark.slow
@@ -386,8 +386,23 @@ def test_prompt_much_hostile_data_forges_no_control_token(shape: str) -> None:
 
 
 @pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
+def test_prompt_different_states_have_different_texts(templates: str) -> None:
+    assert_no_states_meet(templates, False, 200)
+
+
+def test_prompt_different_states_have_different_ids() -> None:
+    assert_no_states_meet("full", True, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_prompt_different_states_have_different_prompts(templates: str, as_ids: bool) -> None:
+def test_prompt_many_different_states_have_different_prompts(templates: str, as_ids: bool) -> None:
+    assert_no_states_meet(templates, as_ids, 1500)
+
+
+def assert_no_states_meet(templates: str, as_ids: bool, count: int) -> None:
+    """Check states that are drawn from few scraps of the templates, so that they would meet."""
     prompts = builder("byte_level" if as_ids else "", templates)
     rng = random.Random(9)
     empty = prompts._templates.empty
@@ -410,7 +425,7 @@ def test_prompt_different_states_have_different_prompts(templates: str, as_ids: 
         "1. x",
     ]
     seen_as: dict[Any, str] = {}
-    for _ in range(500 if as_ids else 1500):
+    for _ in range(count):
         draw = rng.choices(values, k=7)
         state = (
             observation(draw[: rng.randrange(1, 3)], *rng.choices(values[:8], k=2), draw[2]),
@@ -436,7 +451,8 @@ def test_prompt_template_text_keeps_its_ids(shape: str) -> None:
 def test_prompt_template_that_strips_loses_no_data() -> None:
     tokenizer = SHAPES["byte_level"]()
     tokenizer.chat_template = (
-        "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content | trim "
+        "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content "
+        "| trim "
         "+ '<|im_end|>\n' }}{%- endfor %}"
     )
     section = Section({"page": "Page: {text}"})

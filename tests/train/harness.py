@@ -1,4 +1,4 @@
-"""Runs the real trainer for one or more updates on written episodes, and an independent reference of its loss."""
+"""The real trainer on written episodes, and an independent reference of its loss."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ BARE: dict[str, Any] = {
 
 
 class GradientRecorder(TrainerCallback):
-    """Keeps the gradients that each optimizer step is about to apply, {} where there are none, and the parameters that
-    they were taken at."""
+    """Keeps gradients ({} if there are none) and parameters before each optimizer step."""
 
     def __init__(self) -> None:
         self.gradients: list[dict[str, torch.Tensor]] = []
@@ -106,7 +105,7 @@ def make_trainer(
     backend: Any = None,
     **arguments: Any,
 ) -> tuple[MemoryGRPOTrainer, GradientRecorder, WrittenRunner]:
-    """The trainer on tasks t0, t1, ... whose episodes are what `write` gives, or what the `backend` samples."""
+    """Make a trainer on tasks t0, t1, ... with episodes of `write` or of `backend`."""
     recorder, runner = GradientRecorder(), WrittenRunner(write)
     trainer = MemoryGRPOTrainer(
         model=model,
@@ -149,8 +148,9 @@ def reference_gradients(
     reference: Any = None,
     old: Any = None,
 ) -> tuple[float, dict[str, torch.Tensor], float]:
-    """Loss and gradients from the definition: a loop over tokens, with the policy ratio at 1, or to the model `old`.
-    And how far log-probabilities are from those of the episodes: a mean by the weights of what is trained on.
+    """Return loss and gradients from the definition, and the mean difference of log-probabilities.
+
+    A loop over tokens, with the policy ratio at 1, or to the model `old`.
 
     With ``beta`` the k3 estimate of the KL divergence is added, times the ratio (TRL's default).
     """

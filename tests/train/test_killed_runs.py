@@ -30,10 +30,10 @@ KILLS = 20
 @pytest.fixture
 def flags(tmp_path: Path) -> list[str]:
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
-    text = f"""--model_name_or_path {save_model(tmp_path)} --data {tmp_path / "tasks.jsonl"} --seed 3
-        --learning_rate 1e-2 --per_device_train_batch_size 12 --num_generations 6 --save_steps 2
-        --max_steps 40 --use_cpu --report_to none --disable_tqdm true
-        --dataloader_pin_memory false"""
+    model, data = save_model(tmp_path), tmp_path / "tasks.jsonl"
+    text = f"""--model_name_or_path {model} --data {data} --seed 3 --learning_rate 1e-2
+        --per_device_train_batch_size 12 --num_generations 6 --save_steps 2 --max_steps 40
+        --use_cpu --report_to none --disable_tqdm true --dataloader_pin_memory false"""
     return text.split()
 
 
@@ -85,7 +85,7 @@ def test_run_killed_20_times_ends_with_the_same_weights(flags: list[str], tmp_pa
 
 
 def test_two_processes_stop_together(flags: list[str], tmp_path: Path) -> None:
-    """Only one of them gets the signal; both save the same step. They share an evaluation before."""
+    """Only one of them gets the signal; both save the same step."""
     out = tmp_path / "out"
     flags += ["--per_device_train_batch_size", "6", "--eval_data", str(tmp_path / "tasks.jsonl")]
     flags += ["--eval_strategy", "steps", "--eval_steps", "2"]

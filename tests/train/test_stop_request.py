@@ -1,4 +1,4 @@
-"""Signals: running work is cancelled, a second one ends the process, an ignored one stays ignored."""
+"""Signals cancel running work; a second one ends the process."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None
 
 
 def train(folder: Path, stage: str, flags: str) -> None:
-    """A stage with these flags on the tasks of `folder`, which has the model; paths are within it."""
+    """Run a stage on the tasks and the model of `folder`."""
     common = "--data tasks.jsonl --use_cpu --report_to none --disable_tqdm true --seed 3"
     group = "" if stage == "sft" else "--per_device_train_batch_size 12 --num_generations 6"
     save_tasks(make_tasks(), folder / "tasks.jsonl")
@@ -186,7 +186,7 @@ def train(folder: Path, stage: str, flags: str) -> None:
 @pytest.mark.slow
 def test_grpo_sft_and_resumed_grpo(model_folder: Path, tmp_path: Path) -> None:
     """GRPO with traces, then a cold start from these traces, then GRPO from that, resumed."""
-    first = "--model_name_or_path model --output_dir first --max_steps 2 --save_traces true --learning_rate 1e-3"
+    first = "--model_name_or_path model --output_dir first --max_steps 2 --save_traces true"
     train(tmp_path, "grpo", first)
     assert len(list((tmp_path / "first" / "traces").rglob("*.jsonl"))) == 24
 
@@ -219,7 +219,7 @@ def test_adapter_is_trained_further(model_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_async_saves_and_resumes(model_folder: Path, tmp_path: Path) -> None:
-    flags = "--model_name_or_path model --output_dir out --learning_rate 1e-2 --save_steps 1 --save_total_limit 2"
+    flags = "--model_name_or_path model --output_dir out --learning_rate 1e-2 --save_steps 1"
     train(tmp_path, "async", f"{flags} --max_steps 2 --save_traces true")
     out = tmp_path / "out"
     assert load_config(out)["templates"] == "compact"

@@ -40,7 +40,7 @@ def make_model(
     head_dim: int = 8,
     width: int = 16,
 ) -> Qwen3ForCausalLM:
-    """A random model; the larger its initial weights spread, the farther from uniform its distribution."""
+    """Make a random model; a larger `spread` makes its distribution less uniform."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -148,7 +148,7 @@ def make_row(prompt: list[int], completion: list[int]) -> Row:
 def make_episode(
     task_id: str, sample: int, reward: float | None, lengths: Sequence[tuple[int, int]]
 ) -> Episode:
-    """Random tokens, the same for the same task and sample; `lengths` are (prompt, completion) of each step."""
+    """Make an episode of random tokens; `lengths` are (prompt, completion) of each step."""
     digest = hashlib.blake2b(f"{task_id}/{sample}".encode(), digest_size=4).digest()
     rng = random.Random(int.from_bytes(digest, "big"))
     return Episode(
@@ -177,7 +177,7 @@ def random_episode(task_id: str, sample: int, reward: float | None) -> Episode:
 
 
 def mixed_episode(task_id: str, sample: int) -> Episode:
-    """Rewards that differ in most groups; task 1 is all right, task 2 all wrong, and an episode of task 3 failed."""
+    """Make mixed rewards; t1 is all right, t2 all wrong, and one episode of t3 failed."""
     rng = random.Random(f"reward/{task_id}/{sample}")
     reward: float | None = {"t1": 1.0, "t2": 0.0}.get(task_id, rng.choice([0.0, 0.5, 1.0]))
     if (task_id, sample) == ("t3", 1):

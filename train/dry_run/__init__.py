@@ -1,1 +1,1 @@
-"""`atommem train --dry_run`: checks settings and estimates memory and time, without weights or GPU."""
+"""`atommem train --dry_run`: checks settings and estimates memory and time."""

@@ -1,7 +1,7 @@
 """Peak memory of one process, by part: what torch's allocator gives out (on GPUs leave 10%).
 
 Symbols: P parameters (T of them trained), L layers, h hidden, i intermediate, q and k widths of
-queries and keys, V vocabulary, n tokens of a micro-batch, n_s of them scored, b bytes of an element.
+queries and keys, V vocabulary, n tokens of a micro-batch, n_s of them scored, b bytes an element.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def activation_bytes(run: Run, tokens: int) -> float:
 
     A layer keeps, of a token: residuals ``2 h b``; norms ``16 h`` (half with LoRA, whose norms are
     frozen); queries and keys ``(q + k) b``, normalized ``(q + k) (8 + b)``; values and attention
-    output ``k b + 2 q b``; MLP ``4 i b``. Without gradient checkpointing L of them are kept; with it
+    output ``k b + 2 q b``; MLP ``4 i b``. Without gradient checkpointing L are kept; with it
     the input of each layer and one whole layer. Then come a layer's gradients, and the last norm.
     """
     (h, i, q, k), b = run.model.widths, run.precision.compute
@@ -155,8 +155,8 @@ def head_bytes(run: Run, scored: int) -> float:
 def gathered_bytes(run: Run) -> float:
     """Return what is gathered of sharded weights at a time.
 
-    FSDP2: the layer that computes, the next one, a layer's gradient and the embeddings; DeepSpeed at
-    most 1e9 parameters.
+    FSDP2: the layer that computes, the next one, a layer's gradient and the embeddings; DeepSpeed:
+    at most 1e9 parameters.
     """
     model = run.model
     embeddings = (1 if model.config.tie_word_embeddings else 2) * model.embedding

@@ -224,8 +224,8 @@ def _warnings(plan: Plan, args: Any) -> list[str]:
         found.append("offloaded weights and optimizer: host memory is not estimated.")
     if longest > context:
         found.append(
-            f"the longest prompt and completion have {longest} tokens, the model's context {context}. "
-            "Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
+            f"the longest prompt and completion have {longest} tokens, the model's context "
+            f"{context}. Lower chunk_tokens, scratchpad_tokens, entry_tokens, retrieve_k or "
             "max_completion_length."
         )
     files = [file for file in (args.data, args.eval_data) if file and not Path(file).is_file()]

@@ -186,8 +186,8 @@ def read_launch(path: str | None, processes: int | None) -> Launch:
     settings = config.fsdp_config
     if kind != "FSDP" or str(settings.get("fsdp_version", 1)) != "2":
         raise ConfigError(
-            f"dry_run_launcher={path}: {kind} is not supported. Use NO, MULTI_GPU, DEEPSPEED, or FSDP "
-            "with fsdp_version: 2."
+            f"dry_run_launcher={path}: {kind} is not supported. Use NO, MULTI_GPU, DEEPSPEED, or "
+            "FSDP with fsdp_version: 2."
         )
     if settings.get("fsdp_activation_checkpointing"):
         raise ConfigError(

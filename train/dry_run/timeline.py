@@ -106,7 +106,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Seconds of an update; shares of time with sampling and training at once, and of idle devices."""
+    """Seconds of an update; shares of overlapping sampling and training, and of idle devices."""
 
     name: str
     seconds: float

@@ -60,7 +60,7 @@ class PromptShape(NamedTuple):
 def measure_prompt(
     memory: MemoryConfig, environments: EnvironmentFactory, chat_template_kwargs: dict[str, Any]
 ) -> PromptShape:
-    """Build empty prompts, and count their tokens; DialectError if dialect or templates are wrong."""
+    """Build empty prompts, and count their tokens."""
     dialect = get_dialect(memory.dialect, memory.templates)
     builder = PromptBuilder.of(
         environments.tokenizer, dialect, memory, environments, chat_template_kwargs

@@ -117,10 +117,10 @@ class ConsoleTable(TrainerCallback):
             headings = [f"{heading:>{_width(heading)}}" for heading, _, _ in self.columns]
             self._print_line("step", "left", headings, style="bold")
         self._printed += 1
-        cells = [
-            f"{'-' if logs.get(key) is None else format(float(logs[key]), style):>{_width(heading)}}"
-            for heading, key, style in self.columns
-        ]
+        cells = []
+        for heading, key, style in self.columns:
+            text = "-" if logs.get(key) is None else format(float(logs[key]), style)
+            cells.append(f"{text:>{_width(heading)}}")
         self._print_line(state.global_step, self._time_left(state), cells)
 
     def _print_line(self, step: Any, left: str, cells: Sequence[str], style: str = "") -> None:

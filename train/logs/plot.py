@@ -1,4 +1,4 @@
-"""``atommem train plot RUN``: scores, action rates and store size over training (the paper's Figure 3)."""
+"""``atommem train plot RUN``: scores, action rates and store size over training."""
 
 from __future__ import annotations
 

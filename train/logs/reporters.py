@@ -1,4 +1,4 @@
-"""What transformers' callbacks for wandb, trackio and TensorBoard lack: run names and all settings."""
+"""What transformers' callbacks for wandb, trackio and TensorBoard lack: names and settings."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _run_id(args: Any) -> str:
 def report_table(
     name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], to: Collection[str]
 ) -> None:
-    """Log a table to wandb and trackio, if they are in `to`; it goes out with the update's entry."""
+    """Log a table to wandb and trackio, if they are in `to`, with the update's entry."""
     services = [service for service in ("wandb", "trackio") if service in to]
     if not services:
         return

@@ -91,8 +91,8 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         episodes = args.per_device_train_batch_size * args.world_size
         if episodes % args.num_generations:
             raise ConfigError(
-                f"num_generations={args.num_generations}: it does not divide the {episodes} episodes "
-                "of an update (per_device_train_batch_size x processes). Change one of them."
+                f"num_generations={args.num_generations}: it does not divide the {episodes} "
+                "episodes of an update (per_device_train_batch_size x processes). Change one."
             )
         groups = episodes // args.num_generations
         self._order = TaskOrder(len(tasks), groups, args.shuffle_dataset, args.seed)

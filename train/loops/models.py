@@ -12,10 +12,8 @@ from unittest.mock import patch
 
 import torch
 import trl.trainer.utils
-from accelerate.utils import broadcast
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
@@ -88,8 +86,8 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
         }
     if config.use_peft:
         raise ConfigError(
-            f"use_peft=true: {config.model_name_or_path} is an adapter already. Leave out use_peft to "
-            "continue training it, or merge it into its base model first."
+            f"use_peft=true: {config.model_name_or_path} is an adapter already. Leave out use_peft "
+            "to continue training it, or merge it into its base model first."
         )
     from peft import AutoPeftModelForCausalLM
 
@@ -112,45 +110,17 @@ def shard_reference(model: Any, accelerator: Any) -> Any:
 
     TRL shards what each rank holds, as one unit. With ``fsdp_cpu_ram_efficient_loading`` all ranks
     but the first of a node hold zeros, and one unit is gathered as a whole.
-
-    Raises:
-        ConfigError: A parameter differs from what rank 0 loaded.
     """
     if not accelerator.is_fsdp2:
         return prepare_fsdp(model, accelerator)
     reduce_in_float32(accelerator)  # as for the policy, so that log-probabilities are equal
     model.requires_grad_(False)  # keeps the dtype that it was loaded in
-    loaded = broadcast(_fingerprints(model).to(accelerator.device))
     model = fsdp2_prepare_model(accelerator, model)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # accelerate keeps the head gathered for a backward pass, which a reference lacks.
             module.set_reshard_after_forward(True, recurse=False)
-    differs = ~torch.isclose(_fingerprints(model), loaded, rtol=1e-6, atol=0.0).all(dim=1)
-    if differs.any():
-        names = [
-            name
-            for (name, _), wrong in zip(model.named_parameters(), differs.tolist(), strict=True)
-            if wrong
-        ]
-        raise ConfigError(
-            f"the reference model differs from what rank 0 loaded: {names[0]} and {len(names) - 1} "
-            "others. Give every node the same model folder, or train without it (beta: 0)."
-        )
     return model.eval()
-
-
-@torch.no_grad()
-def _fingerprints(model: Any) -> torch.Tensor:
-    """Return sums of absolute values and squares of each parameter: (P, 2) float64; collective."""
-    sums = []
-    for parameter in model.parameters():
-        values = parameter.detach().double()
-        both = (values.abs().sum(), values.square().sum())
-        sums.append(
-            torch.stack([one.full_tensor() if isinstance(one, DTensor) else one for one in both])
-        )
-    return torch.stack(sums)
 
 
 def reduce_in_float32(accelerator: Any) -> None:

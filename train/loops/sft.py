@@ -109,8 +109,8 @@ def trace_demonstrations(
         written_in = trace.config.get("memory", {}).get("dialect", memory.dialect)
         if written_in != memory.dialect:
             raise ConfigError(
-                f"dialect={memory.dialect}: {file} has the dialect {written_in!r}. Train on traces of "
-                "the same dialect."
+                f"dialect={memory.dialect}: {file} has the dialect {written_in!r}. Train on traces "
+                "of the same dialect."
             )
         rows += [
             (builder.build(step.observation, step.view), completion)

@@ -151,8 +151,8 @@ class UpdateStep:
         means = {name: total / weight for name, total in log.items()}
         if means.get(MASKED, 0.0) > 0.5:
             logger.warning_once(
-                f"vllm_importance_sampling_mode masks or truncates most tokens ({MASKED} in the log): "
-                "the engine samples from another distribution. Check dtypes, temperature and weights."
+                f"vllm_importance_sampling_mode masks or truncates most tokens ({MASKED} in the "
+                "log): the engine samples from another distribution. Check dtypes and temperature."
             )
         return loss, means | {"loss": loss_mean, "packing_ratio": packing_ratio}
 
@@ -219,14 +219,14 @@ class UpdateStep:
 
     @torch.no_grad()
     def _reference_logps(self, model: Any, inputs: MicroBatch) -> torch.Tensor:
-        """Return log-probabilities under the reference: TRL's copy, or the model without adapter."""
+        """Score the rows under the reference: TRL's copy, or the model without its adapter."""
         with self.accelerator.autocast():
             if self._reference is not None:
                 return inputs.score(self._reference)[0]
             adapted = self.accelerator.unwrap_model(model)
             trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
             with use_adapter(adapted, adapter_name="ref" if "ref" in adapted.peft_config else None):
-                # peft freezes them, but FSDP2 chooses gradient dtypes by what is trained in its first pass.
+                # peft freezes them, but FSDP2 chooses gradient dtypes in its first pass.
                 for parameter in trained:
                     parameter.requires_grad_(True)
                 return inputs.score(adapted)[0]

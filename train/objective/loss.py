@@ -115,7 +115,7 @@ def correction(
     clip_min: float | None,
     clip_max: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bounded ratio pi_old / pi_sampler of each token, and which tokens count as `MASKED`.
+    """Return the bounded ratio pi_old / pi_sampler of each token, and which ones are `MASKED`.
 
     Args:
         difference: (M,) log pi_old - log pi_sampler.

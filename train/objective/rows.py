@@ -103,7 +103,7 @@ class EpisodeSize:
             raise DataError(f"task {episode.task_id!r}: the reward {episode.reward} is not finite.")
         if episode.reward is None and not episode.failed:
             raise DataError(
-                f"task {episode.task_id!r}: it has no gold answer, so no reward. Train on other tasks."
+                f"task {episode.task_id!r}: it has no gold answer, so no reward. Remove it."
             )
         if not is_trained(episode, overlong_filtering):
             return cls(0, 0)
@@ -186,8 +186,8 @@ def episode_rows(
                 continue
             if not step.prompt_ids:
                 raise ValueError(
-                    f"step {step.index} of task {episode.task_id!r} has no prompt ids: run training "
-                    "episodes with an agent that has keep_prompts=True."
+                    f"step {step.index} of task {episode.task_id!r} has no prompt ids: run "
+                    "training episodes with an agent that has keep_prompts=True."
                 )
             weight = token_weight(length, size, normalization)
             row = Row(step.prompt_ids, step.token_ids, step.logprobs, index, advantage, weight)

@@ -39,7 +39,7 @@ class MicroBatchPlanner:
     rank: int
 
     def plan(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Return this rank's micro-batches, as many on every rank, some of them empty; collective."""
+        """Return this rank's micro-batches, as many as on every rank; collective."""
         ordered, shared = self._order(rows)
         ordered, shared = self._order(self._exchange(ordered, shared))
         lengths = [len(row) for row in ordered]
@@ -105,7 +105,7 @@ def widths(config: Any) -> tuple[int, int, int, int]:
 
 
 def row_costs(lengths: Sequence[int], shared: Sequence[int], pair: float) -> list[float]:
-    """Return the cost of each row after the row before it, in tokens: own tokens and their pairs."""
+    """Return the cost of each row after the one before it, in tokens."""
     return [
         (length - common) + pair * (length * (length + 1) - common * (common + 1)) / 2
         for length, common in zip(lengths, shared, strict=True)

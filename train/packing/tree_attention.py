@@ -141,9 +141,7 @@ def has_flash_attention_3(device: torch.device) -> bool:
     try:
         trl_packing._flash_attn()
     except Exception as error:  # any error of a download or an incompatible library
-        logger.warning(
-            f"FlashAttention-3 cannot be loaded ({error}): using flex_attention for shared prefixes."
-        )
+        logger.warning(f"FlashAttention-3 cannot be loaded ({error}): using flex_attention.")
         return False
     return True
 

@@ -71,7 +71,7 @@ class ColocateBackend(Backend):
 
     def _sleep(self) -> None:
         if self._sleeps:
-            # Level 2 drops the weights, which come with the next update; LoRA's base weights do not.
+            # Level 2 drops the weights; the next update does not bring LoRA's base weights.
             self.policy.engine.sleep(2 if self._publisher is None else 1)
             self._asleep, self._loaded = True, False
 

@@ -78,8 +78,8 @@ class FullWeightSync:
         assert pool is not None, "the main process talks to the server"
         if len(pool.servers) > 1:
             raise ConfigError(
-                f"vllm_server_base_url has {len(pool.servers)} servers: full weights go to one. Use "
-                f"`vllm serve --data-parallel-size`. {USE_LORA}"
+                f"vllm_server_base_url has {len(pool.servers)} servers: full weights go to one. "
+                f"Use `vllm serve --data-parallel-size`. {USE_LORA}"
             )
         (server,) = pool.servers
         if self._client is not None and server.serving:
@@ -95,7 +95,7 @@ class FullWeightSync:
 
 
 class _SharedIterator:
-    """An iterator for two threads: the one that sends, and the one that drains it after an error."""
+    """An iterator for the thread that sends, and the one that drains it after an error."""
 
     def __init__(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         self._iterator = iterator
@@ -134,7 +134,7 @@ def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:
         transfer.init_weight_transfer()
     except ImportError as error:
         raise ConfigError(
-            f"full weights need vLLM beside the trainer too: pip install 'atommem[vllm]'. {USE_LORA}"
+            f"full weights need vLLM in this process: pip install 'atommem[vllm]'. {USE_LORA}"
         ) from error
     except (RuntimeError, TimeoutError) as error:
         raise OutageError(str(error)) from error

@@ -83,7 +83,7 @@ def replacement_tasks(
 ) -> list[Sequence[Any]]:
     """Draw, for each group of the global batch, at most `limit` tasks that may replace its own.
 
-    Every rank and a resumed run draw the same. No task is drawn twice, nor one with an id in `used`.
+    Every rank and a resumed run draw the same. No task is drawn twice, nor one in `used`.
     """
     if not limit:
         return [()] * groups

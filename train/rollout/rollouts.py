@@ -72,8 +72,8 @@ class TaskOrder:
     def __init__(self, tasks: int, groups_per_update: int, shuffle: bool, seed: int) -> None:
         if tasks < groups_per_update:
             raise ConfigError(
-                f"{tasks} tasks are fewer than the {groups_per_update} groups of one update. Give more "
-                "data, a smaller per_device_train_batch_size or a larger num_generations."
+                f"{tasks} tasks are fewer than the {groups_per_update} groups of one update. Give "
+                "more data, a smaller per_device_train_batch_size or a larger num_generations."
             )
         self.groups_per_update = groups_per_update
         self.updates_per_epoch = tasks // groups_per_update

@@ -1,4 +1,4 @@
-"""Run by test_distributed.py on two gloo processes, and what one process can do too also within the test.
+"""Run by test_distributed.py on two gloo processes, and in part within the test.
 
 Usage: distributed_worker.py FOLDER MODEL; what each rank found goes to FOLDER/RANK.pt.
 """
@@ -123,7 +123,7 @@ def train_alike(folder: Path, model: Path) -> dict[str, Any]:
 
 
 def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
-    """Three updates of an adapter with the servers a and b, of which this rank cannot reach those in `down`."""
+    """Train an adapter for three updates on servers a and b, without those in `down`."""
     cluster = Cluster("a", "b")
     for name in down:
         cluster[name].up = False

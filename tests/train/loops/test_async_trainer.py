@@ -1,4 +1,4 @@
-"""The asynchronous trainer with everything real but the size, on a copy of the model or on servers."""
+"""The asynchronous trainer with everything real but the size, on a copy or on servers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def test_async_without_staleness_equals_on_policy_training(
     tmp_path: Path, model_folder: Path, shared: dict[str, Any]
 ) -> None:
-    """Same seeds, same episodes, same losses, same parameters after three updates; with a KL term too."""
     shared = {**SHARED, "lr_scheduler_type": "constant", **shared}
     on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model_folder), **shared)
     on_policy.train()
@@ -141,7 +140,7 @@ def test_async_uses_and_bounds_staleness(tmp_path: Path, model_folder: Path) -> 
         for entry in entries
         for name in ("idle", "train", "sync", "generate")
     )
-    # The ratio is against the weights that sampled, so it differs from 1 exactly where these are old.
+    # The ratio is against the weights that sampled.
     ratios = [entry["ratio"] for entry in entries if "ratio" in entry]
     assert ratios[0] == pytest.approx(1.0, abs=1e-5)
     assert any(abs(ratio - 1.0) > 1e-3 for ratio in ratios[1:])

@@ -1,4 +1,4 @@
-"""Traces as demonstrations: prompts built anew, completions with the ids of the learner's tokenizer."""
+"""Traces as demonstrations: new prompts, completions in the learner's token ids."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:
 
 
 def test_trace_demonstrations_of_an_evaluation_folder(tmp_path: Path) -> None:
-    """Traces are found below it, its own records are not taken for one, and low rewards are left out."""
     tokenizer = WordTokenizer()
     save(tmp_path / "traces" / "right.jsonl", tokenizer)
     save(tmp_path / "traces" / "wrong.jsonl", tokenizer, gold="blue")

@@ -1,5 +1,4 @@
-"""Two gloo processes on the CPU train as one does: gradients, groups that are replaced, the asynchronous loop, and vLLM
-servers of which a rank cannot reach all."""
+"""Two gloo processes train as one does."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def test_two_ranks_equal_one_process(found: Found, case: str) -> None:
             assert torch.allclose(rank["weights"][name], weight, atol=1e-5)
         assert rank["logged"].keys() == alone["logged"].keys()
     for key, value in alone["logged"].items():
-        # Micro-batches are cut per rank: two are extremes over micro-batches, one says how well they are packed.
+        # Micro-batches are cut per rank.
         if key not in ("clip_ratio/low_min", "clip_ratio/high_max", "packing_ratio"):
             assert first["logged"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
     assert (first["rows"] == second["rows"]) == (case == "equal-token")
@@ -91,7 +90,6 @@ def test_rank_without_servers_ends_the_run_for_all(found: Found) -> None:
 
 
 def test_two_ranks_gather_full_weights_once_per_update(found: Found) -> None:
-    """Two updates: each rank gathers every parameter twice, whatever the number of servers, and one of them sends."""
     first, second = found("whole")
     for rank in (first, second):
         assert rank["gathered"] == 2 * rank["parameters"]

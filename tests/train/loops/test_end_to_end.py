@@ -1,4 +1,4 @@
-"""The real parts together: a tiny model samples episodes on documents, is trained on them, saved and resumed."""
+"""The real parts together: a tiny model samples episodes and is trained on them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_element_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_model(folder: Path) -> Path:
-    """A tiny model with its tokenizer and the memory settings that it was cold-started with, in ``folder/model``."""
+    """Save a tiny model with tokenizer and memory settings in ``folder/model``."""
     tokenizer, model = make_element_tokenizer(), folder / "model"
     make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(model)
     tokenizer.save_pretrained(model)
@@ -84,7 +84,7 @@ def make_real_trainer(
     held_out: Sequence[Task] = (),
     **settings: Any,
 ) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
-    """A trainer whose tiny model samples what it is trained on; `settings` are fields of its config."""
+    """Make a trainer whose tiny model samples; `settings` are fields of its config."""
     tokenizer, recorder = make_element_tokenizer(), GradientRecorder()
     config = make_config(
         folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings}
@@ -114,8 +114,6 @@ def make_real_trainer(
 def test_training_logprobs_equal_sampled_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: float
 ) -> None:
-    """The log-probabilities of the training pass are those of sampling: same tokens, same positions, same mask, and
-    the same temperature."""
     sizes = {"per_device_train_batch_size": 24, "num_generations": 12}
     trainer, recorder = make_real_trainer(
         tmp_path,
@@ -177,10 +175,7 @@ def score_even_tokens(episode: Episode, score: Any) -> None:
 def test_carried_group_is_sampled_by_two_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partial rollouts: a group that has not ended goes on in the next update, with the log-probabilities that it has.
-
-    The third task reads six chunks where others read one: it is under way when the first update has its groups.
-    """
+    """The third task reads six chunks where others read one, so it runs into the second update."""
     documents = [(Document("", "c0 city"),) * (6 if index == 2 else 1) for index in range(8)]
     monkeypatch.setattr("atommem.episode_runner.set_score", score_even_tokens)
     trained: list[list[Episode]] = []
@@ -222,7 +217,7 @@ def test_carried_group_is_sampled_by_two_versions(
             assert {*versions} == {0, 1}
         else:
             assert {*versions} == {1}
-    # The ratio is against the weights that sampled: 1 where all steps are fresh, and not where some are older.
+    # The ratio is against the weights that sampled: 1 only if all steps are fresh.
     ratios = [entry["ratio"] for entry in trainer.state.log_history if "ratio" in entry]
     assert ratios[0] == pytest.approx(1.0, abs=1e-4)
     assert abs(ratios[1] - 1.0) > 1e-4

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.slow
 
 def train(folder: Path, flags: str) -> subprocess.CompletedProcess[str]:
     """`accelerate launch` with configs/accelerate/ddp.yaml, two processes, and the real command."""
-    command = f"""accelerate.commands.launch --config_file {ROOT}/configs/accelerate/ddp.yaml --num_processes 2
-        --mixed_precision no --main_process_port 0 -m atommem.cli train grpo --model_name_or_path model --use_cpu
-        --data tasks.jsonl --report_to none {flags}"""
+    command = f"""accelerate.commands.launch --config_file {ROOT}/configs/accelerate/ddp.yaml
+        --num_processes 2 --mixed_precision no --main_process_port 0 -m atommem.cli train grpo
+        --model_name_or_path model --use_cpu --data tasks.jsonl --report_to none {flags}"""
     return launch(folder, *command.split(), OMP_WAIT_POLICY="passive")
 
 
@@ -41,7 +41,7 @@ def look_up(word: str) -> str:
 
 
 def make_calling_tokenizer(words: int) -> PreTrainedTokenizerFast:
-    """A token is a whole call or answer: a random policy looks one of so many words up in most steps."""
+    """Make a tokenizer whose tokens are whole calls or answers."""
     calls = [
         f'<tool_call>{{"name":"look_up","arguments":{{"word":"w{number}"}}}}</tool_call>'
         for number in range(words)
@@ -72,8 +72,9 @@ def test_spent_budget_stops_two_processes_that_resume_with_more(
     web = environment_config("web", tools=["tests.train.loops.test_launchers:look_up"], max_calls=2)
     save_config(folder, MEMORY, SETTINGS[1], SETTINGS[3], web)
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
-    flags = """--num_generations 4 --per_device_train_batch_size 4 --max_steps 4 --save_steps 10 --seed 1
-        --environment web --call_prices look_up=0.5 --learning_rate 1e-2 --max_completion_length 1 --resume"""
+    flags = """--num_generations 4 --per_device_train_batch_size 4 --max_steps 4 --save_steps 10
+        --seed 1 --environment web --call_prices look_up=0.5 --learning_rate 1e-2
+        --max_completion_length 1 --resume"""
     whole = train(tmp_path, f"{flags} --output_dir whole --recording whole.db")
     assert whole.returncode == 0, whole.stderr[-3000:]
     enough = spent(tmp_path / "whole.db")

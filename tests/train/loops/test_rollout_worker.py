@@ -1,4 +1,4 @@
-"""The rollout worker on written outcomes: how far ahead it runs, weight versions, outages, errors."""
+"""The rollout worker on written outcomes: staleness, weight versions, outages, errors."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_copy_policy_samples_after_an_aborted_transfer() -> None:
 
 
 def test_long_tasks_are_trained_in_turn_and_fresh() -> None:
-    """Every fourth task takes fifty times as long; six updates of two groups, at most two versions ahead."""
+    """Every fourth task takes fifty times as long."""
 
     class Uneven(FakeRunner):
         async def run(self, task: Any, sample: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""Guards what training relies on inside TRL and transformers: a version that moves it fails here."""
+"""What training relies on inside TRL and transformers; a version that moves it fails here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from atommem.train.train_config import REFUSED
             ],
         ),
         (GRPOTrainer.log, ["self._metrics[mode].items()"]),
-        # A training step that we replace does no more than ours. TRL's keeps time (in ten lines, see below);
+        # A training step that we replace does no more than ours; TRL's keeps time (see below);
         # transformers' prepares, computes the loss, and goes backward.
         (GRPOTrainer.training_step, ["super().training_step(model, inputs, num_items_in_batch)"]),
         (
@@ -46,7 +46,7 @@ from atommem.train.train_config import REFUSED
         ),
         # A checkpoint is written where the trainer is told.
         (Trainer._save_checkpoint, ["run_dir = self._get_output_dir(trial=trial)"]),
-        # The fused head scores what is labelled; `tune_lm_head_for_cpu` sets what is read at every call.
+        # `tune_lm_head_for_cpu` sets what the fused head reads at every call.
         (
             trl.trainer.utils.add_fused_lm_head,
             [

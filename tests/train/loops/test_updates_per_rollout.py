@@ -1,4 +1,4 @@
-"""Several updates on the episodes of one rollout, against the loss written out with its old log-probabilities."""
+"""Several updates on one rollout, against the loss with old log-probabilities."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TASKS = ["t0", "t1", "t2", "t3"]
 
 
 def writer(model: Any) -> Any:
-    """Writes episodes whose log-probabilities are those of `model`; both halves of a rollout have as many tokens."""
+    """Write episodes with log-probabilities of `model`; halves of a rollout have equal size."""
 
     def write(task_id: str, sample: int) -> Episode:
         episode = make_episode(
@@ -78,7 +78,6 @@ def test_updates_share_and_repeat_a_rollout(tmp_path: Path) -> None:
 def test_old_logprobs_of_another_engine_are_recomputed(
     tmp_path: Path,
 ) -> None:
-    """As TRL does: the ratio is to the weights in training, and how far the engine was from those is corrected for."""
     start = make_model()
 
     def write(task_id: str, sample: int) -> Episode:

@@ -71,7 +71,7 @@ def make_loss(settings: dict[str, Any]) -> PolicyLoss:
 
 
 def random_rows(rng: random.Random, normalization: str) -> list[Row]:
-    """One to five rows of 2 to 7 sampled tokens (TRL reads a single column as one value per sequence)."""
+    """One to five rows of 2 to 7 tokens (TRL reads a single column per sequence)."""
     rows = []
     for index in range(rng.randint(1, 5)):
         logprobs = [-rng.uniform(0.1, 4) for _ in range(rng.randint(2, 7))]

@@ -57,7 +57,7 @@ def test_episode_rows_with_kl_keep_groups_without_variance() -> None:
 
 
 def test_episode_rows_without_prompt_ids_raise() -> None:
-    """An agent with `keep_prompts=False` keeps none: rows of completions alone would train garbage."""
+    """An agent with `keep_prompts=False` keeps none."""
     episode = make_episode("a", 0, 1.0, [(0, 3)])
     with pytest.raises(ValueError, match=r"no prompt ids.*keep_prompts=True"):
         episode_rows([episode], [[0.5]], "token")

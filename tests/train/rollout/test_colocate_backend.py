@@ -37,7 +37,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
         context.setattr(vllm_double, "calls", [])
         vllm_double.install()
         yield vllm_double
-    # An engine makes this process rank 0 of 1: whatever starts from here later would take that for its own.
+    # An engine makes this process rank 0 of 1 for whatever it starts later.
     os.environ.clear()
     os.environ.update(before)
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
@@ -64,7 +64,7 @@ def test_full_weights_into_vllm_on_cpu_are_refused(tmp_path: Path, double: Any) 
 
 
 def two_updates(backend: ColocateBackend, model: Any) -> None:
-    """Each with two rollouts; the second is as for an evaluation: the weights have to come again."""
+    """Run two updates with two rollouts each; the second needs the weights again."""
     accelerator = Accelerator(cpu=True)
     trainer: Any = SimpleNamespace(
         accelerator=accelerator, model=model, _dist=DistributedBackend(accelerator)
@@ -104,7 +104,6 @@ def test_engine_with_adapter_keeps_base_weights_asleep(tmp_path: Path, double: A
 def test_engine_calls_have_the_order_of_trl(
     tmp_path: Path, double: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Build, sleep, and for every update: empty the cache, wake weights, load, reset, wake the cache, sample, sleep."""
     model = saved_model(tmp_path)
     monkeypatch.setattr(
         "atommem.train.rollout.colocate_backend.clear_device_cache", lambda: double.record("empty")

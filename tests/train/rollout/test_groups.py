@@ -1,4 +1,4 @@
-"""Which task and seed a group has; groups that teach nothing are replaced while others still run."""
+"""Tasks and seeds of groups; replaced and carried groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = [ToyTask(f"t{index}") for index in range(10)]
 
 
 class TimedRunner(EpisodeRunner):
-    """Episodes of t0 last until they are let go; only those of t0 and t3 differ in their rewards."""
+    """Episodes of t0 wait for `let_go`; only t0 and t3 have variance."""
 
     def __init__(self, max_in_flight: int | None = None) -> None:
         self.max_in_flight = max_in_flight

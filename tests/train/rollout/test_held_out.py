@@ -1,4 +1,4 @@
-"""Evaluation during training: the scores of ``atommem eval``, logged, and what the best checkpoint is chosen by."""
+"""Evaluation during training: scores of ``atommem eval``, and the best checkpoint."""
 
 from __future__ import annotations
 

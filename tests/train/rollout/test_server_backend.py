@@ -1,4 +1,4 @@
-"""Weight synchronisation with vLLM servers: adapters by name, full weights by a client each. The servers are fakes."""
+"""Weights to vLLM servers, which are fakes: adapters by name, full weights by a client."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_every_update_loads_a_new_adapter_on_all_servers(tmp_path: Path) -> None
     assert (logged["servers/serving"], logged["servers/lost"]) == (2.0, 1.0)
     assert list(cluster["a"].models) == ["policy", *loads[-2:]]
     assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == sorted(loads[-2:])
-    # What was saved is the adapter of its update: the first changes nothing (B is 0), each later one differs.
+    # The first adapter changes nothing (B is 0), each later one differs.
     assert not any(weight.any() for name, weight in seen[0].items() if "lora_B" in name)
     for before, after in pairwise(seen):
         assert any(not torch.equal(before[name], after[name]) for name in before)

@@ -1,4 +1,4 @@
-"""CPU processes as accelerators: accelerate offers FSDP2 to these only, and does the same on CPU when told so."""
+"""CPU processes as accelerators, to which accelerate restricts FSDP2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FSDP2 = Path(__file__).parents[3] / "configs" / "accelerate" / "fsdp2.yaml"
 
 
 def use_fsdp2_on_cpu() -> None:
-    """Let accelerate take gloo processes, or one, for GPUs where a launcher asks for FSDP (``ACCELERATE_USE_FSDP``)."""
+    """Make accelerate treat gloo processes as GPUs if a launcher asks for FSDP."""
     original = PartialState.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -30,7 +30,7 @@ def use_fsdp2_on_cpu() -> None:
 
 
 def launch_as_fsdp2() -> None:
-    """What ``accelerate launch --mixed_precision no`` does in a process of configs/accelerate/fsdp2.yaml, on CPUs."""
+    """Set what ``accelerate launch`` sets under configs/accelerate/fsdp2.yaml, on CPUs."""
     launcher = yaml.safe_load(FSDP2.read_text(encoding="utf-8"))
     values = {name.upper(): str(value).lower() for name, value in launcher["fsdp_config"].items()}
     for name in ("FSDP_AUTO_WRAP_POLICY", "FSDP_STATE_DICT_TYPE"):

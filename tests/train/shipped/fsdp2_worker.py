@@ -1,5 +1,4 @@
-"""Run by test_fsdp2.py under torchrun, or within it: updates with a KL term under configs/accelerate/fsdp2.yaml, and
-runs with sharded checkpoints.
+"""Updates and runs under configs/accelerate/fsdp2.yaml, for test_fsdp2.py.
 
 Usage: fsdp2_worker.py PART FOLDER, where PART is one of ``two``, ``one`` and ``resume``
 """
@@ -47,7 +46,7 @@ def unsharded_gradients(model: Any) -> list[torch.Tensor]:
 
 
 class ShardWatch(GradientRecorder):
-    """Keeps whole gradients, and how much of them, in which dtype, this rank holds before the optimizer's step."""
+    """Keeps whole gradients, and size and dtypes of this rank's part."""
 
     held = 0
     dtypes: frozenset[torch.dtype] = frozenset()
@@ -65,7 +64,7 @@ class ShardWatch(GradientRecorder):
 
 
 def update(folder: Path, kind: str) -> dict[str, Any]:
-    """Eight episodes in groups of four, micro-batches of 20 tokens; what came of it on this rank."""
+    """Train on eight episodes in groups of four, in micro-batches of 20 tokens."""
     ranks, bf16 = int(os.environ.get("WORLD_SIZE", "1")), "bf16" in kind
     adapter = LoraConfig(r=2, target_modules=["q_proj", "gate_proj"], task_type="CAUSAL_LM")
     args: TrainConfig = make_config(

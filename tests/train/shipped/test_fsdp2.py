@@ -1,5 +1,4 @@
-"""FSDP2 as configs/accelerate/fsdp2.yaml sets it, on two gloo processes: the reference, gradients and precision; and
-sharded checkpoints, each continued on the other number of processes, and without FSDP."""
+"""FSDP2 as configs/accelerate/fsdp2.yaml sets it, on two gloo processes."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def test_fsdp2_update_equals_one_process_and_stays_sharded(runs: Path, kind: str
         assert_equal_gradients(
             rank["gradients"], alone["gradients"], tolerance=0.05 if "bf16" in kind else 1e-5
         )
-        # Between micro-batches gradients are in shards, and what is added up is added up in float32.
+        # Between micro-batches gradients are sharded, and accumulated in float32.
         assert len(rank["unsharded"]) > 2
         assert set(rank["unsharded"]) == {0}
         assert rank["gradient_dtypes"] == rank["logps_dtypes"] == {torch.float32}

@@ -1,5 +1,4 @@
-"""A real vLLM server at temperature .7 (where VLLM_PYTHON names its interpreter): what it says of its samples is what
-training computes of them."""
+"""A real vLLM server at temperature .7: its log-probabilities equal those of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shipped recipes name, in a size for tests: a policy of Qwen3's shape, an embedder, tasks and traces."""
+"""Model, embedder, tasks and traces of the shipped recipes, in a size for tests."""
 
 from __future__ import annotations
 

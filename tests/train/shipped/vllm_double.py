@@ -1,7 +1,7 @@
-"""Stands where vLLM would: an engine that samples with transformers, loses what sleep drops, and writes down calls.
+"""A stand-in for vLLM that samples with transformers, loses what sleep drops, and records calls.
 
-`install` puts it in place of the package ``vllm``, so that all on our side of it runs as it is; `with_seeds` has
-requests carry their seeds, which vLLM is spared, so that an episode is the same in whichever process it runs.
+`install` puts it in place of the package ``vllm``; `with_seeds` sends the seeds of requests, so
+that an episode is the same in every process.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def with_seeds() -> None:
 
 
 def install(on_cpu: bool = False) -> None:
-    """Put the double where ``import vllm`` finds it; `on_cpu` is what its platform says of itself."""
+    """Put the stand-in where ``import vllm`` finds it; `on_cpu` is its platform."""
 
     def fields(*args: Any, **named: Any) -> SimpleNamespace:
         return SimpleNamespace(args=args, **named)

@@ -1,4 +1,4 @@
-"""Run by Python as it starts, where bench_shipped puts this folder on its path: what a machine without a GPU lacks."""
+"""Run by Python at its start, for bench_shipped: what a machine without a GPU lacks."""
 
 import os
 import sys
