@@ -160,7 +160,7 @@ def test_it_is_trained_evaluated_traced_and_reported(
         cli.main(["report", *folders, "--out", str(report), "--training", str(atlas / "grpo")]) == 0
     )
     results = json.loads((report / "results.json").read_text())
-    assert {cell["dataset"] for cell in results["cells"]} == {"atlas"}
+    assert {group["dataset"] for group in results["groups"]} == {"atlas"}
     for file, words in (("tables.md", ("overlap", "lookup")), ("report.html", ("neighbours",))):
         assert all(word in (report / file).read_text() for word in words)
 
