@@ -17,8 +17,9 @@ from trl.trainer.utils import add_fused_lm_head
 from atommem.train.packing import tree_attention as module
 from atommem.train.packing.micro_batch import pack_rows
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.tree import Tree, flex_mask
 from atommem.train.packing.tree_attention import (
+    Tree,
+    flex_mask,
     flex_tree_attention,
     has_flash_attention_3,
     register_tree_attention,
