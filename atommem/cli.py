@@ -1,49 +1,52 @@
 """The `atommem` command. Its sub-commands are entry points of the group ``atommem.commands``.
 
-The core knows none of them by import: the rooms above it (and third parties) bring theirs.
+The core imports none of them: the rooms above it, and other packages, bring theirs.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import select
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, requires, version
+from itertools import takewhile
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from atommem.command_line import close_match, extra_of, one_line
-from atommem.errors import AtomMemError, ConfigError
-from atommem.plugins import registered
+from atommem.errors import AtomMemError, ConfigError, format_error, suggest
+from atommem.plugins import find_file, registered, shipped_files
 
 _SUMMARIES = {
     "ask": "read a file with a policy and answer questions about it",
-    "serve": "serve a policy as a memory behind the API that clients of OpenAI speak",
-    "demo": "train a tiny policy with GRPO from nothing, on CPU, and show what it learned",
-    "data": "build and look at task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, synthetic)",
-    "corpus": "make a corpus of pages, search it, and serve it to tools",
-    "web": "look at recorded calls of tools, and freeze them into a corpus",
+    "serve": "serve a policy as a memory behind OpenAI's API",
+    "demo": "train a tiny policy with GRPO from scratch on CPU",
+    "data": "build and show task files (HotpotQA, 2WikiMultiHopQA, MuSiQue, ...)",
+    "corpus": "build, search and serve a corpus of pages",
+    "web": "show recorded tool calls and freeze them into a corpus",
     "train": "cold start (SFT) and GRPO on a task file",
-    "eval": "evaluate a checkpoint or a server on a task file, or run a suite",
-    "judge": "hold a judge of answers against labels, and against itself",
-    "compare": "two evaluations on the same tasks: which is better, and which episodes flipped",
+    "eval": "evaluate a policy on a task file, or run a suite",
+    "judge": "compare a judge of answers with labels and with itself",
+    "compare": "compare two evaluations on the same tasks",
     "retention": "list the rules that admit and evict entries, or check one",
-    "audit": "what is in a memory that has grown, and what each rule would drop",
-    "report": "evaluations as tables, plots and a page for the browser",
+    "audit": "analyze a memory: duplicates, contradictions, evictions",
+    "report": "show evaluations as tables, plots and a page",
     "trace": "replay an episode step by step in the terminal",
-    "env": "list environments, or check that one keeps its promises",
-    "configs": "list the shipped recipes, suites and launchers, or print the path of one",
+    "env": "list environments, or check one",
+    "configs": "list the shipped recipes, suites and launchers",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a sub-command; returns the exit status (2: a wrong call or an `AtomMemError`)."""
-    with _ended_as_interrupted():
+    """Run a sub-command; the exit status is 2 for a wrong call or an `AtomMemError`."""
+    with _sigterm_interrupts():
         return _main(sys.argv[1:] if argv is None else argv)
 
 
@@ -51,106 +54,67 @@ def _main(argv: list[str]) -> int:
     for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # (>&-)
         setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  # to the end of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # no text of a model ends a command that shows it
+        sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
     try:
         status = _run(argv)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        if not _reader_is_gone():
+        if not _stdout_is_closed():
             raise
         return 0
     except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich's answer to it, in the tables
+        if isinstance(ended.__context__, BrokenPipeError):  # rich's answer to it, in tables
             return 0
         raise
     except ModuleNotFoundError as error:
-        # A missing module of ours is a bug and keeps its traceback; a missing extra is a matter of installing.
+        # A missing module of ours is a bug and keeps its traceback.
         if error.name is None or error.name.split(".")[0] == "atommem":
             raise
-        extra = extra_of(error.name, name.strip())
-        print(
-            f"atommem{name} needs the package {error.name}: pip install 'atommem[{extra}]'.",
-            file=sys.stderr,
-        )
-        return 2
+        package = f"pip install 'atommem[{find_extra(error.name, name.strip())}]'"
+        message = f"needs the package {error.name}: {package}."
     except (AtomMemError, OSError) as error:
-        print(f"atommem{name}: {one_line(error)}", file=sys.stderr)
-        return 2
+        message = format_error(error)
     except RecursionError:
-        print(
-            f"atommem{name}: a file is nested too deeply to be read: give another.", file=sys.stderr
-        )
-        return 2
+        message = "a file is nested too deeply to be read. Give another."
     except KeyboardInterrupt:
         print(f"\natommem{name}: interrupted", file=sys.stderr)
         return 130
+    print(f"atommem{name}: {message}", file=sys.stderr)
+    return 2
 
 
 def _run(argv: list[str]) -> int:
     commands = _commands()
     if not argv or argv[0] in ("-h", "--help"):
-        print(_usage(commands))
+        lines = [f"  {name:<9} {summary}".rstrip() for name, (_, summary) in commands.items()]
+        usage = "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:"
+        print(usage, *lines, "\n`atommem COMMAND --help` shows its options.", sep="\n")
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
         print(f"atommem {version('atommem')}")
         return 0
     if argv[0] not in commands:
-        meant = close_match(argv[0], commands)
+        hint = suggest(argv[0], commands)
         print(
-            f"atommem: unknown command {argv[0][:80]!r}{meant} (see atommem --help).",
-            file=sys.stderr,
+            f"atommem: unknown command {argv[0][:80]!r}{hint}. See atommem --help.", file=sys.stderr
         )
         return 2
-    return int(_load(commands[argv[0]])(argv[1:]) or 0)
+    return int(_load(commands[argv[0]][0])(argv[1:]) or 0)
 
 
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """SIGTERM, as schedulers and containers send it, does meanwhile what Ctrl-C does; commands may do otherwise."""
-    process = os.getpid()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # a fork of this process
-            os._exit(128 + number)
-        handler = signal.getsignal(signal.SIGINT)
-        if not callable(handler):  # a job in the background of a shell ignores Ctrl-C
-            raise KeyboardInterrupt
-        handler(signal.SIGINT, frame)  # asyncio's cancels what it runs
-
-    before = signal.getsignal(signal.SIGTERM)
-    ours = threading.current_thread() is threading.main_thread() and before is signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _reader_is_gone() -> bool:
-    """Whether nobody reads what is printed any more (data show | head), which is no error."""
-    printed = select.poll()
-    printed.register(sys.stdout.fileno(), 0)
-    if not printed.poll(0):
-        return False
-    # What Python would flush at exit has nowhere to go.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
-
-
-def _commands() -> dict[str, EntryPoint]:
-    """Every command by its name, ours first; nothing is imported, so that a broken one leaves the others alone."""
-    found = registered("atommem.commands")
-    commands = {
-        entry.name: entry for entry in sorted(found, key=_is_ours)
-    }  # another's cannot take our name
+def _commands() -> dict[str, tuple[EntryPoint, str]]:
+    """Return each command's entry point and summary, ours first; nothing is imported."""
+    # Another package cannot replace a command of ours.
+    commands = {entry.name: entry for entry in sorted(registered("atommem.commands"), key=_is_ours)}
     order = [*_SUMMARIES, *sorted(commands)]
-    return {name: commands[name] for name in sorted(commands, key=order.index)}
+    found = {}
+    for name in sorted(commands, key=order.index):
+        dist = commands[name].dist
+        origin = "" if dist is None else f"({dist.name} {dist.version})"
+        found[name] = (commands[name], _SUMMARIES.get(name, origin))
+    return found
 
 
 def _is_ours(entry: EntryPoint) -> bool:
@@ -160,31 +124,99 @@ def _is_ours(entry: EntryPoint) -> bool:
 def _load(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except Exception as error:  # whatever another's module does when it is imported
+    except Exception as error:  # another package's module may raise anything
         if _is_ours(entry):
             raise
         package = "an unknown package" if entry.dist is None else f"the package {entry.dist.name}"
         raise ConfigError(
-            f"this command comes with {package} and cannot be loaded ({entry.value}: {type(error).__name__}: {error}). "
-            "Upgrade or uninstall it."
+            f"this command comes with {package} and cannot be loaded ({entry.value}: "
+            f"{type(error).__name__}: {error}). Upgrade or uninstall it."
         ) from error
 
 
-def _usage(commands: dict[str, EntryPoint]) -> str:
-    lines = [
-        f"  {name:<9} {_SUMMARIES.get(name, _origin(entry))}".rstrip()
-        for name, entry in commands.items()
-    ]
-    return (
-        "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:\n"
-        + "\n".join(lines)
-        + "\n\n`atommem COMMAND --help` tells more."
+def find_extra(package: str, command: str) -> str:
+    """Return the extra of ours that installs `package`; of several, the one named like `command`."""
+    wanted, extras = package.partition(".")[0].replace("_", "-").lower(), []
+    try:
+        lines = requires("atommem") or []
+    except PackageNotFoundError:  # run from its files
+        lines = []
+    for line in lines:
+        name = re.match(r"[\w.-]+", line)
+        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        if name and extra and f"{name[0].replace('_', '-').lower()}-".startswith(f"{wanted}-"):
+            extras.append(extra[1])
+    return command if command in extras else extras[0] if extras else "train"
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
+    process = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # a fork of this process
+            os._exit(128 + number)
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # a shell's background job ignores Ctrl-C
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
+
+    before = signal.getsignal(signal.SIGTERM)
+    ours = threading.current_thread() is threading.main_thread() and before is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _stdout_is_closed() -> bool:
+    """Return whether the reader of a pipe is gone (data show | head), which is not an error."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not output.poll(0):
+        return False
+    # Python flushes at exit: redirect to nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def list_configs(argv: list[str]) -> int:
+    """Run ``atommem configs``.
+
+    Raises:
+        ConfigError: There is no file of that name.
+    """
+    from atommem.arguments import Parser
+
+    parser = Parser(
+        "atommem configs",
+        "List the shipped configs, or print the path of one:\n"
+        "accelerate launch --config_file $(atommem configs accelerate/fsdp2) \\\n"
+        "  -m atommem.cli train grpo --config qwen3_8b_hotpotqa",
     )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="Print the path of this one.")
+    name = parser.parse_args(argv).name
+    if name is not None:
+        print(find_file("name", name))
+        return 0
+    files = shipped_files()
+    width = max(map(len, files))
+    for name, path in files.items():
+        print(
+            f"{name:<{width}}  {textwrap.shorten(_summary(path), 77 - width, placeholder=' ...')}"
+        )
+    return 0
 
 
-def _origin(entry: EntryPoint) -> str:
-    """Where another's command comes from."""
-    return "" if entry.dist is None else f"({entry.dist.name} {entry.dist.version})"
+def _summary(path: Path) -> str:
+    """Return the first sentence of the comment at a file's top."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("# "), lines)
+    return " ".join(line[2:].strip() for line in comment).partition(". ")[0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Settings of memory and retrieval: part of every checkpoint, so that it is run as it was trained."""
+"""Settings as plain dataclasses; those of memory and retrieval are stored with every checkpoint."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from atommem.actions import MEMORY_KINDS
-from atommem.command_line import close_match
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, suggest
 from atommem.hub import hub_name, only_here
 
 _Value = TypeVar("_Value")
 CONFIG_FILE = "atommem_config.json"
 LAYOUTS = ("prefix", "paper")
 EMBEDDERS = ("sentence_transformer", "http", "hashing", "random")
+APIS = ("completions", "chat")
 
 
 def setting(default: _Value, help: str) -> _Value:
-    """A field of a dataclass of settings: its default, and what the command line says of it."""
+    """Return a dataclass field with a default and a help text."""
     if isinstance(default, list):
         return field(default_factory=lambda: copy(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
@@ -32,62 +32,51 @@ def setting(default: _Value, help: str) -> _Value:
 
 @dataclass
 class MemoryConfig:
-    """What the memory can do and how it is shown."""
+    """The memory's abilities, limits and wording."""
 
     dialect: str = setting(
-        "paper", "What completions are read as: paper, released, memagent, or a registered one."
+        "paper", "Action format: paper, released, memagent, or a registered one."
     )
     templates: str = setting(
         "full", "Prompt wording: full, compact, memagent, or the path of a template file (YAML)."
     )
     layout: str = setting(
-        "prefix", "prefix: chunk before memory (shares the prefix cache); paper: after it."
+        "prefix", "Prompt order: prefix (chunk before memory, for the prefix cache) or paper."
     )
     retrieve_k: int = setting(6, "Entries shown for the current query.")
     capacity: int | None = setting(None, "Most entries in the store; unset is unlimited.")
     capacities: list[int] = setting(
         [],
-        "Capacities of which one is drawn for each task, for a policy that is to serve every budget; 0 is "
-        "unlimited. A capacity that is set goes before them.",
+        "Capacities to draw from, one for each task, for a policy of every budget; 0 is unlimited. "
+        "`capacity` wins over them.",
     )
     retention: str = setting(
         "reject",
-        "Rule for a create beyond capacity: reject, fifo, lru, ... or package.module:Class.",
+        "Rule for a create beyond capacity: reject, fifo, lru, ..., NAME(option=value), or "
+        "package.module:Class.",
     )
-    admission: str = setting("accept", "Rule before every create: accept, or package.module:Class.")
-    capacity_notice: bool = setting(
-        True, "Tell the model the capacity of its store and how full it is."
-    )
+    admission: str = setting("accept", "Rule before every create, named like `retention`.")
+    capacity_notice: bool = setting(True, "Show the model the capacity of its store and its fill.")
     scratchpad_tokens: int = setting(1024, "Longest scratchpad, in tokens.")
     query_tokens: int = setting(256, "Longest query, in tokens.")
     entry_tokens: int = setting(1024, "Longest entry, in tokens.")
     disabled_actions: list[str] = setting(
-        [], "Memory actions to switch off, in the environment and the prompt."
+        [], "Memory actions that are switched off: create, read, update, delete, scratchpad."
     )
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LAYOUTS)
         for name in self.disabled_actions:
             check_choice("disabled_actions", name, MEMORY_KINDS)
-        if self.retrieve_k < 1:
-            raise ConfigError(
-                f"retrieve_k is {self.retrieve_k}: give at least 1, or disable the read action."
-            )
-        if self.capacity is not None and self.capacity < 1:
-            raise ConfigError(
-                f"capacity is {self.capacity}: give at least 1, or leave it unset for no limit."
-            )
+        check_least(self, retrieve_k=1, capacity=1)
+        check_least(self, scratchpad_tokens=1, query_tokens=1, entry_tokens=1)
         if any(capacity < 0 for capacity in self.capacities):
             raise ConfigError(
-                f"capacities are {self.capacities}: give at least 1 each, or 0 for no limit."
+                f"capacities={self.capacities}: at least 1 each, or 0 for no limit. Correct them."
             )
-        check_least(self, scratchpad_tokens=1, query_tokens=1, entry_tokens=1)
 
     def of_task(self, task_id: str) -> MemoryConfig:
-        """These settings for one task: with its capacity, the same for all of its episodes in every run.
-
-        ``$task`` in the name of the retention rule becomes the task's id.
-        """
+        """Return the settings for one task: with its own capacity and its id for ``$task`` in rules."""
         settings = self
         if self.capacity is None and self.capacities:
             settings = replace(
@@ -99,13 +88,13 @@ class MemoryConfig:
 
 
 def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:
-    """One of `capacities` (0: None, unlimited), drawn by the task's id."""
+    """Draw one of `capacities` by the task's id; 0 becomes None, unlimited."""
     return Random(f"capacity/{task_id}").choice(list(capacities)) or None
 
 
 @dataclass
 class EmbedderConfig:
-    """Which model embeds entries and queries."""
+    """The model that embeds entries and queries."""
 
     embedder: str = setting(
         "sentence_transformer", "sentence_transformer, http, hashing or random."
@@ -122,13 +111,11 @@ class EmbedderConfig:
     def __post_init__(self) -> None:
         check_choice("embedder", self.embedder, EMBEDDERS)
         if self.embedder == "http" and not self.embedder_url:
-            raise ConfigError(
-                "embedder is http but embedder_url is not set: give the server's base URL."
-            )
+            raise ConfigError("embedder=http: needs embedder_url. Give the server's base URL.")
 
     @property
     def name(self) -> str:
-        """For people: the model, or the kind where there is none."""
+        """The model, or the kind where there is no model."""
         return (
             self.embedder_model
             if self.embedder in ("sentence_transformer", "http")
@@ -136,33 +123,106 @@ class EmbedderConfig:
         )
 
 
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise ConfigError when the setting `name` has a value that is not allowed."""
-    if value not in allowed:
+@dataclass
+class PolicyConfig:
+    """The policy: a model folder, or servers of one model. Creating it opens nothing.
+
+    Raises:
+        ConfigError: The settings do not fit together.
+    """
+
+    policy: list[str] = setting(
+        [],
+        "A model folder, or a hub name (NAME, NAME@REVISION); or the URLs of vLLM servers of one "
+        "model, or of a chat server (--api chat). A model trained here brings its settings.",
+    )
+    api: str = setting(
+        "completions",
+        "Requests to a server: completions (token ids, vLLM, as in training) or chat (messages, "
+        "any OpenAI-compatible server; a tokenizer then only counts tokens).",
+    )
+    model: str | None = setting(None, "Name of the model or LoRA adapter on the server.")
+    tokenizer: str | None = setting(
+        None, "Folder or hub name of the tokenizer (servers); its stored settings apply."
+    )
+    max_in_flight: int = setting(64, "Most requests at the same time, on all servers.")
+    max_batch_tokens: int = setting(
+        65_536, "Most tokens in one batch of a model folder. Bounds the key-value cache."
+    )
+
+    def __post_init__(self) -> None:
+        self.policy = [self.policy] if isinstance(self.policy, str) else list(self.policy)
+        check_choice("api", self.api, APIS)
+        check_least(self, max_in_flight=1, max_batch_tokens=1)
+        if not self.policy:
+            raise ConfigError(
+                "--policy is missing. Give a model folder, or a server's URL with --tokenizer or "
+                "--api chat."
+            )
+        first = self.policy[0]
+        if not self.is_server:
+            if self.tokenizer is not None or self.model is not None or self.api != "completions":
+                raise ConfigError(
+                    f"policy={first}: a folder; model, tokenizer and api are for servers. Drop them."
+                )
+        elif self.api == "chat" and len(self.policy) > 1:
+            raise ConfigError(f"policy={self.policy}: api=chat takes one server. Give one.")
+        elif self.api != "chat" and self.tokenizer is None:
+            raise ConfigError(
+                f"policy={first}: a server needs the tokenizer of its model. Give --tokenizer "
+                "FOLDER|NAME; or --api chat for a server that takes messages."
+            )
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the policy is one or more URLs."""
+        return is_server(self.policy)
+
+    @property
+    def settings_folder(self) -> str:
+        """The folder whose stored settings apply: the policy's, or of servers the tokenizer's."""
+        return (self.tokenizer or "") if self.is_server else self.policy[0]
+
+
+def is_server(policy: Sequence[str]) -> bool:
+    """Return whether `policy` is URLs, rather than one model folder.
+
+    Raises:
+        ConfigError: It is empty, or mixes URLs and folders.
+    """
+    urls = [name.startswith(("http://", "https://")) for name in policy]
+    if not urls or (len(urls) > 1 and not all(urls)):
         raise ConfigError(
-            f"{name} is {value!r}{close_match(value, allowed)}: give one of {', '.join(allowed)}."
+            f"policy={list(policy)}: one model folder, or URLs of servers of one model. Correct it."
         )
+    return urls[0]
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise ConfigError unless the setting `name` has an allowed value."""
+    if value not in allowed:
+        hint = suggest(str(value), allowed)
+        raise ConfigError(f"{name}={value}: unknown{hint}. Give one of {', '.join(allowed)}.")
 
 
 def check_least(config: object, **least: float) -> None:
-    """Raise ConfigError when a setting of `config` is smaller than it may be; one that is unset (None) is not."""
+    """Raise ConfigError if a setting of `config` is too small; None is allowed."""
     for name, low in least.items():
         value = getattr(config, name)
         if value is not None and value < low:
-            raise ConfigError(f"{name} is {value}: give at least {low}.")
+            raise ConfigError(f"{name}={value}: must be at least {low}. Give a larger value.")
 
 
 def check_probabilities(config: object, *names: str) -> None:
-    """Raise ConfigError when a setting of `config` is no probability."""
+    """Raise ConfigError if a setting of `config` is not a probability."""
     for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise ConfigError(
-                f"{name} is {getattr(config, name)}: give a probability between 0 and 1."
-            )
+        value = getattr(config, name)
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{name}={value}: must be between 0 and 1. Give a probability.")
 
 
 def save_config(folder: str | Path, *configs: Any) -> Path:
-    """Write the fields of `configs` (dataclasses) to ``folder/atommem_config.json``, one flat object."""
+    """Write the fields of dataclasses to ``folder/atommem_config.json``, one flat object."""
     path = Path(folder) / CONFIG_FILE
     merged: dict[str, Any] = {}
     for config in configs:
@@ -172,7 +232,7 @@ def save_config(folder: str | Path, *configs: Any) -> Path:
 
 
 def load_config(folder: str | Path) -> dict[str, Any]:
-    """Read ``folder/atommem_config.json``; an empty dict when the folder has none. A hub name is as good as a folder.
+    """Read ``atommem_config.json`` of a folder or hub name; empty if there is none.
 
     Raises:
         ConfigError: The file is not a JSON object.
@@ -185,19 +245,15 @@ def load_config(folder: str | Path) -> dict[str, Any]:
         path = found
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise ConfigError(
-            f"{path} is not valid JSON ({error}): restore it or delete it."
-        ) from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ConfigError(f"{path}: not valid JSON ({error}). Restore or delete it.") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"{path} holds {type(loaded).__name__}, not an object: restore it or delete it."
-        )
+        raise ConfigError(f"{path}: not a JSON object. Restore or delete it.")
     return without_addresses(loaded)
 
 
 def _of_hub(name: str) -> Path | None:
-    """The file of a model on the hub, downloaded once; None of a path, and where there is none or no hub."""
+    """Download the file of a model on the hub; None for a path or where it is not found."""
     if (
         name.count("/") != 1
         or name.startswith((".", "/", "~"))
@@ -218,9 +274,9 @@ def _of_hub(name: str) -> Path | None:
 
 
 def without_addresses(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that came with a folder, without the URLs of other machines in them.
+    """Return the settings of a folder without URLs of other machines.
 
-    A folder may be anybody's: texts, and the keys of one's services, go to an address only if its user names it.
+    A folder may be anybody's: texts and keys go only to addresses that the user names.
     """
     return {
         name: value
@@ -230,7 +286,7 @@ def without_addresses(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether `url` leads to this machine by its name or address alone (nothing is looked up)."""
+    """Return whether `url` names this machine. Nothing is resolved."""
     host = urlsplit(url).hostname or ""
     try:
         return ip_address(host).is_loopback
@@ -239,6 +295,6 @@ def is_loopback(url: str) -> bool:
 
 
 def fields_of(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The part of `values` that names fields of `config_class`."""
+    """Return the part of `values` that names fields of `config_class`."""
     names = {item.name for item in fields(config_class)}
     return {name: value for name, value in values.items() if name in names}

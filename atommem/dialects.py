@@ -23,7 +23,7 @@ import yaml
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_ACTIONS, SCRATCHPAD, ActionSpec
 from atommem.errors import ConfigError, DialectError
 from atommem.grammar import Grammar
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 from atommem.text_safety import TemplatePart
 
 SHIPPED = ("full", "compact", "memagent")

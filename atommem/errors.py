@@ -1,4 +1,13 @@
-"""The error hierarchy. Every error that AtomMem raises on purpose derives from `AtomMemError`."""
+"""Errors and their messages. Every error raised on purpose derives from `AtomMemError`."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
 
 
 class AtomMemError(Exception):
@@ -53,3 +62,75 @@ class OutageError(AtomMemError):
 
 class BudgetSpentError(AtomMemError):
     """What a run may spend is spent before it has ended. What has ended is kept and counts when it is continued."""
+
+
+_REMEDIES = {
+    errno.ENOENT: "Give an existing path",
+    errno.EACCES: "Give a path that you may use, or change its permissions",
+    errno.EPERM: "Give a path that you may use, or change its permissions",
+    errno.EROFS: "Give a path on a writable file system",
+    errno.ENOSPC: "Free some space, or give a path on another disk",
+    errno.EDQUOT: "Free some of your quota, or give a path on another disk",
+    errno.ENOTDIR: "A part of the path is a file: give another path",
+    errno.EISDIR: "Give a file",
+    errno.EEXIST: "A file is in its place: give another path",
+    errno.ENAMETOOLONG: "Give a shorter path",
+    errno.ELOOP: "The links form a circle: give another path",
+    errno.EMFILE: "Raise the limit on open files (ulimit -n)",
+}
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean X?)"`` if one of `known` is close to `name`, else nothing."""
+    found = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def suggest_path(path: Path) -> str:
+    """`suggest` for a missing path, among the files beside it."""
+    try:
+        return "" if path.exists() else suggest(str(path), map(str, path.parent.iterdir()))
+    except OSError:
+        return ""
+
+
+def format_error(error: BaseException) -> str:
+    """Return the message of any error on one line of at most 800 characters."""
+    if isinstance(error, OSError) and (error.errno or error.filename):
+        paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
+        place = f"{shorten(' and '.join(paths), 400)}: " if paths else ""
+        return f"{place}{error.strerror or type(error).__name__}. {remedy(error)}."
+    return shorten(" ".join(str(error).split()), 800)
+
+
+def remedy(error: OSError) -> str:
+    """Return what a user can do about a failed file operation."""
+    return _REMEDIES.get(error.errno or 0, "Give another path or address")
+
+
+def shorten(text: str, length: int = 120) -> str:
+    """Return `text` without its middle if it is longer than `length`."""
+    half = length // 2
+    return text if len(text) <= length else f"{text[:half]}...{text[-half + 3 :]}"
+
+
+def check_writable(name: str, path: str | os.PathLike[str] | None, *, folder: bool) -> None:
+    """Raise ConfigError if the setting `name` is a path that cannot be written. Creates nothing."""
+    if path is None:
+        return
+    text, kind = os.fspath(path), "folder" if folder else "file"
+    if not text.strip() or "\0" in text:
+        raise ConfigError(f"{name}={text!r}: not a path. Give a {kind}.")
+    place = Path(text)
+    try:
+        if place.exists() and not (place.is_dir() if folder else place.is_file()):
+            raise ConfigError(f"{name}={text}: not a {kind}. Give a {kind}.")
+        if place.is_symlink() and not place.exists():
+            raise ConfigError(f"{name}={text}: broken link. Give another path.")
+        parents = (parent for parent in place.absolute().parents if parent.exists())
+        with tempfile.TemporaryFile(dir=place if place.is_dir() else next(parents)):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{name}={shorten(text)}: {error.strerror or error}. {remedy(error)}."
+        ) from error

@@ -5,31 +5,26 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from atommem.command_line import one_line
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, format_error
 
 SECONDS = 10.0
-"""That the hub has to answer."""
+"""Time limit of the hub's first answer."""
 
 
 def hub_name(name: str) -> tuple[str, str | None]:
-    """Name and revision of ``Qwen/Qwen3-8B@REVISION``, as the hub's own paths (``hf://``) write it; a folder as it is.
-
-    Raises:
-        ConfigError: Nothing follows the ``@``.
-    """
+    """Split ``NAME@REVISION`` of the hub; a folder has no revision."""
     model, at, revision = name.partition("@")
     if not at or Path(name).exists():
         return name, None
     if not revision:
-        raise ConfigError(f"{name!r} names no revision after its @: give a commit, branch or tag.")
+        raise ConfigError(f"{name}: no revision after the @. Give a commit, branch or tag.")
     return model, revision
 
 
 def only_here(name: str | Path) -> bool:
-    """Whether `name` is a folder, or the hub is out of reach: what ``from_pretrained`` takes as ``local_files_only``.
+    """Return ``local_files_only`` for ``from_pretrained``: a folder, or the hub is out of reach.
 
-    The hub's library asks five times for each of a model's files, with a line for each, before it looks at what it has.
+    The hub's library retries five times for each file before it looks at its cache.
     """
     return Path(name).exists() or not _reached()
 
@@ -49,10 +44,10 @@ def _reached() -> bool:
 
 
 def not_loaded(name: str, error: Exception) -> str:
-    """Why transformers could not load `name`, in one line: it writes a page where neither folder nor hub has it."""
+    """Return on one line why transformers could not load `name`."""
     if Path(name).exists():
-        return one_line(error)
+        return format_error(error)
     return (
-        "there is no such folder here, and the hub has no such model or cannot be reached. Check name and network, or "
-        "give the folder of a model."
+        "no such folder, and the hub has no such model or is out of reach. Check name and network, "
+        "or give the folder of a model."
     )

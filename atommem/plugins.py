@@ -1,6 +1,6 @@
-"""Finding what a setting names: an entry point of a group, or ``package.module:Attribute``.
+"""Find what a setting names: an entry point, ``package.module:Attribute``, or a shipped YAML file.
 
-Environments, methods, rules, dialects of ours are found in the same way as a user's.
+Our own environments, methods, rules and dialects are found like a user's.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module, invalidate_caches
 from importlib.metadata import EntryPoints, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from atommem.command_line import close_match
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, suggest
+
+CONFIGS = Path(__file__).with_name("configs")
 
 
 def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
-    """The object that `name` stands for in `group` (``atommem.environments``, ...).
+    """Return the object that `name` stands for in the entry-point group `group`.
 
     Args:
-        group: The entry points' group.
-        name: An entry point's name, or a dotted path ``package.module:Attribute``, also of a file in this folder.
-        ours: What we bring, name -> dotted path: found also where the package's metadata is not installed or is old.
+        group: ``atommem.environments``, ...
+        name: An entry point's name, or ``package.module:Attribute``; a module may lie in the current folder.
+        ours: Name -> dotted path, found also where the package's metadata is not installed.
 
     Raises:
-        ConfigError: There is no such name, or what it names cannot be imported.
+        ConfigError: The name is unknown, or its object cannot be imported.
     """
     path = (ours or {}).get(name) or _registered(group).get(name) or name
     if ":" not in path:
@@ -37,8 +39,8 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
     if not separator:
         known = names(group, ours)
         raise ConfigError(
-            f"{group.removeprefix('atommem.')}: there is no {name!r}{close_match(name, known)}; known are "
-            f"{', '.join(known)}, or give package.module:Name."
+            f"{group.removeprefix('atommem.')}={name}: unknown{suggest(name, known)}. "
+            f"Give one of {', '.join(known)}, or package.module:Name."
         )
     try:
         found: Any = _import(module)
@@ -46,22 +48,22 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not _is_part(module, error.name):
-            raise  # a package that the module itself needs: the caller's business
+            raise  # the module itself needs a missing package
         named = path if path == name else f"{name}: {path}"
         raise ConfigError(
-            f"{named} cannot be loaded ({error}): check the name; its file lies in this folder, on PYTHONPATH, or is "
-            "installed."
+            f"{named} cannot be loaded ({error}). Check the name; its file must lie in this folder "
+            "or on PYTHONPATH, or be installed."
         ) from error
     return found
 
 
 def names(group: str, ours: Mapping[str, str] | None = None) -> list[str]:
-    """Everything that can be named in `group`."""
+    """Return all names in `group`."""
     return sorted({*(ours or {}), *_registered(group)})
 
 
 def registered(group: str) -> EntryPoints:
-    """The entry points of `group`, as this process found them first: a search reads every package's files."""
+    """Return the entry points of `group`, cached: a search reads the files of every package."""
     found: EntryPoints = _search(tuple(sys.path)).select(group=group)
     return found
 
@@ -76,14 +78,14 @@ def _registered(group: str) -> dict[str, str]:
 
 
 def _import(module: str) -> ModuleType:
-    """A module; where there is none, one of the current folder, which a command's own path does not have."""
+    """Import `module`; if it is missing, look in the current folder, which a command does not search."""
     here = os.getcwd()
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         if not _is_part(module, error.name) or here in sys.path or "" in sys.path:
             raise
-    sys.path.append(here)  # at the end: nothing of the user's hides a package
+    sys.path.append(here)  # last: no file of the user hides a package
     invalidate_caches()
     try:
         return import_module(module)
@@ -95,3 +97,43 @@ def _import(module: str) -> ModuleType:
 
 def _is_part(module: str, missing: str | None) -> bool:
     return missing is not None and (module == missing or module.startswith(missing + "."))
+
+
+def shipped_files() -> dict[str, Path]:
+    """Return every shipped YAML file by its name: ``train/qwen3_8b_hotpotqa``, ``accelerate/fsdp2``, ..."""
+    files = sorted(CONFIGS.rglob("*.yaml"))
+    return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in files}
+
+
+def find_file(setting: str, name: str | Path, folder: str | None = None, field: str = "") -> Path:
+    """Return the user's file at the path `name`, or else the shipped file of that name.
+
+    Args:
+        setting: The setting that names it, for the error.
+        name: A path, or a name with or without its folder and ``.yaml``.
+        folder: Where a name without folder is looked up (``train``, ``eval``, ...); None: everywhere.
+        field: The error lists files with this field only.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    files = shipped_files()
+    wanted = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    if wanted in files:
+        return files[wanted]
+    short = {
+        key.rpartition("/")[2]: file
+        for key, file in files.items()
+        if folder in (None, key.partition("/")[0])
+    }
+    if wanted in short:
+        return short[wanted]
+    known = [key for key, file in short.items() if f"\n{field}" in file.read_text("utf-8")]
+    hint = suggest(wanted.rpartition("/")[2], known)
+    listed = (
+        "`atommem configs` lists the shipped ones" if hint else f"Shipped are {', '.join(known)}"
+    )
+    raise ConfigError(f"{setting}={name}: no such file{hint}. {listed}, or give a path.")

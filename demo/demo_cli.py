@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser
 from atommem.demo.ranks import MOST, cores, ranks
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         AtomMemError: A setting is wrong.
     """
     args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+    world = _chosen_world(args)
     if args.updates is not None and args.updates < 1:
         raise ConfigError(f"updates is {args.updates}: give at least 1.")
     processes = (
@@ -31,14 +32,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     if processes not in (1, 2, 4):
         raise ConfigError(f"processes is {processes}: give 1, 2 or 4, which share a batch evenly.")
-    out = args.out or Path("runs") / "_".join(filter(None, ("demo", args.world)))
+    out = args.out or Path("runs") / "_".join(filter(None, ("demo", world)))
     check_writable("out", out, folder=True)
     _check_ours(out)
     with ranks(
         processes,
         [sys.executable, "-m", "atommem.cli", "demo", *(sys.argv[1:] if argv is None else argv)],
     ):
-        return _run(args, out)
+        return _run(args, world, out)
 
 
 def _check_ours(out: Path) -> None:
@@ -57,7 +58,7 @@ def _check_ours(out: Path) -> None:
         )
 
 
-def _run(args: argparse.Namespace, out: Path) -> int:
+def _run(args: argparse.Namespace, world: str, out: Path) -> int:
     started = time.perf_counter()
     # Redirected to a file, the output should still come line by line.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -67,7 +68,7 @@ def _run(args: argparse.Namespace, out: Path) -> int:
     from atommem.demo.run import run_demo
 
     documents = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "blind": MIXED}
-    recipe = {**documents, "web": WEB, "injected": INJECTED}[args.world]
+    recipe = {**documents, "web": WEB, "injected": INJECTED}[world]
     if args.quick:
         recipe = quick(recipe)
     if args.updates is not None:
@@ -82,59 +83,44 @@ def _run(args: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="atommem demo",
-        description="Make a tiny policy from nothing, show it faulty demonstrations, and let GRPO teach it to manage "
-        "its memory in a synthetic world. Takes some minutes on two cores; nothing is downloaded.",
+_WORLDS = {
+    "web": "a site to browse: pages are visited by their links, and only memory stays",
+    "injected": "that site with instructions of strangers on its pages, to be ignored",
+    "limited": "a store of three entries in a world with more facts: deletes are needed",
+    "bounded": "stores of 2, 3, 5, 8, 20 entries or no limit, drawn for each task",
+    "blind": "half of the tasks show their question only after the text",
+}
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "atommem demo",
+        "Make a tiny policy from nothing, show it faulty demonstrations, and let GRPO teach it to "
+        "manage its memory in a synthetic world. Takes minutes on two cores; downloads nothing.",
     )
     parser.add_argument(
         "--out",
         type=Path,
-        help="where to write; an interrupted demo of the same settings goes on, any other is replaced (default: "
-        "runs/demo, runs/demo_limited, ...)",
+        help="Output folder; an interrupted demo of the same settings continues, any other is "
+        "replaced (default: runs/demo, runs/demo_limited, ...).",
     )
-    which = parser.add_mutually_exclusive_group()
-    for world, described in (
-        ("web", "a site to browse: pages are visited by their links, and only memory stays"),
-        (
-            "injected",
-            "that site with instructions of strangers on its pages, which the policy has to learn to ignore",
-        ),
-        (
-            "limited",
-            "a store of three entries in a world with more facts: the policy has to learn to delete as well",
-        ),
-        (
-            "bounded",
-            "stores of 2, 3, 5, 8, 20 entries or no limit, drawn for each task: one policy for every budget",
-        ),
-        (
-            "blind",
-            "half of the tasks show their question only when the text is over: the policy has to "
-            "learn what to keep without knowing what for",
-        ),
-    ):
-        which.add_argument(
-            f"--{world}",
-            dest="world",
-            action="store_const",
-            const=world,
-            default="",
-            help=described,
-        )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of weights, tasks and sampling (%(default)s)"
-    )
-    parser.add_argument(
-        "--updates", type=int, help="updates of GRPO (default: what the recipe says)"
-    )
+    for world, summary in _WORLDS.items():
+        parser.add_argument(f"--{world}", action="store_true", help=f"World: {summary}.")
+    parser.add_argument("--seed", type=int, default=0, help="Of weights, tasks, sampling (0).")
+    parser.add_argument("--updates", type=int, help="Updates of GRPO (default: the recipe's).")
     parser.add_argument(
         "--processes",
         type=int,
-        help="that share the work: 1, 2 or 4 (default: two, where there are two cores and it is not --quick)",
+        help="Processes that share the work: 1, 2 or 4 (default: two on two cores; --quick: one).",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="run every part for a few seconds; teaches nothing"
+        "--quick", action="store_true", help="Run every part for a few seconds; teaches nothing."
     )
     return parser
+
+
+def _chosen_world(args: argparse.Namespace) -> str:
+    chosen = [world for world in _WORLDS if getattr(args, world)]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} exclude each other. Give one.")
+    return chosen[0] if chosen else ""

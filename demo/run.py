@@ -20,10 +20,9 @@ from rich.console import Console
 from safetensors.torch import load_model
 from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
-from trl import ModelConfig, TrlParser
 
 from atommem import __version__
-from atommem.config import EmbedderConfig, MemoryConfig, drawn_capacity
+from atommem.config import drawn_capacity
 from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import Recipe
 from atommem.demo.results import (
@@ -38,7 +37,7 @@ from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import bounded_world, world_of
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.environment import find_environment, make_environments
+from atommem.environment import make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
@@ -66,8 +65,8 @@ from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
 from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.settings import Settings
-from atommem.train.train_config import ColdStartConfig, TrainConfig
+from atommem.train.settings import Settings, parse
+from atommem.train.train_config import ColdStartConfig
 
 HELDOUT_FILE = "heldout.parquet"
 PROGRESS_FILE = "progress.json"
@@ -122,20 +121,17 @@ def load_settings(
         seed: Of the run.
         changes: Other values of fields, as words of a command line.
     """
-    world, ranks = world_of(recipe.world), PartialState().num_processes
-    own = find_environment(world.environment).config_class
-    parser = TrlParser((TrainConfig, MemoryConfig, EmbedderConfig, own, ModelConfig))
     words = {"output_dir": [str(out)], "seed": [str(seed)], **recipe.settings, **(changes or {})}
     for name, value in (("max_steps", recipe.updates), ("capacity", recipe.capacity)):
         if value is not None:
             words[name] = [str(value)]
-    arguments = ["--config", str(world.grpo_config)]
+    arguments = ["--config", str(world_of(recipe.world).grpo_config)]
     arguments += [word for name in words for word in (f"--{name}", *words[name])]
-    settings = Settings(*parser.parse_args_and_config(arguments))
-    if ranks > 1:  # the file's batch is that of all ranks
+    settings = parse("grpo", arguments)
+    ranks = PartialState().num_processes
+    if ranks > 1:  # the file's batch is that of all
         batch = settings.args.per_device_train_batch_size // ranks
-        arguments += ["--per_device_train_batch_size", str(batch)]
-        settings = Settings(*parser.parse_args_and_config(arguments))
+        settings = parse("grpo", [*arguments, "--per_device_train_batch_size", str(batch)])
     return settings
 
 
@@ -183,11 +179,11 @@ class Demo:
         self._ranks.wait_for_everyone()
         changes = {} if progress is None else _CHECKPOINTS
         self.settings = load_settings(out / "grpo", recipe, seed, changes)
-        memory = self.settings.memory
+        memory = self.settings.run.memory
         torch.manual_seed(seed)
-        self.tokenizer = make_tokenizer(recipe.world, memory, self.settings.environment)
+        self.tokenizer = make_tokenizer(recipe.world, memory, self.settings.run.environment)
         self.model = make_model(recipe.size, self.tokenizer)
-        self.embedder = make_embedder(self.settings.embedder)
+        self.embedder = make_embedder(self.settings.run.embedder)
         self.dialect = get_dialect(memory.dialect, memory.templates)
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)
         if self._ranks.is_main_process:
@@ -196,7 +192,7 @@ class Demo:
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
         """Generate `count` tasks of one stream, of the recipe's world or another of its kind."""
         world, seed = world or self.recipe.world, 10 * self.seed + stream
-        capacities = self.settings.memory.capacities
+        capacities = self.settings.run.memory.capacities
         if not capacities:
             return list(world_of(world).generate(world, count, seed))
         names = [task_name(seed, index) for index in range(count)]
@@ -312,9 +308,9 @@ class Demo:
                 return
             resumes = self.progress is not None and list_checkpoints(args.output_dir)
             args.resume_from_checkpoint = "auto" if resumes else None
-            resume = checkpoint_to_resume(args, settings.memory)
+            resume = checkpoint_to_resume(args, settings.run.memory)
             rollouts = Rollouts(
-                args, self.tokenizer, self.embedder, settings.memory, settings.environment
+                args, self.tokenizer, self.embedder, settings.run.memory, settings.run.environment
             )
             trainer = MemoryGRPOTrainer(
                 self.model,
@@ -349,8 +345,8 @@ class Demo:
             policy=policy,
             embedder=self.embedder,
             tokenizer=self.tokenizer,
-            environments=make_environments(settings.environment, self.tokenizer),
-            memory=replace(settings.memory, disabled_actions=list(disabled)),
+            environments=make_environments(settings.run.environment, self.tokenizer),
+            memory=replace(settings.run.memory, disabled_actions=list(disabled)),
             sampling=Sampling(train.temperature, max_tokens=longest, seed=self.seed),
             keep_prompts=keep_prompts,
         )

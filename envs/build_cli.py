@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from atommem.command_line import CommandParser, number_range
+from atommem.arguments import NumberRange, Parser
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.musique import MUSIQUE
 from atommem.envs.benchmarks.overlap import read_asked
@@ -24,12 +23,12 @@ from atommem.errors import ConfigError, DataError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build a task file as the command line says; returns the exit status.
+    """Build a task file; returns the exit status.
 
     Raises:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(list(argv))
     config = BuildConfig(
         args.docs,
         args.n,
@@ -114,68 +113,65 @@ def _counted(tasks: Iterable[Task], counts: dict[str, int]) -> Iterator[Task]:
         yield task
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="atommem data build",
-        description="Build long-document tasks: the questions' gold documents, shuffled among distractors.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def _parser() -> Parser:
+    parser = Parser(
+        "atommem data build",
+        "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
     )
-    parser.add_argument(
-        "--benchmark", required=True, choices=list(BENCHMARKS), help="whose format the input has"
-    )
-    parser.add_argument(
-        "--split", required=True, choices=SPLITS, help="which official file to look for in a folder"
-    )
+    parser.add_argument("--benchmark", required=True, choices=list(BENCHMARKS), help="Its format.")
+    parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
     parser.add_argument(
         "--input",
-        action="append",
+        action="extend",
+        nargs="+",
         type=Path,
-        metavar="FILE_OR_FOLDER",
-        help="the benchmark's file, or a folder that holds it (itself or in a folder with the benchmark's name); may "
-        "be repeated; default: $ATOMMEM_DATA, or else the folder data",
+        metavar="PATH",
+        help="The benchmark's file, or a folder that holds it (itself or in a folder named like the "
+        "benchmark); may be repeated. Default: $ATOMMEM_DATA, else the folder data.",
     )
     parser.add_argument(
-        "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA: its names count as right"
+        "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
     )
-    parser.add_argument("--docs", type=int, default=200, help="documents of a task")
+    parser.add_argument("--docs", type=int, default=200, help="Documents of a task (%(default)s).")
     parser.add_argument(
         "--questions",
-        type=number_range,
-        default=(1, 1),
-        metavar="Q or Q-Q",
-        help="questions of a task",
+        type=NumberRange.parse,
+        default=NumberRange((1, 1)),
+        metavar="N|N-M",
+        help="Questions of a task (1).",
     )
-    parser.add_argument("--n", type=int, required=True, help="tasks to build")
-    parser.add_argument("--seed", type=int, default=42, help="seed of every draw")
-    parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
+    parser.add_argument("--n", type=int, required=True, help="Tasks to build.")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
     parser.add_argument(
         "--distractors",
         default="pool",
         choices=("pool", "own"),
-        help="pool: documents of other questions; own: the questions' own paragraphs first, as RULER and MemAgent do",
+        help="pool: documents of other questions; own: first the questions' own paragraphs, as "
+        "RULER and MemAgent do (%(default)s).",
     )
     parser.add_argument(
         "--unanswerable",
         action="store_true",
-        help="MuSiQue-Full: keep the questions that cannot be answered, in pairs with those that can",
+        help="MuSiQue-Full: keep unanswerable questions, paired with answerable ones.",
     )
     parser.add_argument(
         "--exclude_answer_documents",
         action="store_true",
-        help="keep out distractors that contain an answer (off: names are common, and published figures do not)",
+        help="Leave out distractors that contain an answer (published figures do not).",
     )
     parser.add_argument(
         "--exclude",
-        action="append",
+        action="extend",
+        nargs="+",
         type=Path,
         default=[],
         metavar="FILE",
-        help="an evaluation file whose questions the input must not share, in any format read here; may be repeated",
+        help="An evaluation file that the input must not share questions with; may be repeated.",
     )
     parser.add_argument(
-        "--drop_overlap", action="store_true", help="leave shared questions out instead of refusing"
+        "--drop_overlap", action="store_true", help="Leave out shared questions, not refuse them."
     )
-    parser.add_argument(
-        "--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes"
-    )
+    workers = min(4, os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=workers, help="Processes (%(default)s).")
     return parser

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from atommem import plugins
-from atommem.command_line import CommandParser, add_flags, given_flags
+from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.description import TaskDescription
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
@@ -31,84 +31,44 @@ GROUP = "atommem.data"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem data ...``; returns the exit status.
+    """Run ``atommem data``; returns the exit status.
 
     Raises:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["build"]:
-        environment, arguments = _environment(argv[1:])
-        return find_environment(environment).build(arguments)
-    if argv[:1] and argv[0] in plugins.names(GROUP):
-        return int(plugins.find(GROUP, argv[0])(argv[1:]))
-    args = _parser().parse_args(argv)
-    return int(args.run(args))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="atommem data", description=__doc__)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    commands.add_parser(
-        "build",
-        help=f"write a task file: --environment NAME ... (default: {DEFAULT_ENVIRONMENT}, from HotpotQA, "
-        "2WikiMultihopQA or MuSiQue); what else it takes: build --environment NAME --help",
-    )
-    show = commands.add_parser("show", help="print the first tasks of a file")
-    show.add_argument(
-        "file",
-        type=Path,
-        help="a file that build, convert or synthetic wrote, or one that convert reads",
-    )
-    show.add_argument("--n", type=int, default=3, help="how many (default: 3)")
-    show.add_argument(
-        "--environment", default=DEFAULT_ENVIRONMENT, help="whose file it is (default: %(default)s)"
-    )
-    show.set_defaults(run=_show)
-    convert = commands.add_parser(
-        "convert",
-        help="write a task file of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent",
-    )
-    convert.add_argument(
-        "file", type=Path, help="of LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
-    )
-    convert.add_argument(
-        "--out", type=Path, required=True, help="file to write: .parquet or .jsonl"
-    )
-    convert.add_argument(
-        "--wording",
-        metavar="official|FILE",
-        help="LoCoMo: ask as its authors do, in our words or in those of a YAML file (docs/data.md)",
-    )
-    convert.add_argument(
-        "--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})"
-    )
-    convert.set_defaults(run=_convert)
-    synthetic = commands.add_parser("synthetic", help="generate tasks of the synthetic world")
-    synthetic.add_argument("--n", type=int, required=True, help="Tasks to generate.")
-    synthetic.add_argument("--seed", type=int, default=42, help="Seed of every draw (default: 42).")
-    synthetic.add_argument(
-        "--out", type=Path, required=True, help="File to write: .parquet or .jsonl."
-    )
-    add_flags(synthetic.add_argument_group("world", "What the tasks are like."), WorldConfig)
-    synthetic.set_defaults(run=_synthetic)
+    commands = {
+        "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
+        "show": Command(_show, "print the first tasks of a file"),
+        "convert": Command(_convert, "convert LoCoMo, LongMemEval, MemoryAgentBench, BEAM, ..."),
+        "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
+    }
     for name in plugins.names(GROUP):
-        commands.add_parser(name)
-    return parser
+        run = partial(_run_plugin, name)
+        commands[name] = Command(run, "")
+    return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
 
 
-def _environment(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The environment that a command line names, and the rest of it."""
-    finder = CommandParser(add_help=False)
-    finder.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
-    named, rest = finder.parse_known_args(argv)
-    return named.environment, rest
+def _run_plugin(name: str, argv: list[str]) -> int:
+    return int(plugins.find(GROUP, name)(argv))
 
 
-def _show(args: argparse.Namespace) -> int:
+def _build(argv: list[str]) -> int:
+    named, rest = pop_flags(argv, ["environment"])
+    name, *others = named.get("environment") or [DEFAULT_ENVIRONMENT]
+    return find_environment(name).build([*others, *rest])
+
+
+def _show(argv: list[str]) -> int:
+    parser = Parser("atommem data show", "Print the first tasks of a file.")
+    parser.add_argument("file", type=Path, help="A task file, or one that `convert` reads.")
+    parser.add_argument("--n", type=int, default=3, help="Number of tasks (%(default)s).")
+    parser.add_argument(
+        "--environment", default=DEFAULT_ENVIRONMENT, help="Environment of the file (%(default)s)."
+    )
+    args = parser.parse_args(argv)
     check_least(args, n=0)
     environment = find_environment(args.environment)
-    # Of a file of ours no more is read than is shown.
+    # A task file of ours is read only as far as shown.
     read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
     for task in islice(read(args.file), min(args.n, sys.maxsize)):
         print(printable(_described(task, environment.describe(task))), end="\n\n")
@@ -149,8 +109,20 @@ def _cut(text: str, length: int = 100) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def _convert(args: argparse.Namespace) -> int:
-    """A benchmark whose rows are ready tasks, as a task file."""
+def _convert(argv: list[str]) -> int:
+    formats = "LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
+    parser = Parser("atommem data convert", f"Write a task file of {formats}.")
+    parser.add_argument("file", type=Path, help=f"File of {formats}.")
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_argument(
+        "--wording",
+        metavar="official|FILE",
+        help="LoCoMo: its authors' questions, in our words or those of a YAML file (docs/data.md).",
+    )
+    parser.add_argument(
+        "--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})."
+    )
+    args = parser.parse_args(argv)
     check_out(args.out, [args.file])
     if args.wording is None and args.questions is None:
         tasks = iter_tasks(args.file)
@@ -161,9 +133,7 @@ def _convert(args: argparse.Namespace) -> int:
     tasks = iter(tasks)
     first = list(islice(tasks, 1))  # before an earlier file of that name is replaced
     if not first:
-        raise DataError(
-            f"{args.file}: has no rows. Give one that has; one that was downloaded, get again."
-        )
+        raise DataError(f"{args.file}: has no rows. Give another file, or download it again.")
     count = save_tasks(chain(first, tasks), args.out)
     settings = {
         "wording": args.wording,
@@ -171,13 +141,18 @@ def _convert(args: argparse.Namespace) -> int:
         "input": describe_file(args.file),
     }
     beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
-    print(f"{args.out}: {count} tasks; where it came from: {beside}")
+    print(f"{args.out}: {count} tasks; provenance: {beside}")
     return 0
 
 
-def _synthetic(args: argparse.Namespace) -> int:
-    """Tasks of the synthetic world."""
-    config = WorldConfig(**given_flags(args, WorldConfig))
+def _synthetic(argv: list[str]) -> int:
+    parser = Parser("atommem data synthetic", "Generate tasks of the synthetic world.")
+    parser.add_argument("--n", type=int, required=True, help="Tasks to generate.")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_settings("world", WorldConfig)
+    args = parser.parse_args(argv)
+    config = make(WorldConfig, args)
     check_least(args, n=1)
     check_out(args.out, [])
     tasks = tqdm(
@@ -186,5 +161,5 @@ def _synthetic(args: argparse.Namespace) -> int:
     count = save_tasks(tasks, args.out)
     settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
     beside = write_provenance(args.out, settings)
-    print(f"{args.out}: {count} tasks; where they came from: {beside}")
+    print(f"{args.out}: {count} tasks; provenance: {beside}")
     return 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import CommandParser, add_flags, check_writable, given_flags
+from atommem.arguments import Command, Parser, make, run_command
 from atommem.envs.benchmarks.rows import Row, read_rows
 from atommem.envs.scoring.judge import make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
@@ -17,7 +17,7 @@ from atommem.envs.scoring.statistics import clustered_estimate
 from atommem.envs.scoring.verdicts import NOT_ATTEMPTED, RIGHT, WRONG, Verdict
 from atommem.envs.task import Question
 from atommem.envs.task_files import write_json
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError, DataError, check_writable
 
 _GRADES = (RIGHT, WRONG, NOT_ATTEMPTED)
 
@@ -32,18 +32,29 @@ class Labelled:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem judge ...``.
+    """Run ``atommem judge``.
 
     Raises:
         AtomMemError: A setting is wrong, a file cannot be read, or the judge is out of reach.
     """
-    args = _parser().parse_args(argv)
+    commands = {"check": Command(_check, "compare a judge with labelled answers and itself")}
+    return run_command("atommem judge", commands, sys.argv[1:] if argv is None else argv)
+
+
+def _check(argv: list[str]) -> int:
+    parser = Parser("atommem judge check", "Compare a judge with labelled answers and itself.")
+    parser.add_argument(
+        "file", type=Path, help="Rows with question, golds, answer and label (true, false, ...)."
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="Further verdicts (%(default)s).")
+    parser.add_argument("--temperature", type=float, default=0.7, help="Of these (%(default)s).")
+    parser.add_argument("--out", type=Path, help="Also write the report here (JSON).")
+    parser.add_settings("judge", JudgeConfig, leave_out=["judge_exact"])
+    args = parser.parse_args(argv)
     check_writable("out", args.out, folder=False)
-    config = JudgeConfig(**given_flags(args, JudgeConfig))
+    config = make(JudgeConfig, args)
     if config.judge_url is None:
-        raise ConfigError(
-            "judge_url and judge_model are not set: give the judge that is to be checked."
-        )
+        raise ConfigError("--judge_url is missing. Give the judge's server and --judge_model.")
     report = asyncio.run(check(read_labelled(args.file), config, args.repeats, args.temperature))
     print("\n".join(_described(report)))
     if args.out is not None:
@@ -170,21 +181,3 @@ def _described(report: dict[str, Any]) -> list[str]:
         f"{usage['requests']} requests, {usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
     )
     return lines
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="atommem judge", description=__doc__)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    command = commands.add_parser("check", help="hold a judge against labelled answers")
-    command.add_argument(
-        "file",
-        type=Path,
-        help="rows with question, golds, answer, and label (true, false, correct, incorrect, ...)",
-    )
-    command.add_argument(
-        "--repeats", type=int, default=3, help="further verdicts on each answer (default: 3)"
-    )
-    command.add_argument("--temperature", type=float, default=0.7, help="of these (default: 0.7)")
-    command.add_argument("--out", type=Path, help="write the report here, too (JSON)")
-    add_flags(command, JudgeConfig, leave_out=["judge_exact"])
-    return parser

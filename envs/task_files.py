@@ -11,7 +11,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import check_writable, remedy
 from atommem.envs.benchmarks.beam import is_beam, parse_beam
 from atommem.envs.benchmarks.locomo import is_locomo, parse_locomo
 from atommem.envs.benchmarks.longmemeval import is_longmemeval, parse_longmemeval
@@ -22,7 +21,7 @@ from atommem.envs.benchmarks.memory_agent_bench import (
 )
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, read_rows
 from atommem.envs.task import Document, Question, Task
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError, DataError, check_writable, remedy
 
 # Documents in a row group: some 10 MB of text, so that neither side ever holds much of a file in memory.
 _DOCUMENTS_PER_GROUP = 20_000

@@ -6,8 +6,9 @@ import asyncio
 import json
 import pickle
 import sqlite3
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser, make
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.task_files import write_json
-from atommem.errors import ConfigError, DataError, TraceError
+from atommem.errors import ConfigError, DataError, TraceError, check_writable
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
 from atommem.memory.store import VectorStore
@@ -83,9 +84,9 @@ class Audit:
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``atommem audit``; raises AtomMemError for a wrong setting or an unreadable store."""
-    parser = CommandParser(
-        prog="atommem audit",
-        description="Inspect a memory: near-duplicates, contradictions (with a judge), entries "
+    parser = Parser(
+        "atommem audit",
+        "Inspect a memory: near-duplicates, contradictions (with a judge), entries "
         "never shown, and the entries that each rule would evict at a budget. Read-only.",
     )
     parser.add_argument(
@@ -93,18 +94,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--budget", type=int, help="Number of entries to keep.")
     parser.add_argument(
-        "--rules", nargs="+", default=RULES, help="Names, with options: linear(weights=FILE)."
+        "--rules", nargs="+", default=list(RULES), help="Names, with options: linear(weights=FILE)."
     )
     parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
     parser.add_argument("--judge_url", help="Chat server that judges contradictions.")
     parser.add_argument("--judge_model", help="Name of the judge's model.")
     parser.add_argument("--pairs", type=int, default=200, help="Most pairs to judge.")
     flags = ("embedder", "embedder_model", "embedder_url")
-    for item in fields(EmbedderConfig):
-        if item.name in flags:
-            parser.add_argument(f"--{item.name}", default=item.default, help=item.metadata["help"])
+    parser.add_settings("embedder", EmbedderConfig, names=flags)
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
     check_writable("out", args.out, folder=False)
     if args.budget is not None and args.budget < 1:
         raise ConfigError(f"budget={args.budget}: must be at least 1.")
@@ -115,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     for rule in args.rules:
         make_rule("retention", rule)  # reject wrong rules before loading a model
     store = read_store(args.store)
-    embedder = make_embedder(EmbedderConfig(**{name: getattr(args, name) for name in flags}))
+    embedder = make_embedder(make(EmbedderConfig, args))
     judge = _make_judge(args.judge_url, args.judge_model) if args.judge_url else None
     found = asyncio.run(
         audit(store, embedder, args.same, args.budget, args.rules, judge, max(0, args.pairs))

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atommem.command_line import check_writable
 from atommem.environment import find_environment
 from atommem.envs.scoring.breakdowns import breakdowns
-from atommem.errors import BudgetSpentError
+from atommem.errors import BudgetSpentError, check_writable
 from atommem.eval.console_report import (
     EXIT_BUDGET_SPENT,
     EXIT_TOO_MANY_FAILED,
@@ -21,7 +20,7 @@ from atommem.eval.console_report import (
     report_tables,
     wide_console,
 )
-from atommem.eval.eval_config import Configs, parse_arguments
+from atommem.eval.eval_config import EvalRun, parse_arguments
 from atommem.eval.output import EPISODES, SUMMARY, trace_path
 from atommem.eval.runner import evaluate
 from atommem.eval.workbench import Workbench
@@ -46,13 +45,13 @@ def main(argv: list[str] | None = None) -> int:
         from atommem.eval.suites.suite_cli import main as run_suite
 
         return run_suite(argv)
-    configs = parse_arguments(argv)
-    config = configs[0]
+    evaluation = parse_arguments(argv)
+    config = evaluation.config
     check_writable("out", config.out, folder=True)
-    if not config.is_server:
-        model_folder("policy", config.policy[0])
+    if not evaluation.policy.is_server:
+        model_folder("policy", evaluation.policy.policy[0])
     try:
-        result = asyncio.run(_run(configs))
+        result = asyncio.run(_run(evaluation))
     except KeyboardInterrupt:
         return interrupted(config.out)
     except BudgetSpentError as error:
@@ -79,11 +78,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _run(configs: Configs) -> EvalResult:
-    config = configs[0]
-    tasks = find_environment(configs[3].environment).read_tasks(config.data)[: config.limit]
+async def _run(evaluation: EvalRun) -> EvalResult:
+    config = evaluation.config
+    tasks = find_environment(evaluation.run.environment.environment).read_tasks(config.data)[
+        : config.limit
+    ]
     async with Workbench() as session:
-        method, settings = await session.open(configs)
+        method, settings = await session.open(evaluation)
         return await evaluate(
             tasks,
             method,

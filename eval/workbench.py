@@ -8,16 +8,15 @@ from dataclasses import asdict, astuple
 from typing import Any
 
 from atommem.blocking import ended_by_ctrl_c
-from atommem.config import EmbedderConfig
-from atommem.embedding import make_embedder
+from atommem.config import EmbedderConfig, PolicyConfig
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, make_environments
 from atommem.envs.scoring.judge_config import judge_settings
-from atommem.eval.eval_config import Configs, EvalConfig
+from atommem.eval.eval_config import EvalRun
 from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
-from atommem.policy.contract import Sampling
-from atommem.policy.opening import PolicyChoice, open_policy, policy_identity
+from atommem.policy.opening import open_policy, policy_identity
+from atommem.run import open_embedder
 from atommem.session import ENCODE_THREADS
 
 
@@ -32,7 +31,7 @@ class Workbench:
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
-        self._policy: tuple[PolicyChoice, Any, dict[str, Any]] | None = None
+        self._policy: tuple[PolicyConfig, Any, dict[str, Any]] | None = None
         self._embedder: tuple[EmbedderConfig, Embedder] | None = None
         self._environments: dict[tuple[Any, ...], EnvironmentFactory] = {}
         self._to_close = {"policy": AsyncExitStack(), "embedder": AsyncExitStack()}
@@ -44,17 +43,18 @@ class Workbench:
         async with self._to_close["embedder"], self._to_close["policy"]:
             pass
 
-    async def open(self, configs: Configs) -> tuple[Method, dict[str, Any]]:
-        """The method that `configs` describe, and the settings that its output folder must agree in.
+    async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
+        """The method that `evaluation` describes, and the settings that its output folder must agree in.
 
         Raises:
             ConfigError: A setting is wrong, or a package is missing.
             PolicyError: The model or tokenizer cannot be loaded.
             OutageError: The policy's or the embedder's server is out of reach.
         """
-        config, memory, embedder_config, environment = configs
-        policy, identity = await self._open_policy(config)
-        embedder = await self._open_embedder(embedder_config)
+        config, run = evaluation.config, evaluation.run
+        environment = run.environment
+        policy, identity = await self._open_policy(evaluation.policy)
+        embedder = await self._open_embedder(run.embedder)
         key = (type(environment), repr(astuple(environment)))  # settings may be lists
         if key not in self._environments:
             self._environments[key] = make_environments(environment, policy.tokenizer)
@@ -66,12 +66,10 @@ class Workbench:
                 embedder=embedder,
                 tokenizer=policy.tokenizer,
                 environments=self._environments[key],
-                memory=memory,
-                sampling=Sampling(
-                    config.temperature, config.top_p, config.top_k, config.max_tokens, config.seed
-                ),
-                max_in_flight=self._slots or config.max_in_flight,
-                chat_template_kwargs=config.template_kwargs,
+                memory=run.memory,
+                sampling=run.sampling,
+                max_in_flight=self._slots or evaluation.policy.max_in_flight,
+                chat_template_kwargs=run.chat_template_kwargs,
                 context_tokens=config.context_tokens,
                 yarn_factor=config.yarn_factor,
                 encode_threads=ENCODE_THREADS,
@@ -80,7 +78,7 @@ class Workbench:
         settings = {
             "policy": identity,
             # The same server may come back at another address.
-            "embedder": {**asdict(embedder_config), "embedder_url": None},
+            "embedder": {**asdict(run.embedder), "embedder_url": None},
             "environment": {
                 name: value
                 for name, value in {
@@ -90,13 +88,12 @@ class Workbench:
                 }.items()
                 if name not in environment.operational
             },
-            "chat_template_kwargs": config.template_kwargs,
+            "chat_template_kwargs": run.chat_template_kwargs,
             "method": {"name": config.method},
         }
         return method, settings
 
-    async def _open_policy(self, config: EvalConfig) -> tuple[Any, dict[str, Any]]:
-        choice = config.choice
+    async def _open_policy(self, choice: PolicyConfig) -> tuple[Any, dict[str, Any]]:
         if self._policy is None or self._policy[0] != choice:
             self._policy, self._environments = None, {}
             await self._to_close["policy"].aclose()
@@ -111,6 +108,6 @@ class Workbench:
             self._embedder = None
             await self._to_close["embedder"].aclose()
             with ended_by_ctrl_c():
-                self._embedder = (config, make_embedder(config))
+                self._embedder = (config, open_embedder(config))
             self._to_close["embedder"].push_async_callback(self._embedder[1].close)
         return self._embedder[1]

@@ -6,18 +6,18 @@ python examples/compare.py runs/demo/cold_start runs/demo/grpo runs/demo/heldout
 import asyncio
 import sys
 
+from atommem.api import Runtime
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
-from atommem.face.engine import Engine
 
 
 async def evaluated(policy: str, tasks: list[Task]) -> EvalResult:
     """Every task once, with the settings that are in the policy's folder."""
-    engine = Engine.open(policy, temperature=1.0, seed=0)
+    engine = Runtime.open(policy, temperature=1.0, seed=0)
     try:
         return await evaluate(tasks, EpisodeRunner(engine.agent), progress=False)
     finally:

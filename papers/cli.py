@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import CommandParser, check_writable, one_line
+from atommem.arguments import Parser
 from atommem.envs.task_files import write_json, write_text
-from atommem.errors import AtomMemError, ConfigError
+from atommem.errors import AtomMemError, ConfigError, check_writable, format_error
 from papers.journal import resumable, settings_of
 
 EXIT_CHECK_FAILED = 1
@@ -27,7 +27,7 @@ def run_safely(name: str, command: Callable[[], int]) -> int:
     try:
         return command()
     except (AtomMemError, OSError) as error:
-        print(f"papers.{name}: {one_line(error)}", file=sys.stderr)
+        print(f"papers.{name}: {format_error(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\npapers.{name}: interrupted", file=sys.stderr)
@@ -37,7 +37,7 @@ def run_safely(name: str, command: Callable[[], int]) -> int:
 def run(name: str, argv: list[str]) -> int:
     """Run ``papers.NAME.experiment`` and print its report; raises AtomMemError."""
     experiment: Any = import_module(f"papers.{name}.experiment")
-    parser = CommandParser(prog=f"python -m papers.{name}", description=experiment.__doc__)
+    parser = Parser(f"python -m papers.{name}", experiment.__doc__)
     parser.add_argument("--check", action="store_true", help="Exit with 1 if a check fails.")
     parser.add_argument("--json", action="store_true", help="Print the report as one JSON line.")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="Write NAME.json and NAME.md.")

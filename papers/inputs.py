@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import yaml
 
+from atommem.config import PolicyConfig
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.envs.benchmarks.rows import Row, read_rows
 from atommem.envs.task_files import replacing
 from atommem.errors import ConfigError, DataError
 from atommem.policy.contract import Sampling
-from atommem.policy.opening import API_HELP, PolicyChoice, open_policy
+from atommem.policy.opening import open_policy
 from atommem.prompts import render_chat
 from papers.journal import Journal
 
@@ -168,7 +169,7 @@ Ask = Callable[[str, int], str]
 def add_policy_flags(parser: argparse.ArgumentParser, role: str) -> None:
     """Add the flags that name a model; `role` describes its task in ``--help``."""
     parser.add_argument("--policy", nargs="+", help=f"Model folder or server URL: {role}.")
-    parser.add_argument("--api", default="completions", help=API_HELP)
+    parser.add_argument("--api", default="completions", help="completions or chat.")
     parser.add_argument("--model", help="Name of the model on the server.")
     parser.add_argument("--tokenizer", help="Tokenizer folder or hub name (server).")
 
@@ -176,7 +177,7 @@ def add_policy_flags(parser: argparse.ArgumentParser, role: str) -> None:
 @contextmanager
 def open_asker(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]:
     """Open the policy named by the flags; `journal` stores its replies."""
-    choice = PolicyChoice(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
+    choice = PolicyConfig(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
     policy: Any = open_policy(choice)
 
     async def reply(text: str, max_tokens: int) -> str:

@@ -1,14 +1,14 @@
-"""Does GRPO learn with rollouts from a running vLLM server that gets the new LoRA adapter after every update?
+"""Does GRPO learn with rollouts from a vLLM server that gets the new adapter every update?
 
     python scripts/bench_lora_sync.py [--seeds 0 1 2] [--updates 40]
 
-The demo's policy, in a size that vLLM serves on CPU, is cold-started (four minutes), served with runtime LoRA and trained
-by `atommem train grpo` with `vllm_mode: server`. Held-out exact match is sampled by the server before and after. In every
-update the log-probabilities of what the server sampled must agree with the trainer's: a server that kept an older adapter
-would show there.
+The demo's policy, in a size that vLLM serves on CPU, is cold-started (four minutes), served with
+runtime LoRA and trained by `atommem train grpo` with `vllm_mode: server`. Held-out exact match is
+sampled by the server before and after. In every update the log-probabilities of what the server
+sampled must agree with the trainer's: a server that kept an older adapter would show there.
 
-The bar: mean differences of log-probabilities at most 1e-3, exact match at most .5 before and at least .9 after. The last
-line is JSON; the exit status is 0 if its "holds" is true.
+The bar: mean differences of log-probabilities at most 1e-3, exact match at most .5 before and at
+least .9 after. The last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ def start_server(model: Path, log: Path) -> Any:
 
 def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) -> Any:
     """Evaluate the base model or an adapter on the server, with training's sampling."""
-    args, memory, embedder, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, embedder, environment = run.memory, run.embedder, run.environment
     stored = {**asdict(memory), **asdict(environment), "max_tokens": args.max_completion_length}
     tokenizer = load_tokenizer(model)
 
-    async def run() -> Any:
+    async def sample() -> Any:
         pool = ServerPool([url], "policy", tokenizer=tokenizer, max_in_flight=1024)
         if adapter is not None:
             await pool.use_adapter(adapter)
@@ -67,7 +68,7 @@ def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) ->
         finally:
             await pool.close()
 
-    return asyncio.run(run())
+    return asyncio.run(sample())
 
 
 def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         given |= {"lora_r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0}
         given |= {"lora_target_modules": "all-linear"}
         settings = parse("grpo", flags(given))
-        args = settings[0]
+        args = settings.args
         count = args.max_steps * args.per_device_train_batch_size // args.num_generations
         save_tasks(list(generate(RECIPE.world, count, 10 * seed + 3)), data)
         before = score(settings, server.url, heldout, None)

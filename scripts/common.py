@@ -1,4 +1,4 @@
-"""Shared by the benches: the command line, the JSON line at the end, processes, agents and vLLM servers."""
+"""Shared by the benches: command line, JSON line, processes, agents and vLLM servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if str(ROOT) not in sys.path:
 
 
 def command_line(description: str | None, **quick: Any) -> argparse.ArgumentParser:
-    """Make a parser with a flag ``--quick`` that sets the options `quick` to their smallest form."""
+    """Make a parser with a flag ``--quick`` that sets the options `quick`."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=style)
 
@@ -89,21 +89,12 @@ def make_agent(
     **settings: Any,
 ) -> Any:
     """Make the agent of a policy from settings by name; `stored` are those of its folder."""
-    from atommem.embedding import make_embedder
-    from atommem.environment import make_environments
-    from atommem.face.settings import Settings
-    from atommem.session import Agent
+    from atommem.run import Checkpoint, build_agent, make_run
 
-    known = Settings.of(stored or {}, settings)
-    tokenizer = policy.tokenizer if tokenizer is None else tokenizer
-    return Agent(
-        policy=policy,
-        embedder=embedder or make_embedder(known.embedder),
-        tokenizer=tokenizer,
-        environments=make_environments(known.environment, tokenizer),
-        memory=known.memory,
-        sampling=known.sampling,
-        keep_prompts=keep_prompts,
+    checkpoint = Checkpoint.load(None, settings.get("environment"), stored)
+    run = make_run(settings, checkpoint)
+    return build_agent(
+        run, policy, tokenizer=tokenizer, embedder=embedder, keep_prompts=keep_prompts
     )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from atommem.api import answer_question
 from atommem.episode import Step
 from atommem.errors import AtomMemError, PromptTooLongError
-from atommem.face.asking import asked
 from atommem.memory.log import Entry, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import TextVectors
@@ -127,7 +127,7 @@ class Conversation:
             session_state = SessionState(
                 self.id, state.turns, state.sampled, start, tuple(state.operations), state.vectors
             )
-            self._session = await Session.take_up(
+            self._session = await Session.restore(
                 model.agent, session_state, reembed=any_checkpoint
             )
             self._state = state
@@ -239,7 +239,7 @@ class Conversation:
                     await on_step(step)
 
             environments = self._resources.model.agent.environments
-            text, _ = await asked(environments, question, turn, keep)
+            text, _ = await answer_question(environments, question, turn, keep)
             return Answer(text, entries, tuple(steps))
 
         try:

@@ -10,32 +10,50 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.command_line import CommandParser
-from atommem.environment import DEFAULT_ENVIRONMENT
+from atommem.arguments import Parser, field_names, given_flags
+from atommem.config import setting
 from atommem.errors import ConfigError
-from atommem.face.flags import add_settings, given_settings
-from atommem.policy.opening import API_HELP
+from atommem.run import Checkpoint, add_run_settings
 
 if TYPE_CHECKING:
     from atommem.serve.served_model import ServedModel
 
 DATABASE = "sqlite:///runs/serve/conversations.db"
-_DATABASE_HELP = (
-    f"Where conversations are kept: sqlite:///FILE, or postgresql://USER@HOST/NAME (default: {DATABASE}, or "
-    "ATOMMEM_DATABASE)."
-)
-_OWN = (
-    ("--host", str, "127.0.0.1", "Address to listen on; another than this machine's needs a key."),
-    ("--port", int, 8765, "Port to listen on."),
-    ("--active", int, 64, "Most turns at the same time."),
-    ("--max_requests", int, 320, "Most requests in work or waiting; more are refused (429)."),
-    ("--open_conversations", int, 500, "Most idle conversations in memory."),
-    ("--turn_seconds", float, 300.0, "How long a turn may take (503)."),
-    ("--drain_seconds", int, 30, "How long requests may go on after SIGTERM."),
-)
+
+
+@dataclass
+class ServeConfig:
+    """The server, beside the policy that it serves."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; another machine's access needs a key.")
+    port: int = setting(8765, "Port to listen on.")
+    db: str = setting(
+        DATABASE,
+        "Database of conversations: sqlite:///FILE or postgresql://USER@HOST/NAME. "
+        "ATOMMEM_DATABASE sets the default.",
+    )
+    name: str = setting("", "Name of the model for clients (default: the folder's name).")
+    keys: str | None = setting(
+        None,
+        "File of bearer keys, one OWNER=KEY a line (default: ATOMMEM_SERVE_KEYS, with commas). Each "
+        "owner has its own conversations. Without keys only this machine has access.",
+    )
+    hosts: list[str] = setting([], "Names that clients use for this server; * is any.")
+    move: bool = setting(
+        False,
+        "First move the conversations of other checkpoints or embedders to this one; entries are "
+        "embedded again.",
+    )
+    stdio: bool = setting(False, "Speak MCP on standard input and output, instead of HTTP.")
+    active: int = setting(64, "Most turns at the same time.")
+    max_requests: int = setting(320, "Most requests in work or waiting; more are refused (429).")
+    open_conversations: int = setting(500, "Most idle conversations in memory.")
+    turn_seconds: float = setting(300.0, "Longest time of a turn (503).")
+    drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,74 +62,37 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting is wrong, or the policy or database cannot be opened.
     """
-    return _serve(_arguments(sys.argv[1:] if argv is None else argv))
+    return _serve(*_arguments(sys.argv[1:] if argv is None else argv))
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    ahead = CommandParser(add_help=False)
-    ahead.add_argument("--environment", default=DEFAULT_ENVIRONMENT)
-    parser = CommandParser(
-        prog="atommem serve",
-        usage="atommem serve --policy POLICY [--db URL] [--port N] [settings]",
-        description="Serve a policy as a memory: conversations, responses and chat completions of OpenAI's API, and "
-        "the memory's own log (docs/serve.md).",
+def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return the command's own arguments, and the settings of the policy that were given."""
+    parser = Parser(
+        "atommem serve",
+        "Serve a policy as a memory: conversations, responses and chat completions of OpenAI's "
+        "API, and the memory's own log (docs/serve.md). --policy is a model folder, a run with "
+        "one in it (runs/demo), or servers.",
+        usage="atommem serve --policy POLICY [--db URL] [--port N] [--SETTING VALUE ...]",
     )
-    parser.add_argument(
-        "--policy",
-        nargs="+",
-        required=True,
-        help="A model folder, or a run with one in it (runs/demo); or the URLs of vLLM servers of one model, or of a "
-        "chat server (--api chat).",
-    )
-    parser.add_argument("--api", default=argparse.SUPPRESS, help=API_HELP)
-    parser.add_argument(
-        "--model",
-        default=argparse.SUPPRESS,
-        help="Name of the model (or LoRA adapter) on the server.",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default=argparse.SUPPRESS,
-        help="Folder of the checkpoint that a server serves.",
-    )
+    parser.add_settings("server", ServeConfig)
     parser.add_argument(
         "--vllm",
         nargs="?",
         const="",
         metavar="FLAGS",
-        help="Start a vLLM server for the folder (an adapter on its base model), and end it with this one. FLAGS are "
-        'vLLM\'s, as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names the interpreter of an environment with '
-        "vLLM (default: this one).",
+        help="Start a vLLM server for the folder (for an adapter: of its base model) with these "
+        'flags as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names its interpreter.',
     )
-    parser.add_argument(
-        "--name", default="", help="What clients call the model (default: the folder's name)."
-    )
-    parser.add_argument("--db", default=_database(), help=_DATABASE_HELP)
-    parser.add_argument(
-        "--keys",
-        help="File of bearer keys, one OWNER=KEY a line (default: ATOMMEM_SERVE_KEYS, the same with commas). Each "
-        "owner has conversations of its own. Without keys, the server listens on this machine only.",
-    )
-    parser.add_argument(
-        "--hosts", nargs="*", default=[], help="Names that clients call this server by; * is any."
-    )
-    parser.add_argument(
-        "--move",
-        action="store_true",
-        help="First move all conversations of other checkpoints or embedders to this one; entries are embedded anew.",
-    )
-    for flag, kind, default, text in _OWN:
-        parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: {default})")
-    parser.add_argument(
-        "--stdio",
-        action="store_true",
-        help="Speak MCP on standard input and output, in the place of HTTP.",
-    )
-    add_settings(parser, ahead.parse_known_args(argv)[0].environment)
-    return parser.parse_args(argv)
+    add_run_settings(parser, Checkpoint.find(argv, {}).environment)
+    parsed = parser.read(argv, {"db": _database()})
+    if not parsed.policy:
+        raise ConfigError("--policy is missing. Give a model folder or a server's URL.")
+    own = {*field_names(ServeConfig), "policy", "vllm"}
+    given = given_flags(argv, parsed)
+    return parsed, {name: value for name, value in given.items() if name not in own}
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
     from atommem.serve.served_model import ServedModel
     from atommem.servers.vllm_process import free_port
@@ -125,17 +106,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
     if not arguments.stdio:
         free_port(arguments.host, arguments.port)
-    own = {name.removeprefix("--") for name, *_ in _OWN} | {
-        "policy",
-        "vllm",
-        "name",
-        "db",
-        "keys",
-        "hosts",
-        "move",
-        "stdio",
-    }
-    settings: dict[str, Any] = given_settings(arguments, tuple(own))
     with contextlib.ExitStack() as stack:
         if arguments.vllm is None:
             policy = ServedModel.open(arguments.policy, name=arguments.name, **settings)

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from atommem.config import EmbedderConfig, MemoryConfig, load_config
+from atommem.api import Runtime
+from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.environment import find_environment
 from atommem.envs.questions_shown import TrainedFor, trained_for
 from atommem.errors import ConfigError
-from atommem.face.engine import Engine
 from atommem.observation import Observation
-from atommem.policy.opening import is_server
 from atommem.servers.vllm_process import VllmServer
 from atommem.session import Agent
 
@@ -64,7 +63,7 @@ class ServedModel:
 
     @classmethod
     def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
-        """Open a model; `settings` are those of `atommem.face.async_memory.AsyncMemory`.
+        """Open a model; `settings` are those of `atommem.api.AsyncMemory`.
 
         Raises:
             ConfigError: A setting is invalid or differs from the training's.
@@ -79,7 +78,7 @@ class ServedModel:
         folder = str(settings.get("tokenizer") or "") if remote else names[0]
         trained = load_config(folder) if folder else {}
         check_settings(trained, settings, folder)
-        engine = Engine.open(names, **settings)
+        engine = Runtime.open(names, **settings)
         name = name or model or Path(names[0]).name
         return cls.from_engine(engine, name, fingerprint(folder, model), trained)
 
@@ -118,7 +117,7 @@ class ServedModel:
 
     @classmethod
     def from_engine(
-        cls, engine: Engine, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
+        cls, engine: Runtime, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
     ) -> ServedModel:
         """Serve an open engine."""
         engine.agent.embedder = Float16Embedder(engine.agent.embedder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from atommem.cli import main as atommem
-from atommem.env_check.probes import WordTokenizer as WordTokenizer
 from atommem.environment import EnvironmentFactory, environment_config, make_environments
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
@@ -20,6 +20,44 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.session import Agent
+
+
+class WordTokenizer:
+    """Words, with the white space before them, as tokens: counts and cuts where no model's tokenizer is at hand."""
+
+    eos_token_id = pad_token_id = 0
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {"<eos>": 0}
+        self._words = ["<eos>"]
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool
+    ) -> dict[str, Any]:
+        """Ids and spans."""
+        spans = [match.span() for match in re.finditer(r"\s*\S+|\s+$", text)]
+        return {"input_ids": [self._id(text[a:b]) for a, b in spans], "offset_mapping": spans}
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text."""
+        return [self._id(word) for word in re.findall(r"\s*\S+|\s+$", text)]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids."""
+        return "".join(
+            self._words[token_id] for token_id in token_ids if token_id or not skip_special_tokens
+        )
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> str:
+        """The messages under their roles."""
+        turns = "".join(f"[{message['role']}] {message['content']}\n" for message in conversation)
+        return turns + "[assistant]" * bool(kwargs.get("add_generation_prompt"))
+
+    def _id(self, word: str) -> int:
+        if word not in self._ids:
+            self._ids[word] = len(self._words)
+            self._words.append(word)
+        return self._ids[word]
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:

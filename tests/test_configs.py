@@ -94,12 +94,12 @@ def test_a_dry_run_passes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("path", [*TRAIN, *EVAL], ids=lambda path: path.stem)
 def test_configs_are_read_by_a_real_run_too(path: Path) -> None:
     if path in EVAL:
-        _, memory, *_ = parse_arguments(
-            ["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"]
-        )
+        flags = ["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"]
+        memory = parse_arguments(flags).run.memory
     else:
-        args, memory, *_ = parse(stage_of(path), ["--config", str(path), "--use_cpu"])
-        assert args.data
+        found = parse(stage_of(path), ["--config", str(path), "--use_cpu"])
+        memory = found.run.memory
+        assert found.args.data
         given = yaml.safe_load(path.read_text())
         if "Qwen3" in given["model_name_or_path"]:  # it thinks only where its thoughts fit
             quiet = given.get("chat_template_kwargs") == {"enable_thinking": False}
@@ -110,7 +110,9 @@ def test_configs_are_read_by_a_real_run_too(path: Path) -> None:
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    configs = parse("grpo", ["--config", str(path), "--use_cpu"])
+    found = parse("grpo", ["--config", str(path), "--use_cpu"])
+    run = found.run
+    configs = (found.args, run.memory, run.embedder, run.environment, found.model)
     return {item.name: getattr(config, item.name) for config in configs for item in fields(config)}
 
 

@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from trl import ModelConfig
 from trl.experimental.async_grpo import AsyncGRPOConfig
 
+from atommem.config import check_least, setting
 from atommem.errors import ConfigError
-from atommem.train.episode_config import EpisodeConfig
-from atommem.train.stage_config import DISTRIBUTION, check_fixed
+from atommem.train.train_config import DISTRIBUTION, EpisodeConfig, check_refused
 
-# Fields of AsyncGRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
+_ONE_UPDATE = "a trainer step is one update; token_budget bounds the memory"
+_EPISODE_LOGS = "log_episodes shows whole episodes, and save_traces keeps them"
+_UNSUPPORTED = "TRL's asynchronous trainer does not support it"
+
 ASYNC_REFUSED: dict[str, tuple[Any, str]] = {
-    "gradient_accumulation_steps": (
-        1,
-        "one trainer step is one update; token_budget bounds the memory",
-    ),
-    "torch_empty_cache_steps": (
-        None,
-        "one trainer step is one update; token_budget bounds the memory",
-    ),
-    "auto_find_batch_size": (False, "it would begin the run again; token_budget bounds the memory"),
+    "gradient_accumulation_steps": (1, _ONE_UPDATE),
+    "torch_empty_cache_steps": (None, _ONE_UPDATE),
+    "auto_find_batch_size": (False, "it would restart the run; token_budget bounds the memory"),
     "neftune_noise_alpha": (None, DISTRIBUTION),
-    "fp16": (False, "an update without variance has no gradients to unscale: use bf16"),
-    "use_liger_kernel": (False, "TRL's asynchronous trainer does not support it"),
+    "fp16": (False, "an update without variance has no gradients to unscale; use bf16"),
+    "use_liger_kernel": (False, _UNSUPPORTED),
     "top_p": (1.0, DISTRIBUTION),
     "top_k": (0, DISTRIBUTION),
     "min_p": (None, DISTRIBUTION),
     "repetition_penalty": (1.0, DISTRIBUTION),
     "max_tool_calling_iterations": (None, "the environment bounds an episode"),
-    "fork_threshold_tokens": (1024, "every step is a row of its own: nothing is reconciled"),
-    "queue_maxsize": (1024, "max_staleness bounds what is sampled ahead"),
-    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
-    "num_completions_to_print": (
-        None,
-        "log_episodes shows whole episodes, and save_traces keeps them",
-    ),
+    "fork_threshold_tokens": (1024, "every step is a row; nothing is reconciled"),
+    "queue_maxsize": (1024, "max_staleness bounds the rollouts in advance"),
+    "log_completions": (False, _EPISODE_LOGS),
+    "num_completions_to_print": (None, _EPISODE_LOGS),
+}
+"""Fields of `AsyncGRPOConfig` that cannot be honoured: the only accepted value and the reason."""
+
+_MODEL_REFUSED: dict[str, tuple[Any, str]] = {
+    "attn_implementation": (None, "tree packing has its own attention"),
+    "load_in_4bit": (False, _UNSUPPORTED),
+    "load_in_8bit": (False, _UNSUPPORTED),
+    "lora_dropout": (0.0, DISTRIBUTION),
 }
 
 
@@ -45,56 +47,41 @@ ASYNC_REFUSED: dict[str, tuple[Any, str]] = {
 class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     """GRPO over whole episodes, sampled while the trainer steps.
 
-    `per_device_train_batch_size` counts episodes per process and update; over all processes it has to
-    be a multiple of `num_generations`. A field of `AsyncGRPOConfig` that cannot be honoured here is
-    refused, never ignored. `beta` is ours: TRL's asynchronous
-    trainer has no reference model.
+    `per_device_train_batch_size` counts episodes per process and update; over all processes it is a
+    multiple of `num_generations`. `beta` is ours: TRL's asynchronous trainer has no reference model.
 
     Raises:
         ConfigError: A field has a value that cannot be honoured, or is out of range.
         ValueError: `AsyncGRPOConfig` refuses a value.
     """
 
-    fixed = ASYNC_REFUSED
+    refused: ClassVar = ASYNC_REFUSED
 
-    use_vllm: bool = field(
-        default=False,
-        metadata={
-            "help": "Sample from vLLM servers (vllm_server_base_url, several separated by commas); otherwise from a "
-            "second copy of the model in this process."
-        },
+    use_vllm: bool = setting(
+        False,
+        "Sample from vLLM servers (vllm_server_base_url, several with commas); otherwise from a "
+        "second copy of the model in this process.",
     )
-    beta: float = field(
-        default=0.0,
-        metadata={
-            "help": "KL coefficient, to the model without its adapter or as it was before training; 0 is none."
-        },
+    beta: float = setting(
+        0.0,
+        "KL coefficient, to the model without its adapter or before training; 0 is none.",
     )
-    shuffle_dataset: bool = field(
-        default=True, metadata={"help": "Take the tasks in random order."}
-    )
+    shuffle_dataset: bool = setting(True, "Take the tasks in random order.")
 
     # AsyncGRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
-    output_dir: str = field(
-        default="runs/async", metadata={"help": "Where checkpoints and logs go."}
+    output_dir: str = setting("runs/async", "Folder of checkpoints and logs.")
+    token_budget: int | None = setting(
+        16_384,
+        "Most unique tokens in one forward and backward pass per process. Bounds memory, not the "
+        "update. A longer step gets a pass of its own.",
     )
-    token_budget: int | None = field(
-        default=16_384,
-        metadata={
-            "help": "Most unique tokens in one forward and backward pass per process. Bounds memory, not the update. "
-            "A longer step gets a pass of its own."
-        },
+    max_inflight_tasks: int = setting(
+        -1, "Most episodes at the same time; -1: all that max_staleness allows."
     )
-    max_inflight_tasks: int = field(
-        default=-1,
-        metadata={"help": "Most episodes at the same time; -1: all that max_staleness allows."},
-    )
-    max_staleness: int = field(
-        default=2,
-        metadata={
-            "help": "How many versions of the weights a group may be older than those it is trained on. 0 waits for "
-            "every update: on-policy."
-        },
+    max_staleness: int = setting(
+        2,
+        "Versions of the weights that a group may be older than those in training. 0 waits for "
+        "every update: on-policy.",
     )
 
     @property
@@ -104,45 +91,30 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_staleness < 0:
-            raise ConfigError(f"max_staleness is {self.max_staleness}: give 0 (on-policy) or more.")
+        check_least(self, max_staleness=0, beta=0)
         if self.max_inflight_tasks == 0 or self.max_inflight_tasks < -1:
             raise ConfigError(
-                f"max_inflight_tasks is {self.max_inflight_tasks}: give at least 1, or -1 for no limit."
+                f"max_inflight_tasks={self.max_inflight_tasks}: must be at least 1, or -1 for no "
+                "limit. Correct it."
             )
-        if self.beta < 0:
-            raise ConfigError(f"beta is {self.beta}: give 0 (no KL term) or more.")
         for name in ("token_budget", "weight_sync_steps"):
             if (getattr(self, name) or 0) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1.")
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1. Correct it.")
         if self.use_vllm and not self.vllm_server_urls:
             raise ConfigError(
-                "use_vllm is set but vllm_server_base_url is empty: give the servers' URLs."
+                "use_vllm=true: vllm_server_base_url is empty. Give the servers' URLs."
             )
 
 
 @dataclass
 class AsyncModelConfig(ModelConfig):
-    """TRL's `ModelConfig` without what `AsyncTrainConfig` has as well, and without what does not fit."""
+    """TRL's `ModelConfig` without the fields of `AsyncTrainConfig` and those that do not fit."""
 
     dtype: str | None = field(default=None, init=False)
     trust_remote_code: bool = field(default=False, init=False)
-    # The ratio compares with the log-probabilities of a server, which knows no dropout.
-    lora_dropout: float = field(
-        default=0.0, metadata={"help": "LoRA dropout; only 0 is supported."}
-    )
+    # The ratio compares with the log-probabilities of a server, which has no dropout.
+    lora_dropout: float = setting(0.0, "LoRA dropout; only 0 is supported.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fixed(
-            self,
-            {
-                "attn_implementation": (
-                    None,
-                    "the trainer packs steps as a tree, which has its own attention",
-                ),
-                "load_in_4bit": (False, "TRL's asynchronous trainer does not support it"),
-                "load_in_8bit": (False, "TRL's asynchronous trainer does not support it"),
-                "lora_dropout": (0.0, DISTRIBUTION),
-            },
-        )
+        check_refused(self, _MODEL_REFUSED)

@@ -1,15 +1,11 @@
-"""Settings of the dry run, the devices that it knows, and where the values of all other settings come from."""
+"""Settings of the dry run, and the devices that it knows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from atommem.command_line import CommandParser, one_line
+from atommem.config import check_choice, check_least, setting
 from atommem.errors import ConfigError
 
 
@@ -47,16 +43,12 @@ DEVICES = {
 
 
 def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": f"{text} (dry run)."})
+    return setting(default, f"{text} (dry run).")
 
 
 @dataclass
 class DryRunConfig:
-    """What `--dry_run` supposes; a training run ignores these fields.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
+    """Assumptions of ``--dry_run``; a training run ignores them."""
 
     dry_run: bool = _setting(
         False, "Check all settings, estimate memory and time without weights or GPU, then stop"
@@ -84,62 +76,10 @@ class DryRunConfig:
     dry_run_json: str | None = _setting(None, "File to write everything to as one JSON object")
 
     def __post_init__(self) -> None:
-        if self.dry_run_device not in DEVICES:
-            raise ConfigError(
-                f"dry_run_device is {self.dry_run_device!r}: give one of {', '.join(DEVICES)}."
-            )
+        check_choice("dry_run_device", self.dry_run_device, tuple(DEVICES))
         if not 0 < self.dry_run_utilisation <= 1:
             raise ConfigError(
-                f"dry_run_utilisation is {self.dry_run_utilisation}: give a share above 0, at most 1."
+                f"dry_run_utilisation={self.dry_run_utilisation}: must be above 0, at most 1."
             )
-        for name in ("processes", "completion_tokens", "tasks", "documents", "questions"):
-            value = getattr(self, f"dry_run_{name}")
-            if value is not None and value < 1:
-                raise ConfigError(f"dry_run_{name} is {value}: give at least 1.")
-
-
-def dry_run_settings(argv: Sequence[str]) -> DryRunConfig:
-    """The dry run's part of a command line and its ``--config`` file; the rest is passed over.
-
-    Raises:
-        ConfigError: A value is out of range, or the file cannot be read.
-    """
-    from trl import TrlParser
-
-    class Parser(CommandParser, TrlParser):
-        """TRL's, with our errors."""
-
-    parser = Parser((DryRunConfig,), prog="atommem train", add_help=False)
-    try:
-        settings, *_ = parser.parse_args_and_config(
-            list(argv), return_remaining_strings=True, fail_with_unknown_args=False
-        )
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        raise ConfigError(one_line(error)) from error
-    found: DryRunConfig = settings
-    return found
-
-
-def trace_settings(
-    configs: Sequence[Any], argv: Sequence[str], stored: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Every field of `configs`: its ``value``, and its ``source``: flag, file, model folder (`stored`) or default."""
-    words = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
-    flags = words | {name.removeprefix("no_") for name in words}
-    file = (
-        yaml.safe_load(Path(argv[argv.index("--config") + 1]).read_text("utf-8"))
-        if "--config" in argv
-        else {}
-    )
-    places = {"flag": flags, "file": file or {}, "model folder": stored}
-    found = {}
-    for name, value in (
-        (item.name, getattr(config, item.name)) for config in configs for item in fields(config)
-    ):
-        source = next((place for place, names in places.items() if name in names), "default")
-        # Printed and written to files: no secrets.
-        found[name] = {
-            "value": "(hidden)" if name.endswith("_token") and value else value,
-            "source": source,
-        }
-    return found
+        check_least(self, dry_run_processes=1, dry_run_completion_tokens=1, dry_run_tasks=1)
+        check_least(self, dry_run_documents=1, dry_run_questions=1)

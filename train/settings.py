@@ -1,27 +1,28 @@
-"""The settings of a run: read from the command line of a stage, its YAML file and the folder of its model."""
+"""Read the settings of a training stage from flags, YAML and the model folder."""
 
 from __future__ import annotations
 
 import math
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from inspect import get_annotations
-from typing import Any, NamedTuple
+from typing import Any
 
-import yaml
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
-from atommem.command_line import SettingsParser, check_writable, names_of, one_line
+from atommem.arguments import Parser, make, split_config
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.environment import EnvironmentConfig
-from atommem.envs.checkpoint_settings import Ahead, read_ahead
-from atommem.errors import ConfigError
+from atommem.environment import find_environment
+from atommem.errors import ConfigError, check_writable, format_error
+from atommem.policy.contract import Sampling
 from atommem.policy.opening import check_window, model_folder
+from atommem.run import Checkpoint, RunConfig
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run_config import DryRunConfig
 
 STAGES = ("grpo", "sft", "async")
-_MODEL = (
+_MODEL = [
     "data",
     "eval_data",
     "model_name_or_path",
@@ -30,112 +31,146 @@ _MODEL = (
     "lora_r",
     "lora_alpha",
     "output_dir",
-)
-_UPDATE = ("max_steps", "num_train_epochs", "learning_rate", "beta", "seed")
-_ROLLOUTS = (
-    *(
-        "temperature",
-        "max_completion_length",
-        "chat_template_kwargs",
-        "max_in_flight",
-        "max_inflight_tasks",
-    ),
-    *(
-        "carried_groups",
-        "dynamic_sampling",
-        "episode_max_tokens",
-        "episode_max_seconds",
-        "max_failed_fraction",
-    ),
-    *(
-        "rollout_batch_size",
-        "rollout_batch_tokens",
-        "use_vllm",
-        "vllm_mode",
-        "vllm_server_base_url",
-    ),
-    *("vllm_engine_kwargs", "max_staleness"),
-)
-_SAVING = (
-    *("save_steps", "save_total_limit", "resume_from_checkpoint", "logging_steps", "eval_strategy"),
-    *("report_to", "project", "run_name", "push_to_hub", "hub_model_id", "hub_private_repo"),
-    *(
-        "eval_steps",
-        "eval_temperature",
-        "num_generations_eval",
-        "log_episodes",
-        "log_episodes_steps",
-        "save_traces",
-    ),
-    *("dry_run", "dry_run_device"),
-)
+]
+_UPDATE = ["max_steps", "num_train_epochs", "learning_rate", "beta", "seed"]
+_ROLLOUTS = [
+    "temperature",
+    "max_completion_length",
+    "chat_template_kwargs",
+    "max_in_flight",
+    "max_inflight_tasks",
+    "carried_groups",
+    "dynamic_sampling",
+    "episode_max_tokens",
+    "episode_max_seconds",
+    "max_failed_fraction",
+    "rollout_batch_size",
+    "rollout_batch_tokens",
+    "use_vllm",
+    "vllm_mode",
+    "vllm_server_base_url",
+    "vllm_engine_kwargs",
+    "max_staleness",
+]
+_SAVING = [
+    "save_steps",
+    "save_total_limit",
+    "resume_from_checkpoint",
+    "logging_steps",
+    "eval_strategy",
+    "report_to",
+    "project",
+    "run_name",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+    "eval_steps",
+    "eval_temperature",
+    "num_generations_eval",
+    "log_episodes",
+    "log_episodes_steps",
+    "save_traces",
+    "dry_run",
+    "dry_run_device",
+]
 
 
-class Settings(NamedTuple):
-    """What a stage runs with; `args` are a `TrainConfig`, `ColdStartConfig` or `AsyncTrainConfig`."""
+@dataclass
+class Settings:
+    """The settings of a stage.
+
+    Attributes:
+        args: A `TrainConfig`, `ColdStartConfig` or `AsyncTrainConfig`.
+        run: What the agent is built from; its policy is the model in training.
+        model: TRL's.
+        dry_run: Of ``--dry_run``.
+        sources: Setting -> where its value is from: flag, file, model folder or default.
+    """
 
     args: Any
-    memory: MemoryConfig
-    embedder: EmbedderConfig
-    environment: EnvironmentConfig
+    run: RunConfig
     model: ModelConfig
+    dry_run: DryRunConfig
+    sources: dict[str, str]
 
     @property
     def stored(self) -> list[Any]:
-        """What is kept with the model, in its ``atommem_config.json``."""
-        generation = GenerationSettings(
-            self.args.max_completion_length or 1024, self.args.template_kwargs
-        )
-        return [self.memory, self.embedder, self.environment, generation]
+        """The dataclasses that a checkpoint's ``atommem_config.json`` holds."""
+        run = self.run
+        generation = GenerationSettings(run.sampling.max_tokens, run.chat_template_kwargs)
+        return [run.memory, run.embedder, run.environment, generation]
 
 
 def parse(
     stage: str, argv: Sequence[str], adapt: Callable[[type], type] = lambda config: config
 ) -> Settings:
-    """Read the command line of a stage; in `sft`, memory and environment say what prompts look like.
+    """Read the command line of a stage. In `sft`, memory and environment describe the prompts.
 
     Args:
         stage: One of `STAGES`.
         argv: Its flags.
-        adapt: Makes the class that is read in the place of the stage's own.
+        adapt: Replaces the stage's configuration class.
 
     Raises:
         AtomMemError: A setting is unknown or out of range, or a file cannot be read.
     """
-
-    class Parser(SettingsParser, TrlParser):
-        """TRL's, with our help and our errors."""
-
     config_class, model_class = _classes(stage)
     config_class = adapt(config_class)
+    argv, values = split_config(argv, "train")
+    checkpoint = Checkpoint.find(argv, values, "model_name_or_path")
+    stored = dict(checkpoint.stored)
+    if "max_tokens" in stored:
+        stored["max_completion_length"] = stored.pop("max_tokens")
+    environment = find_environment(checkpoint.environment).config_class
+    parser = Parser(
+        f"atommem train {stage}",
+        "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "
+        "configs). --help-all also shows those of TRL and transformers, and every text in full.",
+        usage=f"atommem train {stage} [--config FILE|NAME] [--SETTING VALUE ...]",
+        show_all="--help-all" in argv,
+    )
+    kinds = (config_class, MemoryConfig, EmbedderConfig, environment, model_class, DryRunConfig)
     try:
-        ahead = read_ahead(argv, "model_name_or_path")
-        own = ahead.environment.config_class
-        parser = Parser(
-            (config_class, MemoryConfig, EmbedderConfig, own, model_class, DryRunConfig),
-            _groups(config_class, own),
-            prog=f"atommem train {stage}",
-            description="All settings can also be given in a YAML file: --config FILE or NAME (atommem configs).",
-        )
-        parser.set_defaults_with_config(**folder_defaults(ahead))
-        *found, _ = parser.parse_args_and_config(list(argv))
+        _add_groups(parser, kinds)
+        parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
+        args, memory, embedder, world, model, dry_run = (make(kind, parsed) for kind in kinds)
     except ArgumentError as error:
         raise ConfigError(
-            f"environment {ahead.environment.__name__} has a setting that this command has too ({error}): rename it."
+            f"environment={checkpoint.environment}: has a setting of this command ({error}). Rename it."
         ) from error
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{one_line(error)} (see atommem train {stage} --help)") from error
-    settings = Settings(*found)
-    if not settings.args.data:
-        raise ConfigError(f"data is not set: give --data FILE (see atommem train {stage} --help).")
-    if settings.model.model_name_or_path is None:
-        raise ConfigError("model_name_or_path is not set: give a model folder or hub name.")
-    _check(settings.args, settings.model.model_name_or_path)
-    return settings
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
+    _check(args, model.model_name_or_path)
+    run = RunConfig(
+        memory=memory,
+        embedder=embedder,
+        environment=world,
+        sampling=Sampling(
+            temperature=getattr(args, "temperature", 1.0),
+            max_tokens=args.max_completion_length or 1024,
+        ),
+        chat_template_kwargs=args.template_kwargs,
+    )
+    return Settings(args, run, model, dry_run, _sources(parsed, argv, values, stored))
+
+
+def parse_dry_run(argv: Sequence[str]) -> DryRunConfig:
+    """Read the settings of the dry run alone, which the other settings' checks depend on."""
+    argv, values = split_config(argv, "train")
+    flags: list[str] = []
+    for word in argv:
+        if word.startswith("--dry_run") or (flags and flags[-1] and not word.startswith("--")):
+            flags.append(word)
+        else:
+            flags.append("")
+    parser = Parser("atommem train")
+    parser.add_settings("dry run", DryRunConfig)
+    values = {name: value for name, value in values.items() if name.startswith("dry_run")}
+    return make(DryRunConfig, parser.read([word for word in flags if word], values))
 
 
 def _classes(stage: str) -> tuple[type, type]:
-    """The configuration of a stage, and that of its model."""
+    """Return the configuration classes of a stage and of its model."""
     if stage == "async":
         from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 
@@ -145,51 +180,54 @@ def _classes(stage: str) -> tuple[type, type]:
     return ColdStartConfig if stage == "sft" else TrainConfig, ModelConfig
 
 
-def _check(args: Any, model: str) -> None:
-    """What is wrong whatever the trainer, before anything is loaded or made.
+def _add_groups(parser: Parser, kinds: Sequence[type]) -> None:
+    """Add all flags, grouped by topic; TRL's own are hidden."""
+    config_class, memory, embedder, environment, *_ = kinds
+    ours = [kind for kind in config_class.__mro__ if kind.__module__.startswith("atommem.")]
+    elsewhere = {*_MODEL, *_UPDATE, *_ROLLOUTS, *_SAVING}
+    own: Iterable[str] = (name for kind in ours for name in get_annotations(kind))
+    own = [name for name in dict.fromkeys(own) if name not in elsewhere]
+    groups: dict[str, Iterable[str]] = {
+        "data and model": _MODEL,
+        "memory": (item.name for item in fields(memory)),
+        "environment": (item.name for item in fields(environment)),
+        "embedder": (item.name for item in fields(embedder)),
+        "training": [*_UPDATE, *own],
+        "rollouts": _ROLLOUTS,
+        "saving, logging, resuming": _SAVING,
+    }
+    for title, names in groups.items():
+        parser.add_settings(title, *kinds, names=names)
+    parser.add_settings("TRL and transformers", *kinds, hidden=True)
+
+
+def _sources(
+    parsed: Any, argv: Sequence[str], values: Mapping[str, Any], stored: Mapping[str, Any]
+) -> dict[str, str]:
+    flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    places = {"flag": flags, "file": values, "model folder": stored}
+    return {
+        name: next((place for place, names in places.items() if name in names), "default")
+        for name in vars(parsed)
+    }
+
+
+def _check(args: Any, model: str | None) -> None:
+    """Check values and paths before anything is loaded or written.
 
     Raises:
-        AtomMemError: A value is out of range, there is no such model folder, or the output folder cannot be written.
+        AtomMemError: A value is out of range, or a path is missing or cannot be written.
     """
+    if not args.data:
+        raise ConfigError("--data is missing. Give a task file (atommem data build).")
+    if model is None:
+        raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
     if not 0 <= args.learning_rate < math.inf:
-        raise ConfigError(f"learning_rate is {args.learning_rate}: give 0 or more.")
-    if not 0 < getattr(args, "temperature", 1.0) < math.inf:
-        raise ConfigError(
-            f"temperature is {args.temperature}: give a number above 0, for greedy episodes are all one."
-        )
+        raise ConfigError(f"learning_rate={args.learning_rate}: must be 0 or more. Correct it.")
     length = args.max_completion_length
     if length is not None and length < 1:
-        raise ConfigError(f"max_completion_length is {length}: give at least 1.")
+        raise ConfigError(f"max_completion_length={length}: must be at least 1. Correct it.")
     model_folder("model_name_or_path", model)
     if length is not None:
         check_window("max_completion_length", length, model)
     check_writable("output_dir", args.output_dir, folder=True)
-
-
-def _groups(config_class: type, environment: type) -> dict[str, Sequence[str]]:
-    """The settings that ``--help`` shows, by title: those of the model that most runs give, and all that are ours."""
-    kinds = (kind for kind in config_class.__mro__ if kind.__module__.startswith("atommem."))
-    ours = dict.fromkeys(name for kind in kinds for name in get_annotations(kind))
-    elsewhere = {*_MODEL, *_UPDATE, *_ROLLOUTS, *_SAVING}
-    return {
-        "data and model": _MODEL,
-        "memory": names_of(MemoryConfig),
-        "environment": names_of(environment),
-        "embedder": names_of(EmbedderConfig),
-        "GRPO" if "num_generations" in ours else "training": [
-            *_UPDATE,
-            *(name for name in ours if name not in elsewhere),
-        ],
-        "rollouts": _ROLLOUTS,
-        "saving, watching, resuming": _SAVING,
-    }
-
-
-def folder_defaults(ahead: Ahead) -> dict[str, Any]:
-    """The settings that the model folder was trained with, under the names that they have here."""
-    found = dict(ahead.defaults)
-    if "max_tokens" in ahead.stored:
-        found["max_completion_length"] = ahead.stored["max_tokens"]
-    if ahead.stored.get("chat_template_kwargs"):
-        found["chat_template_kwargs"] = ahead.stored["chat_template_kwargs"]
-    return found

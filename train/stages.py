@@ -15,15 +15,14 @@ from huggingface_hub import HfApi
 from transformers.trainer_utils import SaveStrategy
 from trl import get_peft_config
 
-from atommem.command_line import one_line
 from atommem.environment import find_environment
 from atommem.episode import Episode
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, format_error
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.errors import CheckpointError
 from atommem.train.logs.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
+from atommem.train.logs.episodes import FOLDER, SampleEpisodes, trace_writer
 from atommem.train.logs.reporters import prepare_reporters, run_facts
-from atommem.train.logs.sample_episodes import FOLDER, SampleEpisodes, trace_writer
 from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
 from atommem.train.settings import Settings
 
@@ -71,7 +70,8 @@ def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
     from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
     from atommem.train.rollout.rollouts import Rollouts
 
-    args, memory, embedder, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, embedder, environment = run.memory, run.embedder, run.environment
     tokenizer = load_tokenizer(model)
     arguments = episode_arguments(settings, tokenizer)
     rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
@@ -100,7 +100,8 @@ def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
     from atommem.train.rollout.rollouts import Rollouts
 
-    args, memory, embedder, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, embedder, environment = run.memory, run.embedder, run.environment
     name, tokenizer = str(model.model_name_or_path), load_tokenizer(model)
     arguments = episode_arguments(settings, tokenizer)
     rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
@@ -117,7 +118,8 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
     """Make the trainer of the stage ``sft``."""
     from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 
-    args, memory, _, environment, model = settings
+    args, run, model = settings.args, settings.run, settings.model
+    memory, environment = run.memory, run.environment
     tokenizer = load_tokenizer(model)
     rows = trace_demonstrations(
         args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs
@@ -140,7 +142,7 @@ def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequenc
         columns: Of the console's table.
     """
     args = settings.args
-    resume = checkpoint_to_resume(args, settings.memory)
+    resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
     if args.save_strategy != SaveStrategy.NO and (warning := launcher_warning(os.environ)):
         PartialState().print(warning)
@@ -177,7 +179,7 @@ def push_model(folder: Path, name: str, args: Any) -> None:
         )
     except (OSError, HTTPError) as error:
         raise CheckpointError(
-            f"the model is in {folder}, but could not be pushed: {one_line(error).rstrip('.')}. "
+            f"the model is in {folder}, but could not be pushed: {format_error(error).rstrip('.')}. "
             "The same command with --resume tries again."
         ) from error
 
@@ -200,7 +202,8 @@ def launcher_warning(environment: Mapping[str, str]) -> str | None:
 
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
     """Return the arguments of a trainer of episodes: tasks, and what is kept of episodes."""
-    args, memory, _, environment, _ = settings
+    args, run = settings.args, settings.run
+    memory, environment = run.memory, run.environment
     kind = find_environment(environment.environment)
     tasks, out = kind.read_tasks(args.data), Path(args.output_dir)
     hooks: list[EpisodesHook] = []

@@ -1,24 +1,29 @@
-"""Settings of training. `TrainConfig` is TRL's `GRPOConfig` plus a few fields, so its names are the known ones."""
+"""Settings of training: TRL's configurations plus our fields, so that known names keep their meaning.
+
+A TRL field that cannot be honoured is refused with its reason, never ignored.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from trl import GRPOConfig, SFTConfig
 
-from atommem.config import check_choice
-from atommem.envs.checkpoint_settings import json_object
+from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.errors import ConfigError
-from atommem.train.episode_config import EpisodeConfig
 from atommem.train.objective.advantages import CREDIT
-from atommem.train.stage_config import DISTRIBUTION, StageConfig
+from atommem.train.objective.rows import LOSS_TYPES, NORMALIZATIONS
 
-_OBJECTIVE = "it is no part of the loss in train/objective/loss.py"
+DISTRIBUTION = "training needs the distribution that was sampled from"
+_OBJECTIVE = "train/objective/loss.py has no such term"
 _ONE_REWARD = "an episode has one terminal reward"
-_ONE_UPDATE = "one trainer step is one update; micro_batch_tokens bounds the memory"
+_ONE_UPDATE = "a trainer step is one update; micro_batch_tokens bounds the memory"
+_LOCAL_POLICY = "the local policy samples the episodes"
+_EPISODE_LOGS = "log_episodes shows whole episodes, and save_traces keeps them"
+_WHOLE_ROWS = "rows are whole steps, padded per batch"
 
-# Fields of GRPOConfig that cannot be honoured, with the only value that is accepted and the reason.
 REFUSED: dict[str, tuple[Any, str]] = {
     "gradient_accumulation_steps": (1, _ONE_UPDATE),
     "torch_empty_cache_steps": (None, _ONE_UPDATE),
@@ -27,253 +32,379 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "top_entropy_quantile": (1.0, _OBJECTIVE),
     "entropy_coef": (0.0, _OBJECTIVE),
     "use_adaptive_entropy": (False, _OBJECTIVE),
-    "mask_truncated_completions": (False, "a completion that was cut is a step like any other"),
+    "mask_truncated_completions": (False, "a truncated completion is a step like any other"),
     "pad_to_multiple_of": (None, "micro-batches are packed, or padded to their longest row"),
-    "fp16": (False, "a batch without variance has no gradients to unscale: use bf16"),
+    "fp16": (False, "a batch without variance has no gradients to unscale; use bf16"),
     "top_p": (1.0, DISTRIBUTION),
     "top_k": (0, DISTRIBUTION),
     "min_p": (None, DISTRIBUTION),
     "repetition_penalty": (1.0, DISTRIBUTION),
     "vllm_structured_outputs_regex": (None, DISTRIBUTION),
-    "vllm_group_port": (
-        51216,
-        "servers are plain `vllm serve`, which agree on a port by themselves",
-    ),
-    "use_transformers_continuous_batching": (False, "episodes are sampled by the local policy"),
-    "generation_kwargs": (None, "episodes are sampled by the local policy"),
+    "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port themselves"),
+    "use_transformers_continuous_batching": (False, _LOCAL_POLICY),
+    "generation_kwargs": (None, _LOCAL_POLICY),
     "reward_weights": (None, _ONE_REWARD),
     "multi_objective_aggregation": ("sum_then_normalize", _ONE_REWARD),
-    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
+    "log_completions": (False, _EPISODE_LOGS),
 }
+"""Fields of `GRPOConfig` that cannot be honoured: the only accepted value and the reason."""
 
-COLD_START_REFUSED = {
-    "packing": (False, "rows are whole steps, padded per batch"),
-    "padding_free": (False, "rows are whole steps, padded per batch"),
+COLD_START_REFUSED: dict[str, tuple[Any, str]] = {
+    "packing": (False, _WHOLE_ROWS),
+    "padding_free": (False, _WHOLE_ROWS),
     "assistant_only_loss": (False, "rows are token ids; the loss is on the completion"),
-    "eval_strategy": ("no", "evaluate checkpoints with `atommem eval`"),
+    "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
 }
+"""The same of `SFTConfig`."""
 
-# Settings of a colocated engine that are not for its user, with the reason.
-ENGINE_FIXED = {
-    "model": "which is what is trained",
-    "revision": "whose name here is model_revision",
-    "dtype": "which is that of what is trained",
-    "logprobs_mode": "which has to be that of what is trained",
-    "distributed_executor_backend": "which has to be this process",
-    "enable_lora": "which follows from use_peft",
-    "max_lora_rank": "which follows from lora_r",
-    "enable_sleep_mode": "whose name here is vllm_enable_sleep_mode",
-    "gpu_memory_utilization": "whose name here is vllm_gpu_memory_utilization",
-    "max_model_len": "whose name here is vllm_max_model_length",
-    "model_impl": "whose name here is vllm_model_impl",
+HUB_REFUSED: dict[str, tuple[Any, str]] = {
+    "hub_strategy": ("end", "the model is pushed when training has ended")
 }
+"""The same of all stages."""
+
+ENGINE_FIXED = {
+    "model": "it is the model in training",
+    "revision": "use model_revision",
+    "dtype": "it is the dtype in training",
+    "logprobs_mode": "it must match the distribution in training",
+    "distributed_executor_backend": "the engine runs in this process",
+    "enable_lora": "it follows from use_peft",
+    "max_lora_rank": "it follows from lora_r",
+    "enable_sleep_mode": "use vllm_enable_sleep_mode",
+    "gpu_memory_utilization": "use vllm_gpu_memory_utilization",
+    "max_model_len": "use vllm_max_model_length",
+    "model_impl": "use vllm_model_impl",
+}
+"""Settings of a colocated engine that `vllm_engine_kwargs` may not have, with the reason."""
+
+
+def check_refused(config: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
+    """Raise ConfigError if a field of `config` has another value than the only accepted one."""
+    for name, (only, reason) in refused.items():
+        value = getattr(config, name)
+        if str(getattr(value, "value", value)) != str(only):
+            raise ConfigError(
+                f"{name}={value}: only {only} is supported, because {reason}. Drop it."
+            )
+
+
+@dataclass
+class StageConfig:
+    """Settings of all stages, mixed into a TRL configuration, before it.
+
+    Attributes:
+        refused: TRL's fields that cannot be honoured.
+    """
+
+    refused: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+
+    project: str = setting("atommem", "Project of the run in wandb and trackio.")
+    bf16: bool | None = setting(
+        None, "Mixed precision in bfloat16; unset: on if a GPU supports it, off on CPU."
+    )
+    gradient_checkpointing: bool | None = setting(
+        None, "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
+    )
+    hub_strategy: str = setting("end", "When the model is pushed to the hub; only `end`.")
+    chat_template_kwargs: dict[str, Any] | None = setting(
+        None, "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."
+    )
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """`chat_template_kwargs`, empty if unset."""
+        return self.chat_template_kwargs or {}
+
+    def __post_init__(self) -> None:
+        import torch
+
+        # TRL turns both on; without a GPU they only make training slower.
+        gpu = torch.cuda.is_available()
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and gpu and torch.cuda.is_bf16_supported()  # type: ignore[attr-defined]  # TRL's
+        if self.gradient_checkpointing is None:
+            self.gradient_checkpointing = gpu
+        self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
+        super().__post_init__()  # type: ignore[misc]  # TRL's
+        check_refused(self, {**HUB_REFUSED, **self.refused})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, as transformers' callbacks report them, and the run's `facts`."""
+        return super().to_dict() | getattr(self, "facts", {})  # type: ignore[misc]
+
+
+@dataclass
+class EpisodeConfig(StageConfig):
+    """Settings of on-policy and asynchronous training; defaults are arXiv 2601.08323's."""
+
+    data: str = setting("", "File of training tasks (`atommem data build`).")
+    eval_data: str | None = setting(
+        None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
+    )
+    eval_temperature: float | None = setting(
+        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
+    )
+    num_generations_eval: int | None = setting(
+        None, "Episodes per held-out task in evaluation; unset is 1."
+    )
+    loss_type: str = setting(
+        "dapo",
+        "Loss by TRL's name: dapo, grpo, dr_grpo (PPO's clipped loss, normalized by tokens, steps, "
+        "or a constant) or cispo (by tokens; epsilon_high is the largest ratio itself).",
+    )
+    importance_sampling_level: str = setting(
+        "token", "One importance ratio per token, or per sequence, which is one step (GSPO)."
+    )
+    normalization: str = setting(
+        "",
+        "Equal weight in the loss for every completion token of the update (token), every step "
+        "(step), every episode (trajectory), or every token of a step of max_completion_length "
+        "(constant). Unset: as loss_type has it.",
+    )
+    scale_rewards: str = setting(
+        "none", "Divide advantages by the standard deviation of the group or the batch, or none."
+    )
+    overlong_filtering: bool = setting(
+        False, "Do not train on episodes that a limit of tokens, time or context cut (DAPO's)."
+    )
+    rollout_batch_size: int = setting(256, "Most prompts in one sampling batch, without vLLM.")
+    rollout_batch_tokens: int = setting(
+        65_536, "Most tokens in one sampling batch, without vLLM. Bounds the key-value cache."
+    )
+    episode_max_tokens: int | None = setting(
+        None, "Most sampled tokens of an episode; it ends there and is scored."
+    )
+    episode_max_seconds: float | None = setting(
+        None, "Longest wall-clock time of an episode; it ends there and is scored."
+    )
+    max_failed_fraction: float = setting(
+        0.5, "Stop when more than this fraction of an update's episodes failed (outages)."
+    )
+    log_episodes: int = setting(
+        2, "Whole episodes to show in output_dir/samples (and as a table in wandb, trackio)."
+    )
+    log_episodes_steps: int = setting(10, "Updates between two times of log_episodes.")
+    save_traces: bool = setting(False, "Write every episode to output_dir/traces/step-N/.")
+    num_generations: int = setting(16, "Episodes per task: the group size G.")
+    per_device_train_batch_size: int = setting(
+        64, "Episodes per process and update (not rows: an episode has many steps)."
+    )
+    max_completion_length: int = setting(1024, "Longest completion of a step, tokens.")
+    epsilon_high: float | None = setting(0.28, "PPO clip above: ratio <= 1 + epsilon_high.")
+    router_aux_loss_coef: float | None = setting(
+        0.0, "Load-balancing loss of mixture-of-experts models; only 0 is supported."
+    )
+    ddp_timeout: int = setting(
+        4 * 3600, "Seconds that a process waits for the others, whose episodes may be longer."
+    )
+
+    def __post_init__(self) -> None:
+        check_least(self, per_device_train_batch_size=1)
+        if not self.num_generations or self.num_generations < 2:
+            raise ConfigError(
+                f"num_generations={self.num_generations}: a group compares at least 2 episodes. "
+                "Give 2 or more."
+            )
+        super().__post_init__()
+        strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))  # type: ignore[attr-defined]  # TRL's
+        if (strategy != "no") != bool(self.eval_data):
+            raise ConfigError(
+                f"eval_strategy={strategy}, eval_data={self.eval_data}: evaluation needs both. "
+                "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
+            )
+        if self.temperature <= 0:  # type: ignore[attr-defined]  # TRL's
+            raise ConfigError(
+                f"temperature={self.temperature}: must be above 0, because greedy sampling makes "  # type: ignore[attr-defined]
+                "all episodes of a group identical. Use eval_temperature for greedy evaluation."
+            )
+        check_choice("loss_type", self.loss_type, tuple(LOSS_TYPES))
+        levels = ("token", "sequence")
+        check_choice("importance_sampling_level", self.importance_sampling_level, levels)
+        self.normalization = self.normalization or LOSS_TYPES[self.loss_type]
+        check_choice("normalization", self.normalization, NORMALIZATIONS)
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1):
+            raise ConfigError(
+                f"epsilon_high={self.epsilon_high}: with loss_type=cispo it is the largest ratio "
+                "itself. Give at least 1 (ScaleRL, arXiv 2510.13786, uses 5)."
+            )
+        check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
+        if self.router_aux_loss_coef:
+            raise ConfigError(
+                f"router_aux_loss_coef={self.router_aux_loss_coef}: only 0 is supported, because "
+                "the term would depend on how rows are packed. Drop it."
+            )
+        for name in ("episode_max_tokens", "episode_max_seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}={value}: must be above 0. Correct it or drop it.")
+        check_probabilities(self, "max_failed_fraction")
+        check_least(self, log_episodes=0, log_episodes_steps=1)
+        check_least(self, rollout_batch_size=1, rollout_batch_tokens=1)
 
 
 @dataclass
 class TrainConfig(EpisodeConfig, GRPOConfig):
     """GRPO over whole episodes.
 
-    `per_device_train_batch_size` counts episodes per process and update; over all processes and updates of a rollout it
-    has to be a multiple of `num_generations`, the size of a group. A field of `GRPOConfig` that cannot be honoured
-    here is refused, never ignored.
+    `per_device_train_batch_size` counts episodes per process and update. Over all processes and
+    updates of a rollout it is a multiple of `num_generations`.
 
     Raises:
         ConfigError: A field has a value that cannot be honoured, or is out of range.
         ValueError: `GRPOConfig` refuses a value.
     """
 
-    fixed = REFUSED
+    refused: ClassVar = REFUSED
 
-    micro_batch_tokens: int = field(
-        default=16_384,
-        metadata={
-            "help": "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded ones "
-            "without. Bounds memory, not the update."
-        },
+    micro_batch_tokens: int = setting(
+        16_384,
+        "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded "
+        "ones without. Bounds memory, not the update.",
     )
-    prefix_sharing: bool = field(
-        default=True,
-        metadata={
-            "help": "Compute a prefix that rows share once (prefix-tree training); exact, for most models."
-        },
+    prefix_sharing: bool = setting(
+        True, "Compute a prefix that rows share once (prefix-tree training); exact."
     )
-    dynamic_sampling: int = field(
-        default=0,
-        metadata={
-            "help": "By how many groups of other tasks, one after the other, a group without variance is replaced as "
-            "soon as it has ended (DAPO's dynamic sampling, bounded)."
-        },
+    dynamic_sampling: int = setting(
+        0,
+        "Most replacements of a group without variance by groups of other tasks, each as soon as "
+        "the one before ended (DAPO's dynamic sampling, bounded).",
     )
-    carried_groups: int = field(
-        default=0,
-        metadata={
-            "help": "So many more groups than an update needs are in flight on each process; those that have not ended "
-            "go on in the next update, under its weights (partial rollouts), and have to end there."
-        },
+    carried_groups: int = setting(
+        0,
+        "Groups in flight on each process beyond those of an update; unfinished ones go on in the "
+        "next update, under its weights (partial rollouts), and must end there.",
     )
-    credit: str = field(
-        default="trajectory",
-        metadata={
-            "help": "What a step is credited with: its episode's advantage (trajectory), or also how its episode ended "
-            "beside those of the group that came to the same prompt (steps; GiGPO's)."
-        },
+    credit: str = setting(
+        "trajectory",
+        "Credit of a step: its episode's advantage (trajectory), or also its comparison with other "
+        "steps of the group at the same prompt (steps; GiGPO's).",
     )
-    rerolls: int = field(
-        default=0,
-        metadata={
-            "help": "From a random step of one episode of each group so many more episodes go on, which are compared "
-            "among themselves (Memory-R2's local rerolls); 1 or more."
-        },
+    rerolls: int = setting(
+        0,
+        "Episodes that continue from a random step of one episode of each group, and are compared "
+        "with each other (Memory-R2's local rerolls).",
     )
-    compression_reward: float = field(
-        default=0.0,
-        metadata={
-            "help": "Added to the reward, times the part of what was read that the store does not hold at last."
-        },
+    compression_reward: float = setting(
+        0.0, "Added to the reward, times the fraction of the read text that the store omits."
     )
-    max_in_flight: int | None = field(
-        default=None,
-        metadata={"help": "Most episodes at the same time per process; unset runs all at once."},
+    max_in_flight: int | None = setting(
+        None, "Most episodes at the same time per process; unset: all at once."
     )
 
     # GRPOConfig's own, with the defaults of arXiv 2601.08323 where it gives one.
-    output_dir: str = field(
-        default="runs/train", metadata={"help": "Where checkpoints and logs go."}
+    output_dir: str = setting("runs/train", "Folder of checkpoints and logs.")
+    save_steps: float = setting(20, "Updates between two checkpoints.")
+    save_total_limit: int | None = setting(
+        2, "Checkpoints that are kept; the last and the best one always are."
     )
-    save_steps: float = field(default=20, metadata={"help": "Updates between two checkpoints."})
-    save_total_limit: int | None = field(
-        default=2,
-        metadata={"help": "Checkpoints that are kept; the last one and the best one always are."},
+    learning_rate: float = setting(1e-6, "The initial learning rate.")
+    temperature: float = setting(1.0, "Sampling temperature in training.")
+    epsilon: float = setting(0.2, "PPO clip below: ratio >= 1 - epsilon.")
+    vllm_server_base_url: str | None = setting(
+        None, "URLs of vLLM servers, with commas; unset: vllm_server_host, vllm_server_port."
     )
-    learning_rate: float = field(default=1e-6, metadata={"help": "The initial learning rate."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature in training."})
-    epsilon: float = field(default=0.2, metadata={"help": "PPO clip below: ratio >= 1 - epsilon."})
-    vllm_server_base_url: str | None = field(
-        default=None,
-        metadata={
-            "help": "The vLLM server, or several, with commas; unset: vllm_server_host and vllm_server_port."
-        },
+    vllm_engine_kwargs: dict[str, Any] | None = setting(
+        None,
+        "Further settings of a colocated engine (vLLM's EngineArgs), a JSON object: "
+        '\'{"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}\'.',
     )
-    vllm_engine_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Further settings of a colocated engine (vLLM's EngineArgs), a JSON object: "
-            '\'{"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}\'.'
-        },
-    )
-    logging_steps: float = field(default=1, metadata={"help": "Updates between two log entries."})
-    steps_per_generation: int | None = field(
-        default=1,
-        metadata={
-            "help": "Updates that share a rollout, each on its own per_device_train_batch_size episodes; 1 (and "
-            "num_iterations 1) is fully on-policy."
-        },
+    logging_steps: float = setting(1, "Updates between two log entries.")
+    steps_per_generation: int | None = setting(
+        1,
+        "Updates that share a rollout, each on its own per_device_train_batch_size episodes; 1 "
+        "(with num_iterations 1) is on-policy.",
     )
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "vllm_engine_kwargs"]  # noqa: RUF012  # as TRL does
 
     @property
     def updates_per_rollout(self) -> int:
-        """How many updates are made on the episodes of a rollout."""
+        """Updates on the episodes of one rollout."""
         return (self.steps_per_generation or 1) * self.num_iterations
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:
-        """`vllm_engine_kwargs` as an object."""
-        return json_object("vllm_engine_kwargs", self.vllm_engine_kwargs)
+        """`vllm_engine_kwargs`, empty if unset."""
+        return self.vllm_engine_kwargs or {}
 
     @property
     def vllm_server_urls(self) -> list[str]:
         """The servers of ``vllm_mode: server``."""
-        given = (
-            self.vllm_server_base_url or f"http://{self.vllm_server_host}:{self.vllm_server_port}"
-        )
-        return [url.strip() for url in given.split(",") if url.strip()]
+        default = f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+        urls = (self.vllm_server_base_url or default).split(",")
+        return [url.strip() for url in urls if url.strip()]
 
     def __post_init__(self) -> None:
         check_choice("credit", self.credit, CREDIT)
-        for name in ("dynamic_sampling", "carried_groups", "rerolls", "credit"):
-            value = self.credit == "steps" if name == "credit" else getattr(self, name)
-            if value < 0:
-                raise ConfigError(f"{name} is {value}: give 0 or more.")
-            on_each = self.per_device_train_batch_size * (self.steps_per_generation or 1)
-            if value and on_each % (self.num_generations or 1):
+        check_least(self, dynamic_sampling=0, carried_groups=0, rerolls=0)
+        uses = {
+            name: getattr(self, name) for name in ("dynamic_sampling", "carried_groups", "rerolls")
+        }
+        episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)
+        for name, used in {**uses, "credit": self.credit == "steps"}.items():
+            if used and episodes % (self.num_generations or 1):
                 raise ConfigError(
-                    f"per_device_train_batch_size is {self.per_device_train_batch_size}, and num_generations "
-                    f"{self.num_generations}: with {name} make it a multiple, for each group has to be on one process."
+                    f"per_device_train_batch_size={self.per_device_train_batch_size}, "
+                    f"num_generations={self.num_generations}: {name} needs each group on one "
+                    "process. Make the first a multiple of the second."
                 )
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
-        # Held-out episodes run all at once; TRL only wants the two to fit.
+        # Held-out episodes run all at once; TRL only checks that the two fit.
         self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         self._check_engine()
         if self.rerolls and ((self.steps_per_generation or 1) > 1 or self.carried_groups):
             raise ConfigError(
-                f"rerolls is {self.rerolls}: give steps_per_generation 1 and carried_groups 0, because a group's are "
-                "made when it has ended, and trained on with it."
+                f"rerolls={self.rerolls}: needs steps_per_generation=1 and carried_groups=0, "
+                "because rerolls are sampled after a group ends and trained in the same update."
             )
         if self.credit == "steps" and self.scale_rewards != "none":
             raise ConfigError(
-                f"scale_rewards is {self.scale_rewards!r}: credit steps needs 'none', because the part of a step is in "
-                "units of the reward."
+                f"scale_rewards={self.scale_rewards}: credit=steps needs none, because a step's "
+                "credit is in units of the reward."
             )
         if self.updates_per_rollout < 1:
-            given = f"steps_per_generation is {self.steps_per_generation} and num_iterations {self.num_iterations}"
-            raise ConfigError(f"{given}: give at least 1 of each.")
-        if self.micro_batch_tokens < 1:
-            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}: give at least 1.")
+            raise ConfigError(
+                f"steps_per_generation={self.steps_per_generation}, "
+                f"num_iterations={self.num_iterations}: must be at least 1 each. Correct them."
+            )
+        check_least(self, micro_batch_tokens=1)
 
     def _check_engine(self) -> None:
-        """Raise ConfigError for settings that a colocated engine cannot have."""
-        given = self.engine_kwargs
-        if given and not (self.use_vllm and self.vllm_mode == "colocate"):
+        kwargs, colocated = self.engine_kwargs, self.use_vllm and self.vllm_mode == "colocate"
+        if kwargs and not colocated:
             raise ConfigError(
-                "vllm_engine_kwargs are of a colocated engine: give a server its own flags where it is started."
+                "vllm_engine_kwargs: for a colocated engine only. Give a server its own flags."
             )
-        parallel = given.get("tensor_parallel_size", self.vllm_tensor_parallel_size)
-        if self.use_vllm and self.vllm_mode == "colocate" and parallel != 1:
+        parallel = kwargs.get("tensor_parallel_size", self.vllm_tensor_parallel_size)
+        if colocated and parallel != 1:
             raise ConfigError(
-                f"tensor parallel size is {parallel}: a colocated engine is of one process, because ranks ask for "
-                "different numbers of completions. Use vllm_mode: server for a larger one."
+                f"vllm_tensor_parallel_size={parallel}: colocated vLLM runs with 1, because ranks "
+                "request different numbers of completions. Use vllm_mode=server for a larger one."
             )
-        if fixed := sorted(given.keys() & ENGINE_FIXED.keys()):
+        if fixed := sorted(kwargs.keys() & ENGINE_FIXED.keys()):
             raise ConfigError(
-                f"vllm_engine_kwargs has {fixed[0]}, {ENGINE_FIXED[fixed[0]]}: leave it out."
+                f"vllm_engine_kwargs: {fixed[0]} cannot be set, {ENGINE_FIXED[fixed[0]]}. Drop it."
             )
 
 
 @dataclass
 class ColdStartConfig(StageConfig, SFTConfig):
-    """Supervised fine-tuning on demonstrations, before GRPO. Fields are those of TRL's `SFTConfig`."""
+    """Supervised fine-tuning on demonstrations, before GRPO."""
 
-    fixed = COLD_START_REFUSED
+    refused: ClassVar = COLD_START_REFUSED
 
-    data: str = field(
-        default="",
-        metadata={
-            "help": "Trace file, or folder of traces (an output folder of `atommem eval` will do)."
-        },
+    data: str = setting(
+        "", "Trace file, or folder of traces (such as an output folder of `atommem eval`)."
     )
-    min_reward: float = field(
-        default=1.0, metadata={"help": "Lowest reward of an episode to learn from (traces)."}
+    min_reward: float = setting(1.0, "Lowest reward of an episode to learn from.")
+    output_dir: str = setting("runs/sft", "Folder of checkpoints and logs.")
+    logging_steps: float = setting(10, "Updates between two log entries.")
+    max_length: int | None = setting(
+        None, "Longest prompt plus completion; a longer row is refused, not truncated."
     )
-    output_dir: str = field(default="runs/sft", metadata={"help": "Where checkpoints and logs go."})
-    logging_steps: float = field(default=10, metadata={"help": "Updates between two log entries."})
-    max_length: int | None = field(
-        default=None,
-        metadata={"help": "Longest prompt plus completion; a longer row is refused, not cut."},
+    max_completion_length: int = setting(
+        1024, "Longest completion of a step when the model is used, tokens."
     )
-    max_completion_length: int = field(
-        default=1024,
-        metadata={"help": "Longest completion of a step when the model is used, tokens."},
-    )
-    chat_template_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."
-        },
-    )
-
-    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "chat_template_kwargs"]  # noqa: RUF012  # as TRL does

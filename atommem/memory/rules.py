@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from math import isfinite, nan
+from math import nan
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
+from atommem.arguments import Parser
 from atommem.embedding.embedder import Vectors
 from atommem.errors import ConfigError
 from atommem.memory.log import Entry, Operation, Source
@@ -290,52 +290,25 @@ def make_named(setting: str, name: str) -> Any:
     found = _find(setting, plain)
     if not callable(found):
         raise ConfigError(f"{setting}={name!r} is {found!r}: give a class.")
-    parameters = inspect.signature(found).parameters
-    options: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, written.split(","))):
-        option, equals, value = map(str.strip, part.partition("="))
-        if not equals or option in options:
-            raise ConfigError(
-                f"{setting}={name!r}: write options as NAME(option=value, option=value), each once."
-            )
-        if option not in parameters:
-            known = ", ".join(parameters) or "none"
-            raise ConfigError(f"{setting}={name!r}: no option {option!r}. Options: {known}.")
-        try:
-            options[option] = _option_value(value, str(parameters[option].annotation))
-        except ValueError as error:
-            raise ConfigError(f"{setting}={name!r}: {option}={value!r}: {error}.") from error
+    parts = [part.strip() for part in written.split(",") if part.strip()]
+    names = [part.partition("=")[0].strip() for part in parts]
+    if len(set(names)) < len(names) or not all("=" in part for part in parts):
+        raise ConfigError(
+            f"{setting}={name!r}: write options as NAME(option=value, option=value), each once."
+        )
+    parser = Parser(f"{setting}={name}")
+    if isinstance(found, type):
+        parser.add_class_arguments(found, fail_untyped=False)
+    else:
+        parser.add_function_arguments(found, fail_untyped=False)
+    flags = [f"--{''.join(part.split())}" for part in parts]
     try:
-        return found(**options)
-    except TypeError as error:
-        raise ConfigError(f"{setting}={name!r}: {error}.") from error
+        return found(**vars(parser.parse_args(flags)))
+    except (ConfigError, TypeError) as error:
+        known = ", ".join(inspect.signature(found).parameters) or "none"
+        raise ConfigError(f"{setting}={name!r}: {error} Options: {known}.") from error
 
 
 @cache  # every memory makes its rules, and a search reads the files of all packages
 def _find(setting: str, name: str) -> Any:
     return find(f"atommem.{setting}", name)
-
-
-def _option_value(written: str, annotation: str) -> Any:
-    """Convert an option to the type of its parameter. Raises ValueError for another type."""
-    kind = annotation.removesuffix(" | None")
-    if kind == "str":
-        return None if kind != annotation and written in ("null", "~") else written
-    try:
-        value = yaml.safe_load(written)
-    except yaml.YAMLError as error:
-        raise ValueError("not a YAML value") from error
-    if value is None and kind != annotation:
-        return None
-    if kind == "int" and type(value) is not int:
-        raise ValueError("give a whole number")
-    if kind == "float":
-        try:
-            value = float(written)
-        except ValueError:
-            value = nan
-        if not isfinite(value):
-            raise ValueError("give a number")
-    if kind == "bool" and not isinstance(value, bool):
-        raise ValueError("give true or false")
-    return value

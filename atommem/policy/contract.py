@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
+from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
 
 
@@ -15,20 +16,17 @@ class Sampling:
     """Sampling settings of a completion; field names are vLLM's.
 
     Attributes:
-        temperature: 1.0 in training, 0.7 in evaluation (the paper's); 0 is greedy.
-        top_p: Nucleus mass; 1 keeps all tokens.
-        top_k: Keep the k most likely tokens; 0 keeps all.
-        max_tokens: Longest completion.
-        seed: Base seed, from which the episode loop derives one per request; None is random.
         affinity: Requests with equal values share a prompt prefix, so a server pool sends them to
             one server for its prefix cache. The episode loop sets the task id. Sampling ignores it.
     """
 
-    temperature: float = 0.7
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 1024
-    seed: int | None = None
+    temperature: float = setting(0.7, "Sampling temperature; 0 is greedy.")
+    top_p: float = setting(1.0, "Nucleus mass; 1 keeps everything.")
+    top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.")
+    max_tokens: int = setting(1024, "Longest completion of a step, tokens.")
+    seed: int | None = setting(
+        None, "Base seed; every request derives its own. Unset: not reproducible."
+    )
     affinity: str | None = None
 
 
@@ -71,7 +69,7 @@ class Completion:
 class Policy(Protocol):
     """Map a prompt to a completion.
 
-    A policy with ``complete_chat(messages, sampling)`` gets messages instead (`ChatPolicy`).
+    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or a `session.ObservationPolicy`.
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -87,6 +85,27 @@ class Policy(Protocol):
     async def close(self) -> None:
         """Free connections and threads."""
         ...
+
+
+@runtime_checkable
+class MessagePolicy(Protocol):
+    """A policy of a chat server, which gets messages instead of a prompt."""
+
+    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+        """Sample one completion; raises as `Policy.complete` does."""
+        ...
+
+
+@runtime_checkable
+class BatchPolicy(Protocol):
+    """A policy that samples all waiting requests together, in this process.
+
+    Attributes:
+        samples_what_waits: If true, prompts are encoded in the event loop: threads would hand them
+            over one by one, and the first batch would have a single prompt.
+    """
+
+    samples_what_waits: bool
 
 
 def check_request(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.command_line import close_path
-from atommem.config import check_choice
-from atommem.errors import ConfigError, PolicyError
+from atommem.config import PolicyConfig
+from atommem.errors import ConfigError, PolicyError, suggest_path
 from atommem.hub import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
@@ -20,88 +17,18 @@ if TYPE_CHECKING:
     from atommem.policy.server import ChatPolicy, ServerPolicy
     from atommem.policy.server_pool import ServerPool
 
-APIS = ("completions", "chat")
-API_HELP = (
-    "How a server is asked: completions (token ids, vLLM; as in training), or chat (messages, any "
-    "OpenAI-compatible "
-    "server; a --tokenizer only counts tokens there)."
-)
 OTHER_FILES = 256
 """Files that may be open beside the connections to servers."""
 
 
-@dataclass(frozen=True)
-class PolicyChoice:
-    """Which policy it is. Cheap: nothing is opened.
-
-    Attributes:
-        policy: A model folder (or hub name, NAME@REVISION), or the base URLs of servers.
-        api: How servers are asked, one of `APIS`.
-        model: The model's name on the servers; None where each has one only.
-        tokenizer: Folder or hub name of the tokenizer (servers).
-        max_in_flight: Most requests at the same time.
-        max_batch_tokens: Most tokens in one batch (model folder).
-
-    Raises:
-        ConfigError: They do not fit together.
-    """
-
-    policy: Sequence[str]
-    api: str = "completions"
-    model: str | None = None
-    tokenizer: str | None = None
-    max_in_flight: int = 64
-    max_batch_tokens: int = 65_536
-
-    def __post_init__(self) -> None:
-        check_choice("api", self.api, APIS)
-        first = self.policy[0] if self.policy else ""
-        if not is_server(self.policy):
-            if self.tokenizer is not None or self.model is not None or self.api != "completions":
-                raise ConfigError(
-                    f"policy is the folder {first}: model, tokenizer and api are for servers only."
-                )
-        elif self.api == "chat":
-            if len(self.policy) > 1:
-                raise ConfigError(
-                    f"api is chat and policy is {list(self.policy)}: give one chat server."
-                )
-        elif self.tokenizer is None:
-            raise ConfigError(
-                f"policy is the server {first}: give the tokenizer of its model (--tokenizer, a "
-                "folder or hub name) "
-                "as well; or, for a server that takes messages instead of token ids, api=chat "
-                "(--api chat)."
-            )
-
-    @property
-    def settings_folder(self) -> str:
-        """Where the policy's own settings lie: a server does not tell them, the folder of its tokenizer may."""
-        return (self.tokenizer or "") if is_server(self.policy) else self.policy[0]
-
-
-def is_server(policy: Sequence[str]) -> bool:
-    """Whether these are URLs, rather than one model folder.
-
-    Raises:
-        ConfigError: There are none, or several that are not all URLs.
-    """
-    urls = [name.startswith(("http://", "https://")) for name in policy]
-    if not urls or (len(urls) > 1 and not all(urls)):
-        raise ConfigError(
-            f"policy is {list(policy)}: give one model folder, or the URLs of servers of one model."
-        )
-    return urls[0]
-
-
-def open_policy(settings: PolicyChoice) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
+def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
     """Load the model, or make the client of its servers. It has a `tokenizer`; close it with ``close()``.
 
     Raises:
         PolicyError: The model or the tokenizer cannot be loaded.
         ConfigError: A URL is wrong or given twice, or there may not be so many connections.
     """
-    if not is_server(settings.policy):
+    if not settings.is_server:
         from atommem.policy.local import LocalPolicy
 
         model, revision = hub_name(model_folder("policy", settings.policy[0]))
@@ -192,7 +119,7 @@ def model_folder(setting: str, name: str) -> str:
         or name.count("/") > 1
         or ("/" in name and Path(first).is_dir())
     ):
-        raise PolicyError(f"{setting} is {name!r}: there is no such folder{close_path(path)}.")
+        raise PolicyError(f"{setting} is {name!r}: there is no such folder{suggest_path(path)}.")
     return name
 
 
@@ -247,7 +174,7 @@ def allow_connections(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
-async def policy_identity(settings: PolicyChoice, policy: Any) -> dict[str, Any]:
+async def policy_identity(settings: PolicyConfig, policy: Any) -> dict[str, Any]:
     """What tells this policy from another: for a folder, its files by name, size and time of change.
 
     Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's
@@ -257,7 +184,7 @@ async def policy_identity(settings: PolicyChoice, policy: Any) -> dict[str, Any]
         OutageError: The server, or every one of several, is out of reach.
         PolicyError: Servers serve different models.
     """
-    if is_server(settings.policy):
+    if settings.is_server:
         api = {} if settings.api == "completions" else {"api": settings.api}
         return {"model": await policy.model_name(), "tokenizer": settings.tokenizer, **api}
     name = settings.policy[0]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from atommem.command_line import close_path
 from atommem.envs.benchmarks.hotpotqa import (
     HOTPOTQA,
     TWOWIKI,
@@ -18,7 +17,7 @@ from atommem.envs.benchmarks.hotpotqa import (
 )
 from atommem.envs.benchmarks.musique import MUSIQUE, parse_musique
 from atommem.envs.benchmarks.rows import QARow, Row, read_rows
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError, DataError, suggest_path
 
 SPLITS = ("train", "dev")
 
@@ -73,7 +72,7 @@ class Benchmark:
                     return found
         if not path.is_dir():
             raise DataError(
-                f"{path}: no such file or folder{close_path(path)}: give the benchmark's own files."
+                f"{path}: no such file or folder{suggest_path(path)}: give the benchmark's own files."
             )
         raise DataError(
             f"{path}: found no {split} file of {self.name} here or in the folder {self.name}/; looked for "

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atommem.command_line import names_of
+from atommem.arguments import field_names
 from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
@@ -39,7 +39,7 @@ class Faults:
     scratchpad: float = setting(0.0, "A link of the chain is not noted.")
 
     def __post_init__(self) -> None:
-        check_probabilities(self, *names_of(Faults))
+        check_probabilities(self, *field_names(Faults))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from atommem.command_line import CommandParser
+from atommem.arguments import Parser, find_flag
 from atommem.config import check_choice, check_least
 from atommem.envs.benchmarks.overlap import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS
@@ -21,14 +21,12 @@ from atommem.errors import ConfigError, DataError
 
 
 def is_asked_for(argv: Sequence[str]) -> bool:
-    """Whether a command line names a benchmark of the web, or asks what can be built.
+    """Return whether a command line names a benchmark of the web, or asks for help.
 
     Raises:
         ConfigError: There is no such benchmark, with documents or without.
     """
-    finder = CommandParser(add_help=False)
-    finder.add_argument("--benchmark")
-    named = finder.parse_known_args(argv)[0].benchmark
+    named = find_flag(argv, "benchmark")
     if named is not None:
         check_choice("benchmark", named, (*WEB_BENCHMARKS, *BENCHMARKS))
     return named in WEB_BENCHMARKS or (named is None and bool({"-h", "--help"}.intersection(argv)))
@@ -40,13 +38,14 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(list(argv))
+    where = [_condition(text) for text in args.where]
     check_least(args, n=1, questions=1)
     benchmark = WEB_BENCHMARKS[args.benchmark]
     files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
     check_out(args.out, files)
     rows = [row for file in files for row in benchmark.read(file)]
-    kept = _kept(rows, args.where, args.only)
+    kept = _kept(rows, where, args.only)
     tasks = list(_tasks(kept, benchmark.name, args))
     save_tasks(tasks, args.out)
     asked = sum(len(task.questions) for task in tasks)
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
             "split": args.split,
             "inputs": [describe_file(file) for file in files],
             "only": None if args.only is None else describe_file(args.only),
-            "where": [f"{name}={value}" for name, value in args.where],
+            "where": args.where,
             "questions": args.questions,
             "seed": args.seed,
             "counts": {"tasks": len(tasks), "questions": asked},
@@ -119,44 +118,35 @@ def _tasks(rows: list[QARow], source: str, args: argparse.Namespace) -> Iterator
         yield Task(name, questions, source=source, metadata=metadata)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="atommem data build --environment web", description=__doc__)
-    parser.add_argument(
-        "--benchmark",
-        required=True,
-        choices=list(WEB_BENCHMARKS),
-        help="whose format the input has",
-    )
+def _parser() -> Parser:
+    parser = Parser("atommem data build --environment web", __doc__)
+    parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS))
     splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
+    parser.add_argument("--split", required=True, choices=sorted(splits), help="Official file.")
     parser.add_argument(
-        "--split", required=True, choices=sorted(splits), help="which official file to look for"
+        "--input", type=Path, metavar="PATH", help="Default: $ATOMMEM_DATA, else the folder data."
     )
-    parser.add_argument(
-        "--input",
-        type=Path,
-        metavar="FILE_OR_FOLDER",
-        help="(default: $ATOMMEM_DATA, or else the folder data)",
-    )
-    parser.add_argument("--out", type=Path, required=True, help="file to write: .parquet or .jsonl")
-    parser.add_argument("--n", type=int, help="tasks, drawn by the seed (default: all)")
-    parser.add_argument("--questions", type=int, default=1, help="questions of a task (default: 1)")
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_argument("--n", type=int, help="Tasks, drawn by the seed (default: all).")
+    parser.add_argument("--questions", type=int, default=1, help="Questions of a task (1).")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
     parser.add_argument(
         "--where",
-        type=_condition,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="only questions of which the benchmark says so: level=1, lang=zh, file_name= (none); may be repeated",
+        help="Only questions with this attribute: level=1, lang=zh, file_name= (none); may be "
+        "repeated.",
     )
     parser.add_argument(
         "--only",
         type=Path,
         metavar="FILE",
-        help="only questions that stand in this file too, by id or text (a published subset: GAIA's 103 of text alone)",
+        help="Only questions of this file, by id or text (a published subset, such as GAIA's 103 "
+        "of text alone).",
     )
     parser.add_argument(
-        "--start_page", action="store_true", help="show WebWalkerQA's root page first"
+        "--start_page", action="store_true", help="Show WebWalkerQA's root page first."
     )
     return parser
 
@@ -164,5 +154,5 @@ def _parser() -> argparse.ArgumentParser:
 def _condition(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        raise ConfigError(f"where={text}: not NAME=VALUE. Correct it.")
     return name, value

@@ -11,11 +11,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser
 from atommem.envs.scoring.paired import Comparison, compare, question_scores
 from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names
 from atommem.envs.task_files import write_json
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.scores import label, ordered
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: A folder holds no evaluation, or no such score, or the two were not given the same tasks.
         DataError: Records are damaged.
     """
-    parser = CommandParser(prog="atommem compare", description=__doc__)
+    parser = Parser(prog="atommem compare", description=__doc__)
     parser.add_argument("first", help="Folder of an evaluation.")
     parser.add_argument("second", help="Folder of another one on the same tasks.")
     parser.add_argument(

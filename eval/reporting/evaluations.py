@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import close_path
 from atommem.envs.scoring.records import EpisodeRecord
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError, DataError, suggest_path
 from atommem.eval.output import EPISODES, MANIFEST, parse_records, trace_path
 
 
@@ -123,7 +122,7 @@ def read_evaluation(
             else "the --out of `atommem eval`"
         )
         raise ConfigError(
-            f"{folder} holds no evaluation ({error.strerror}: {error.filename}): give {instead}{close_path(folder)}."
+            f"{folder} holds no evaluation ({error.strerror}: {error.filename}): give {instead}{suggest_path(folder)}."
         ) from error
     except ValueError as error:
         raise DataError(f"{folder / MANIFEST} is not valid JSON: {error}") from error

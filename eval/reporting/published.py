@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from atommem.config import check_choice
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 
 FILE = "paper_tables"
 

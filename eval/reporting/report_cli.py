@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import CommandParser, check_writable, one_line
+from atommem.arguments import Parser
 from atommem.config import fields_of
 from atommem.envs.task_files import write_json, write_text
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError, DataError, check_writable, format_error
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
@@ -100,7 +100,7 @@ def read_training(path: str | Path) -> list[dict[str, Any]]:
         ]
     except (OSError, ValueError) as error:
         raise DataError(
-            f"cannot read the metrics of a training run from {path}: {one_line(error)}"
+            f"cannot read the metrics of a training run from {path}: {format_error(error)}"
         ) from error
     return [entry for entry in entries if isinstance(entry, dict)]
 
@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: A folder or a file cannot be read, or evaluations cannot be told apart.
     """
-    parser = CommandParser(prog="atommem report", description=__doc__)
+    parser = Parser(prog="atommem report", description=__doc__)
     add = parser.add_argument
     folders = "Output folder of `atommem eval`, with the name of its row; or a folder with an earlier results.json."
     add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)

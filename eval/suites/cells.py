@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from atommem.command_line import CommandParser
-from atommem.config import fields_of
+from atommem.arguments import pop_flags
+from atommem.config import is_server
 from atommem.envs.scoring.records import EpisodeRecord, main_metric
-from atommem.eval.eval_config import Configs, parse_arguments
+from atommem.eval.eval_config import EvalRun, parse_arguments
 from atommem.eval.suites.suite import Column, Row, Suite
-from atommem.policy.opening import is_server
 
 _OF_SERVERS = ("model", "tokenizer", "api")
 
@@ -26,7 +24,7 @@ class Cell:
 
     Attributes:
         row, column, seed: Which one.
-        configs: All settings of it; `out` is its folder.
+        evaluation: All settings of it; `out` is its folder.
         total: Episodes that it has; 0 until its tasks are known.
         done, failed: Episodes that ended, and those of them that an outage ended.
         state: ``stopped``: by the budget. ``impossible``: `error` says why it cannot run.
@@ -37,7 +35,7 @@ class Cell:
     row: Row
     column: Column
     seed: int
-    configs: Configs
+    evaluation: EvalRun
     total: int = 0
     done: int = 0
     failed: int = 0
@@ -57,7 +55,7 @@ class Cell:
     @property
     def folder(self) -> Path:
         """Where its records lie."""
-        return Path(self.configs[0].out)
+        return Path(self.evaluation.config.out)
 
     @property
     def left(self) -> int:
@@ -77,7 +75,7 @@ class Cell:
     @property
     def shares(self) -> tuple[Any, ...]:
         """What cells must agree in to share the open policy and embedder."""
-        return self.configs[0].choice, astuple(self.configs[2])
+        return repr(self.evaluation.policy), repr(self.evaluation.run.embedder)
 
     def take(self, record: EpisodeRecord) -> None:
         """Count an episode that ended, in this run or in an earlier one."""
@@ -121,37 +119,28 @@ def make_cells(
     Raises:
         ConfigError: A setting is unknown or out of range.
     """
-    flags = CommandParser(prog="atommem eval", add_help=False, argument_default=SUPPRESS)
-    flags.add_argument("--policy", nargs="+")
-    for name in _OF_SERVERS:
-        flags.add_argument(f"--{name}")
-    named, others = flags.parse_known_args(argv)
-    settings = {**suite.settings, **vars(named), "data": "", "out": ""}
-    parsed: dict[str, Configs] = {}
+    words, others = pop_flags(argv, ("policy", *_OF_SERVERS))
+    named = {name: value if name == "policy" else value[0] for name, value in words.items()}
+    settings = {**suite.settings, **named, "data": "", "out": ""}
+    parsed: dict[str, EvalRun] = {}
 
-    def configs_of(row: Row) -> Configs:
-        """The settings of flags and suite, over those that the row's policy was trained with."""
+    def evaluation_of(row: Row) -> EvalRun:
+        """Return the settings of flags and suite, on top of the row's policy's."""
         given = _with_policy_of(row, suite, settings)
         if repr(given) not in parsed:
             parsed[repr(given)] = parse_arguments(others, given)
         return parsed[repr(given)]
 
     cells = []
-    _, _, embedder, _ = configs_of(
-        suite.rows[0] if settings.get("policy") is None else Row("atommem")
-    )
+    first = suite.rows[0] if settings.get("policy") is None else Row("atommem")
+    embedder = asdict(evaluation_of(first).run.embedder)
     for column in suite.columns:
         for row in suite.rows:
-            config, memory, _, environment = configs_of(row)
             for seed in seeds or suite.seeds:
                 folder = out / "cells" / row.key / column.key / f"seed_{seed}"
                 own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
-                changes = {**column.settings, **row.settings, **own}
-                changed: Any = tuple(
-                    replace(item, **fields_of(type(item), changes))
-                    for item in (config, memory, embedder, environment)
-                )
-                cells.append(Cell(row, column, seed, changed))
+                changes = {**embedder, **column.settings, **row.settings, **own}
+                cells.append(Cell(row, column, seed, evaluation_of(row).replace(changes)))
     order = list(dict.fromkeys(cell.shares for cell in cells))
     return sorted(cells, key=lambda cell: order.index(cell.shares))
 

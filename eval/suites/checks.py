@@ -5,14 +5,10 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from functools import cache
 from typing import Any
 
-from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.environment import find_environment
 from atommem.errors import ConfigError
-from atommem.eval.eval_config import EvalConfig
+from atommem.eval.eval_config import eval_parser
 
 # What the suite itself says.
 _OWN = ("data", "out", "method", "seed")
@@ -46,27 +42,20 @@ def check_fields(
             raise ConfigError(f"{where}: {name} is {value!r}, expected {kind}.")
 
 
-@cache
-def setting_kinds(environment: str) -> Mapping[str, Any]:
-    """The settings of ``atommem eval`` that a suite in `environment` may hold, with the kinds of their values."""
-    kinds: dict[str, Any] = {}
-    for config in (
-        EvalConfig,
-        MemoryConfig,
-        EmbedderConfig,
-        find_environment(environment).config_class,
-    ):
-        hints = typing.get_type_hints(config)
-        kinds |= {item.name: hints[item.name] for item in fields(config) if item.name not in _OWN}
-    return kinds | {"policy": list[str] | str}  # one may stand without a list around it
+def check_settings(where: str, settings: Any, environment: str, *, row: bool = False) -> None:
+    """Check settings of ``atommem eval`` in a suite, of a `row` (or column) or of the whole suite.
 
-
-@cache
-def row_kinds(environment: str) -> Mapping[str, Any]:
-    """Those of them that a row or a column may change."""
-    return {
-        name: kind for name, kind in setting_kinds(environment).items() if name not in _NOT_OF_A_ROW
-    }
+    Raises:
+        ConfigError: A setting is unknown, has a wrong value, or cannot be set there.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{where}: settings={settings!r}: not a mapping. Give NAME: VALUE.")
+    if wrong := [name for name in settings if name in (*_OWN, *(_NOT_OF_A_ROW if row else ()))]:
+        raise ConfigError(f"{where}: {wrong[0]} cannot be set here. Drop it.")
+    try:
+        eval_parser(environment).check(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -43,7 +43,7 @@ def differences(table: Mapping[str, Any], suite: Suite, cells: Sequence[Cell]) -
     for column in suite.columns:
         if isinstance(column.data, BenchmarkData):
             build = column.data.build
-            n = min(build.n, cells[0].configs[0].limit or build.n)
+            n = min(build.n, cells[0].evaluation.config.limit or build.n)
             given = {
                 "n": n,
                 "questions": f"{build.questions[0]}-{build.questions[1]}",
@@ -55,7 +55,7 @@ def differences(table: Mapping[str, Any], suite: Suite, cells: Sequence[Cell]) -
     for cell in cells:
         if cell.row.name in rows:
             own = rows[cell.row.name].get("settings", {})
-            values = {key: value for config in cell.configs for key, value in vars(config).items()}
+            values = cell.evaluation.to_flat()
             for key, value in {
                 **paper["settings"],
                 "max_tokens": paper["code"]["max_tokens"],

@@ -71,14 +71,14 @@ def estimate(cells: Iterable[Cell], tasks: Mapping[str, Sequence[Any]] | None = 
     """
     cost = Cost()
     for cell in cells:
-        config = cell.configs[0]
+        config = cell.evaluation.config
         shape = _shape(cell, (tasks or {}).get(cell.column.key, ()))
         if shape is None:
             cost.unknown += 1
             continue
         count, documents, text, questions = shape
         episodes = count * config.samples_per_task - cell.done
-        environment = cell.configs[3]
+        environment = cell.evaluation.run.environment
         chunks = float(ceil(text / getattr(environment, "chunk_tokens", text)))
         if getattr(environment, "chunking", "") == "documents":
             chunks = documents
@@ -91,7 +91,9 @@ def estimate(cells: Iterable[Cell], tasks: Mapping[str, Sequence[Any]] | None = 
         cost.calls += episodes * (reading + answers)
         cost.prompt_tokens += episodes * ((reading + answers) * _FRAME + read)
         cost.completion_tokens += (
-            episodes * (reading + answers) * min(COMPLETION_TOKENS, config.max_tokens)
+            episodes
+            * (reading + answers)
+            * min(COMPLETION_TOKENS, cell.evaluation.run.sampling.max_tokens)
         )
     return cost
 
@@ -101,7 +103,7 @@ def _shape(cell: Cell, tasks: Sequence[Any]) -> tuple[int, float, float, float] 
 
     None where neither the column nor `tasks` say, as on the web, whose text is not known beforehand.
     """
-    data, limit = cell.column.data, cell.configs[0].limit
+    data, limit = cell.column.data, cell.evaluation.config.limit
     if isinstance(data, BenchmarkData):
         documents = float(data.build.documents)
         count, questions = min(data.build.n, limit or data.build.n), sum(data.build.questions) / 2

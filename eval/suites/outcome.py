@@ -113,14 +113,16 @@ def exit_status(cells: Sequence[Cell], budget: Budget) -> int:
         0; 2: a cell could not run; 3: too many episodes of a cell failed; 4: the budget was spent.
     """
     impossible = [cell for cell in cells if cell.state == "impossible"]
-    failing = [cell for cell in cells if cell.failed_fraction > cell.configs[0].max_failed_fraction]
+    failing = [
+        cell for cell in cells if cell.failed_fraction > cell.evaluation.config.max_failed_fraction
+    ]
     stopped = [cell for cell in cells if cell.state == "stopped"]
     for cell in impossible:
         complain(f"{cell.name} could not run: {cell.error}")
     for cell in failing:
         complain(
             f"{cell.name}: {cell.failed} of {cell.done} episodes failed, more than --max_failed_fraction "
-            f"{cell.configs[0].max_failed_fraction:g}. Scores cover the others only; the same command runs them again."
+            f"{cell.evaluation.config.max_failed_fraction:g}. Scores cover the others only; the same command runs them again."
         )
     if stopped:
         left = sum(cell.left for cell in stopped)

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser, pop_flags
 from atommem.environment import DEFAULT_ENVIRONMENT
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 from atommem.eval.console_report import interrupted
 from atommem.eval.reporting.published import table_of
 from atommem.eval.suites.board import Board
@@ -37,7 +37,10 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: A setting or file is wrong, or it is known beforehand that a cell cannot run.
     """
-    given, flags = _parser().parse_known_args(list(argv))
+    parser = _parser()
+    words, flags = pop_flags(argv, [action.dest for action in parser._actions])
+    own = (word for name, values in words.items() for word in (f"--{name}", *values))
+    given = parser.parse_args(list(own))
     _check(given, flags)
     console = Console(highlight=False, soft_wrap=True, stderr=True)
     whole = load_suite(given.suite)
@@ -72,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     suite = suite.with_policies(named)
     cells = make_cells(suite, flags, given.out, given.seeds)
     console.print(f"embedder: {_embedders(cells)}", markup=False)
-    budget = cells[0].configs[0].make_budget()
+    budget = cells[0].evaluation.config.make_budget()
     tasks = cache.load(suite.columns, str(suite.settings.get("environment", DEFAULT_ENVIRONMENT)))
 
     def say_cost() -> None:
@@ -86,48 +89,47 @@ def main(argv: Sequence[str]) -> int:
     return exit_status(cells, budget)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="atommem eval",
-        description="Run all evaluations that a suite's file describes, and report them together. "
-        "Every flag of atommem eval may be given too: it wins over the suite's settings, but not over a row's.",
+def _parser() -> Parser:
+    parser = Parser(
+        "atommem eval",
+        "Run all evaluations of a suite, and report them together. Every flag of atommem eval may "
+        "be given too: it wins over the suite's settings, but not over a row's.",
+        usage="atommem eval --suite FILE|NAME --out DIR [--SETTING VALUE ...]",
         epilog="Suites, their files and the report: docs/evaluation.md",
     )
     # The file may be missing in `--suite --help`.
-    suite_help = "The suite's file (YAML), or the name of one of ours (atommem configs)."
     parser.add_argument(
-        "--suite", type=Path, nargs="?", required=True, metavar="FILE", help=suite_help
+        "--suite", type=Path, nargs="?", metavar="FILE", help="A YAML file, or a shipped name."
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        help="Folder for cells and report; an interrupted suite continues in it.",
+        "--out", type=Path, help="Folder of runs and report; a partial suite continues."
     )
     parser.add_argument(
         "--benchmarks",
         type=Path,
-        metavar="FOLDER",
-        help="Folder with the benchmarks' official files: hotpotqa/, 2wikimultihopqa/, musique/.",
+        metavar="DIR",
+        help="Folder of the benchmarks' official files: hotpotqa/, 2wikimultihopqa/, musique/.",
     )
     parser.add_argument(
         "--data_cache",
         type=Path,
         default=Path("runs/data"),
-        metavar="FOLDER",
-        help="Where task files are kept that are built on first use (default: %(default)s).",
+        metavar="DIR",
+        help="Keeps task files that are built on first use (%(default)s).",
     )
     parser.add_argument(
         "--columns", nargs="+", metavar="NAME", help="Only these: hotpotqa, hotpotqa-200, ..."
     )
     parser.add_argument(
-        "--rows", nargs="+", metavar="NAME", help="Only these, by name, method or label."
+        "--rows", nargs="+", metavar="NAME", help="Only these: name, method, label."
     )
     parser.add_argument(
         "--policies",
         nargs="+",
         default=[],
         metavar="NAME=WHERE",
-        help="Policies that rows name (base, memagent, ...): a folder, a hub name or a URL; --policy is `trained`.",
+        help="Policies that rows name (base, memagent, ...): a folder, a hub name or a URL; "
+        "--policy is `trained`.",
     )
     parser.add_argument(
         "--seeds", nargs="+", type=int, metavar="N", help="Sampling seeds, instead of the suite's."
@@ -139,11 +141,9 @@ def _parser() -> argparse.ArgumentParser:
         "--throughput",
         type=float,
         metavar="N",
-        help="Tokens a second of all servers, prompts and completions: the estimate before the run then has hours.",
+        help="Tokens a second of all servers: adds hours to the estimate.",
     )
-    parser.add_argument(
-        "--list", action="store_true", help="Only list the cells, and what they may cost."
-    )
+    parser.add_argument("--list", action="store_true", help="Only list the runs and their cost.")
     return parser
 
 
@@ -224,13 +224,13 @@ def _embedders(cells: Sequence[Cell]) -> str:
     """The embedder of all rows, or which rows have which."""
     rows: dict[str, dict[str, None]] = {}
     for cell in cells:
-        rows.setdefault(cell.configs[2].name, {})[cell.row.name] = None
+        rows.setdefault(cell.evaluation.run.embedder.name, {})[cell.row.name] = None
     if len(rows) == 1:
         return f"{next(iter(rows))} (all rows)"
     return "; ".join(f"{name} ({', '.join(of)})" for name, of in rows.items())
 
 
 def _episodes(column: Column, cell: Cell) -> int | None:
-    config = cell.configs[0]
+    config = cell.evaluation.config
     counts = [count for count in (column.n, config.limit) if count is not None]
     return min(counts) * config.samples_per_task if counts else None

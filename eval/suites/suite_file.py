@@ -17,9 +17,9 @@ from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS
-from atommem.eval.suites.checks import check_fields, fits, row_kinds, setting_kinds
+from atommem.eval.suites.checks import check_fields, check_settings, fits
 from atommem.eval.suites.suite import BenchmarkData, Column, FileData, Row, Suite, SyntheticData
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 
 _RANGE = int | str | list[int]
 _SUITE = {
@@ -65,7 +65,7 @@ def parse_suite(values: Any) -> Suite:
     check_fields("the suite", values, _SUITE, required=("title", "data"))
     settings = values.get("settings", {})
     environment = str(settings.get("environment", DEFAULT_ENVIRONMENT))
-    check_fields("settings", settings, setting_kinds(environment))
+    check_settings("settings", settings, environment)
     columns = [column for item in values["data"] for column in _columns(item, environment)]
     rows = [_row(item, environment) for item in values.get("rows", [])]
     rows += [row for item in values.get("grid", []) for row in _grid(item, environment)]
@@ -100,7 +100,7 @@ def _columns(item: Any, environment: str) -> list[Column]:
     make = {"benchmark": _of_benchmark, "synthetic": _of_world, "file": _of_file}[kind]
     columns = make(where, item)
     settings = item.get("settings", {})
-    check_fields(where, settings, row_kinds(environment))
+    check_settings(where, settings, environment, row=True)
     return [
         replace(column, optional=item.get("optional", False), settings=settings)
         for column in columns
@@ -166,7 +166,7 @@ def _row(item: Any, environment: str) -> Row:
     check_choice("rows: method", item["method"], METHODS)
     where = f"rows, {item.get('label') or item['method']}"
     row = Row(**item)
-    check_fields(where, row.settings, row_kinds(environment))
+    check_settings(where, row.settings, environment, row=True)
     if row.policy and "policy" in row.settings:
         raise ConfigError(f"{where}: policy stands beside settings and in them: give one of them.")
     return row
@@ -177,7 +177,7 @@ def _grid(item: Any, environment: str) -> list[Row]:
     check_fields(f"grid, {item!r}", item, _GRID, required=("method", "axes"))
     check_choice("grid: method", item["method"], METHODS)
     settings = item.get("settings", {})
-    check_fields("grid, settings", settings, row_kinds(environment))
+    check_settings("grid, settings", settings, environment, row=True)
     if not item["axes"]:
         raise ConfigError(f"grid: axes is {item['axes']!r}: give a mapping from names to points.")
     axes = {
@@ -208,7 +208,7 @@ def _points(axis: str, given: Any, environment: str) -> list[tuple[str | float, 
     for point, overrides in points:
         if not fits(point, str | float):
             raise ConfigError(f"{where} has the point {point!r}: give a number or a text.")
-        check_fields(f"{where}, {point}", overrides, row_kinds(environment))
+        check_settings(f"{where}, {point}", overrides, environment, row=True)
     return points
 
 

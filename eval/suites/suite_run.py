@@ -37,17 +37,17 @@ async def run_cells(
         AtomMemError: A cell cannot run (a package or a model is missing, a server out of reach, its folder holds
             another evaluation), and this is known before any has begun.
     """
-    bound = cells[0].configs[0].max_in_flight
+    bound = cells[0].evaluation.policy.max_in_flight
     running: set[Cell] = set()
     changed = asyncio.Event()
 
     def tasks_of(cell: Cell) -> Sequence[Task]:
-        return tasks[cell.column.key][: cell.configs[0].limit]
+        return tasks[cell.column.key][: cell.evaluation.config.limit]
 
     async def check(cell: Cell) -> None:
         """Find out whether `cell` can run, and how far an earlier run came."""
-        method, settings = await session.open(cell.configs)
-        samples = cell.configs[0].samples_per_task
+        method, settings = await session.open(cell.evaluation)
+        samples = cell.evaluation.config.samples_per_task
         with OutputFolder(
             cell.folder, make_manifest(tasks_of(cell), method, samples, settings)
         ) as folder:
@@ -66,14 +66,14 @@ async def run_cells(
             if not (cell.left or cell.failed) and (cell.folder / SUMMARY).is_file():
                 cell.end("done")
                 return
-            method, settings = await session.open(cell.configs)
+            method, settings = await session.open(cell.evaluation)
             cell.begin()
             board.note(cell)
             await evaluate(
                 tasks_of(cell),
                 method,
                 cell.folder,
-                samples_per_task=cell.configs[0].samples_per_task,
+                samples_per_task=cell.evaluation.config.samples_per_task,
                 settings=settings,
                 progress=False,
                 budget=budget,

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from atommem.command_line import CommandParser, check_writable
 from atommem.config import EmbedderConfig
 from atommem.demo.recipe import BOUNDED, Recipe, quick
 from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
-from atommem.errors import ConfigError
+from atommem.errors import ConfigError, check_writable
 from atommem.eval.suites.suite_file import load_suite
 from papers.cli import print_progress, run_safely
 from papers.inputs import default_embedder_model
@@ -77,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Define the four parts."""
-    parser = CommandParser(prog="python -m papers.retention", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m papers.retention", description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True, metavar="fit|table|turns|worlds")
     for name, run, summary in (
         ("fit", run_fit, "Fit the linear scorer on texts labelled with how often they are needed."),

@@ -14,7 +14,7 @@ from rich.console import Console
 from atommem.config import EmbedderConfig
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.environment import DEFAULT_ENVIRONMENT, make_environments
+from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
@@ -32,9 +32,8 @@ from atommem.eval.suites.cells import Cell, make_cells
 from atommem.eval.suites.suite import Suite, SyntheticData, slug
 from atommem.eval.suites.suite_run import run_cells
 from atommem.eval.suites.task_cache import TaskCache
-from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.session import Agent
+from atommem.run import build_agent
 from papers.retention.claims import Column, mean_em, near_specialist
 from papers.retention.fitting import fit, save
 from papers.retention.streams import embed_streams, labelled, needs_of
@@ -81,7 +80,7 @@ class Comparison:
         """Run rows on columns (unset: all) with one policy."""
         suite = self.suite.select(columns, rows).with_policies({})
         cells = self._cells(suite, policy, out)
-        budget = cells[0].configs[0].make_budget()
+        budget = cells[0].evaluation.config.make_budget()
         board = Board(cells, Console(stderr=True, highlight=False))
         asyncio.run(run_cells(cells, self._tasks, budget, board))
 
@@ -95,18 +94,15 @@ class Comparison:
         for cell in self._cells(
             self.suite.with_policies({}), self.policies[0], self.out / SCRIPTED
         ):
-            config, memory, embedder, environment = cell.configs
+            run = cell.evaluation.run
+            memory = run.memory
+            sampling = replace(run.sampling, temperature=0.0)
             dialect = get_dialect(memory.dialect, memory.templates)
             expert = Expert(get_prose("compact"), dialect)
-            agent = Agent(
-                policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-                embedder=make_embedder(embedder),
-                tokenizer=tokenizer,
-                environments=make_environments(environment, tokenizer),
-                memory=memory,
-                sampling=Sampling(0.0, max_tokens=config.max_tokens, seed=cell.seed),
-            )
-            runner = EpisodeRunner(agent, max_in_flight=config.max_in_flight)
+            policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
+            agent = build_agent(replace(run, sampling=sampling), policy, tokenizer=tokenizer)
+            most = cell.evaluation.policy.max_in_flight
+            runner = EpisodeRunner(agent, max_in_flight=most)
             await evaluate(self._tasks[cell.column.key], runner, cell.folder, progress=False)
 
     def _cells(self, suite: Suite, policy: Path, out: Path) -> list[Cell]:

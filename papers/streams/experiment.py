@@ -53,11 +53,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluators",
         nargs="+",
-        default=EVALUATORS,
+        default=list(EVALUATORS),
         help="What is added (all four of the paper's kinds).",
     )
     parser.add_argument(
-        "--deletions", nargs="+", default=DELETIONS, help="Retention rules, beside none."
+        "--deletions", nargs="+", default=list(DELETIONS), help="Retention rules, beside none."
     )
     parser.add_argument("--capacity", type=int, help="Most records; unset is no limit.")
     parser.add_argument(

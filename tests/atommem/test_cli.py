@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atommem import cli
-from atommem.command_line import extra_of
+from atommem.cli import find_extra
 
 
 def test_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_a_missing_extra_is_named_and_a_missing_module_of_ours_keeps_its_traceba
     monkeypatch.setitem(sys.modules, "rich.console", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "atommem.trace_view", raising=False)
     assert fly("atommem.trace_view") == 2
-    assert "atommem fly needs the package rich.console: pip install" in capsys.readouterr().err
+    assert "atommem fly: needs the package rich.console: pip install" in capsys.readouterr().err
     wanted = {
         ("sqlalchemy", "serve"): "serve",
         ("lxml_html_clean", "ask"): "web",
@@ -102,4 +102,4 @@ def test_a_missing_extra_is_named_and_a_missing_module_of_ours_keeps_its_traceba
         ("mcp", "data"): "web",
         ("unheard_of", "ask"): "train",
     }
-    assert {given: extra_of(*given) for given in wanted} == wanted
+    assert {given: find_extra(*given) for given in wanted} == wanted

@@ -11,18 +11,18 @@ import pytest
 from huggingface_hub import constants
 
 from atommem import hub
+from atommem.config import PolicyConfig, is_server
 from atommem.errors import ConfigError
 from atommem.policy import opening as policies
 from atommem.policy.local import LocalPolicy
-from atommem.policy.opening import PolicyChoice
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
 from tests.loopback import Quiet, listening
 
 
-def given(*policy: str, model: str | None = None) -> PolicyChoice:
-    return PolicyChoice(policy, model=model, tokenizer="t" if policies.is_server(policy) else None)
+def given(*policy: str, model: str | None = None) -> PolicyConfig:
+    return PolicyConfig(list(policy), model=model, tokenizer="t" if is_server(policy) else None)
 
 
 def test_allow_connections_raises_open_file_limit(
@@ -67,7 +67,7 @@ async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="each only once"):
         policies.open_policy(given("http://a", "http://a"))
     for names in ([], ["folder", "http://a"], ["a", "b"]):
-        with pytest.raises(ConfigError, match="give one model folder, or the URLs"):
+        with pytest.raises(ConfigError, match="one model folder, or URLs"):
             policies.open_policy(given(*names))
 
 
@@ -91,7 +91,7 @@ async def test_policy_identity_hub_name_records_commit(
     assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")
     policies.load_tokenizer("Qwen/Qwen3-8B@v1.0")
     assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 3
-    with pytest.raises(ConfigError, match="names no revision after its @"):
+    with pytest.raises(ConfigError, match="no revision after the @"):
         policies.load_tokenizer("Qwen/Qwen3-8B@")
 
 

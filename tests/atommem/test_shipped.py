@@ -2,8 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from atommem.arguments import load_yaml, split_config
+from atommem.cli import list_configs
 from atommem.errors import ConfigError
-from atommem.shipped import find_file, main, shipped_files, with_config_path
+from atommem.plugins import find_file, shipped_files
+
+RECIPE = "train/qwen3_0.6b_lora_1gpu"
 
 
 @pytest.fixture(autouse=True)
@@ -11,65 +15,64 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-RECIPE = "train/qwen3_0.6b_lora_1gpu"
+@pytest.mark.parametrize(
+    "name", [RECIPE, Path(RECIPE).name, f"{RECIPE}.yaml", f"configs/{RECIPE}.yaml"]
+)
+@pytest.mark.parametrize("folder", ["train", None])
+def test_find_file_shipped_name_returns_its_path(name: str, folder: str | None) -> None:
+    assert find_file("config", name, folder) == shipped_files()[RECIPE]
 
 
-def test_where_names_are_looked_for_and_how_they_may_be_written() -> None:
-    for given in (Path(RECIPE).name, RECIPE, f"{RECIPE}.yaml", f"configs/{RECIPE}.yaml"):
-        for folder in ("train", None):
-            found = find_file("config", given, folder)
-            assert found == shipped_files()[RECIPE]
-            assert found.is_absolute()
-    with pytest.raises(ConfigError, match="config is 'fsdp2': there is no such file"):
-        find_file("config", "fsdp2", "train")  # in the command's folder only
-    paths = [
-        find_file("x", *where)
-        for where in (("fsdp2", "accelerate"), ("accelerate/fsdp2",), ("fsdp2",))
-    ]
-    assert paths == [shipped_files()["accelerate/fsdp2"]] * 3
-    Path("smoke").write_text("title: mine\n")  # a file of the user wins
+def test_find_file_users_file_wins_over_a_shipped_one() -> None:
+    Path("smoke").write_text("title: mine\n")
     assert find_file("suite", "smoke", "eval") == Path("smoke")
-    Path("smoke").unlink()
-    Path("smoke").mkdir()  # a folder of that name is no file
-    assert find_file("suite", "smoke", "eval") == shipped_files()["eval/smoke"]
 
 
-def test_a_typing_mistake_is_answered_with_the_nearest_name_or_the_list() -> None:
-    for given, said, unsaid in (
-        (
-            ("config", "qwen3_8b_hotpot", "train"),
-            r"is no such file \(did you mean qwen3_8b_hotpotqa\?\).*`atommem configs`",
-            "smollm2",
-        ),
-        (
-            ("suite", "/nowhere/smoke.yaml", "eval"),
-            r"'/nowhere/smoke\.yaml'.* \(did you mean smoke",
-            "fsdp2",
-        ),
-        (("suite", "nonsense", "eval", "data:"), "shipped are .*table1", "paper"),
-    ):
-        with pytest.raises(ConfigError, match=said) as raised:
-            find_file(*given)
-        assert unsaid not in str(raised.value)
+@pytest.mark.parametrize(
+    ("folder", "name", "message"),
+    [
+        ("train", "fsdp2", "config=fsdp2: no such file"),
+        ("train", "qwen3_8b_hotpot", r"did you mean qwen3_8b_hotpotqa\?\).*`atommem configs`"),
+        ("eval", "nonsense", "Shipped are .*table1"),
+    ],
+)
+def test_find_file_unknown_name_is_refused(folder: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_file("config", name, folder)
 
 
-def test_a_command_line_gets_the_path() -> None:
-    path = str(shipped_files()["train/smollm2_cpu"])
-    for words in (["--config", "smollm2_cpu"], ["--config=smollm2_cpu"]):
-        line = with_config_path(["--seed", "1", *words, "--use_cpu"], "train")
-        assert line == ["--seed", "1", "--config", path, "--use_cpu"]
+def test_split_config_reads_files_in_order_and_keeps_flags() -> None:
+    Path("own.yaml").write_text("base: smollm2_cpu\nseed: 7\n")
+    rest, values = split_config(["--seed", "1", "--config=own.yaml", "--use_cpu"], "train")
+    assert rest == ["--seed", "1", "--use_cpu"]
+    assert values == load_yaml(shipped_files()["train/smollm2_cpu"], "train") | {"seed": 7}
     for words in (["--config"], ["--config="], ["--config", "--use_cpu"]):
-        with pytest.raises(ConfigError, match="without its file"):
-            with_config_path(words, "train")
+        with pytest.raises(ConfigError, match="expected a file"):
+            split_config(words, "train")
 
 
-def test_the_command_lists_and_prints_paths(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1, 2\nb: }", "not a readable YAML file"),
+        (b"- 1\n", "expected settings, NAME: VALUE"),
+        (b"\xff\xfe\x00", "not a readable YAML file"),
+        (b"base: nowhere\n", "base=nowhere: no such file"),
+    ],
+)
+def test_load_yaml_broken_file_is_refused(content: bytes, message: str) -> None:
+    Path("broken.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_yaml(Path("broken.yaml"), "train")
+
+
+def test_configs_command_lists_files_and_prints_a_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_configs([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(shipped_files())
-    assert all(len(line.split()) > 3 for line in lines), "each says what it is"
-    assert max(map(len, lines)) <= 120
-    assert main(["accelerate/fsdp2"]) == 0
+    assert all(len(line.split()) > 3 for line in lines), "each has a summary"
+    assert max(map(len, lines)) <= 80
+    assert list_configs(["accelerate/fsdp2"]) == 0
     assert capsys.readouterr().out == f"{shipped_files()['accelerate/fsdp2']}\n"
     with pytest.raises(ConfigError, match="did you mean fsdp2"):
-        main(["fsdp"])
+        list_configs(["fsdp"])

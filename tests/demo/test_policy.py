@@ -40,18 +40,18 @@ def test_tokenizer_knows_every_word_of_prompts_and_demonstrations(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     settings = load_settings(tmp_path, recipe)
-    assert settings.memory.capacity == recipe.capacity
-    tokenizer = make_tokenizer(recipe.world, settings.memory, settings.environment)
+    assert settings.run.memory.capacity == recipe.capacity
+    tokenizer = make_tokenizer(recipe.world, settings.run.memory, settings.run.environment)
     world = world_of(recipe.world)
-    dialect = get_dialect(settings.memory.dialect, settings.memory.templates)
+    dialect = get_dialect(settings.run.memory.dialect, settings.run.memory.templates)
     expert = world.expert(get_prose("compact"), dialect, None)
     runner = make_episode_runner(
         policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
-        embedder=make_embedder(settings.embedder),
-        environments=make_environments(settings.environment, tokenizer),
+        embedder=make_embedder(settings.run.embedder),
+        environments=make_environments(settings.run.environment, tokenizer),
         keep_prompts=True,
-        memory=settings.memory,
+        memory=settings.run.memory,
         sampling=Sampling(seed=0),
     )
     jobs = [(task, 0) for task in world.generate(recipe.world, 40, 1)]

@@ -205,7 +205,7 @@ def test_questions_of_an_evaluation_file_are_refused(
             "tasks of 2 questions of this pool may need 4 gold documents, more than the",
         ),
         (("--unanswerable",), "unanswerable is given for hotpotqa; only musique (Full)"),
-        (("--n", 0), "n is 0"),
+        (("--n", 0), "n=0: must be at least 1"),
         (
             ("--exclude", "{data}/hotpotqa/hotpot_train_v1.1.json"),
             "has 11 questions of the input, too (id0: Where",

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from atommem import cli
-from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.config import EmbedderConfig, MemoryConfig, PolicyConfig, save_config
 from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import AtomMemError, ConfigError, PromptTooLongError
 from atommem.eval import eval_cli
-from atommem.eval.eval_config import EvalConfig, parse_arguments
+from atommem.eval.eval_config import parse_arguments
 from atommem.eval.reporting.report_cli import main as report_main
 from atommem.policy.opening import policy_identity
 from atommem.trace_view import main as trace_main
@@ -188,7 +188,7 @@ def test_ctrl_c_does_not_wait_for_a_model_to_be_loaded(
 ) -> None:
     loaded: list[Any] = []
 
-    def load(config: EvalConfig) -> None:
+    def load(config: PolicyConfig) -> None:
         signal.raise_signal(signal.SIGINT)
         loaded.append(config)
 
@@ -201,14 +201,12 @@ async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     weights = tmp_path / "model.bin"
     weights.write_bytes(b"1234")
-    config = EvalConfig(policy=[str(tmp_path)], data="d", out=str(tmp_path / "eval"))
-    first = await policy_identity(config.choice, None)
+    config = PolicyConfig([str(tmp_path)])
+    first = await policy_identity(config, None)
     (tmp_path / "eval").mkdir()
-    assert (
-        await policy_identity(config.choice, None) == first
-    )  # results beside the weights are no change
+    assert await policy_identity(config, None) == first  # results beside the weights are no change
     os.utime(weights, ns=(1, 1))
-    assert await policy_identity(config.choice, None) != first
+    assert await policy_identity(config, None) != first
 
 
 @pytest.mark.slow
@@ -243,7 +241,7 @@ def test_flag_beats_file_beats_checkpoint_beats_default(tmp_path: Path) -> None:
     path = tmp_path / "atommem_config.json"
     more = {"max_tokens": 48, "chat_template_kwargs": {"a": 1}, "learning_rate": 1}
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    config, memory, _, environment = parse_arguments(
+    found = parse_arguments(
         settings(
             tmp_path,
             "--config",
@@ -255,26 +253,24 @@ def test_flag_beats_file_beats_checkpoint_beats_default(tmp_path: Path) -> None:
             "update",
         )
     )
-    assert (memory.dialect, config.max_tokens, config.template_kwargs) == (
-        "released",
-        48,
-        {"a": 1},
-    )  # checkpoint
+    run, memory = found.run, found.run.memory
+    assert (memory.dialect, run.sampling.max_tokens) == ("released", 48)  # checkpoint
+    assert run.chat_template_kwargs == {"a": 1}
     assert memory.capacity == 10  # file over checkpoint
-    assert config.temperature == 0.0  # file over default
-    assert environment.chunk_tokens == 7  # flag over file and checkpoint
+    assert run.sampling.temperature == 0.0  # file over default
+    assert run.environment.chunk_tokens == 7  # type: ignore[attr-defined]  # flag over file and checkpoint
     assert memory.disabled_actions == ["read", "update"]
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--limit", "0"], "limit is 0"),
-        (["--samples_per_task", "0"], "samples_per_task is 0"),
-        (["--max_failed_fraction", "2"], "max_failed_fraction is 2"),
-        (["--layout", "sideways"], "layout is 'sideways'"),
-        (["--tokenizer", "x"], "for servers only"),
-        (["--policy", "m", "http://b"], "give one model folder, or the URLs"),
+        (["--limit", "0"], "limit=0"),
+        (["--samples_per_task", "0"], "samples_per_task=0"),
+        (["--max_failed_fraction", "2"], "max_failed_fraction=2"),
+        (["--layout", "sideways"], "layout=sideways"),
+        (["--tokenizer", "x"], "are for servers"),
+        (["--policy", "m", "http://b"], "one model folder, or URLs"),
     ],
 )
 def test_wrong_settings_are_refused(more: list[str], message: str) -> None:
@@ -286,5 +282,5 @@ def test_several_servers_or_one_folder(tmp_path: Path) -> None:
     servers = ["http://a:8000", "http://b:8000"]
     file = tmp_path / "eval.yaml"
     file.write_text(yaml.safe_dump({"policy": servers, "tokenizer": "t", "data": "d", "out": "o"}))
-    config = parse_arguments(["--config", str(file)])[0]
+    config = parse_arguments(["--config", str(file)]).policy
     assert (config.policy, config.is_server) == (servers, True)

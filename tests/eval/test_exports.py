@@ -123,7 +123,7 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for flags, message in (
         (["--deltas"], "give it with --reference"),
         (["--gold", "gold.jsonl"], "give --export predictions"),
-        (["--paper", "table9"], "paper is 'table9' (did you mean table6?): give one of table1"),
+        (["--paper", "table9"], "paper=table9: unknown (did you mean table6?). Give one of table1"),
     ):
         assert main([*call, *flags]) == 2
         assert message in capsys.readouterr().err

@@ -179,16 +179,29 @@ def train_settings(path: Path) -> dict[str, Any]:
     from atommem.train.settings import parse
 
     stage = next((name for name in ("sft", "async") if path.stem.startswith(name)), "grpo")
-    return changed(*parse(stage, ["--config", str(path), "--use_cpu"]))
+    found = parse(stage, ["--config", str(path), "--use_cpu"])
+    run = found.run
+    return changed(found.args, run.memory, run.embedder, run.environment, found.model)
 
 
 def eval_settings(path: Path) -> dict[str, Any]:
     """All settings of an evaluation's file."""
     from atommem.eval.eval_config import parse_arguments
 
-    return changed(
-        *parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
+    return evaluation_settings(
+        parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
     )
+
+
+def evaluation_settings(found: Any) -> dict[str, Any]:
+    run = found.run
+    parts = (found.config, found.policy, run.memory, run.embedder, run.environment, run.sampling)
+    settings = changed(*parts)
+    if settings.get("seed") == 0:  # the default of an evaluation
+        del settings["seed"]
+    if run.chat_template_kwargs:
+        settings["chat_template_kwargs"] = run.chat_template_kwargs
+    return settings
 
 
 def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
@@ -202,7 +215,7 @@ def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
     suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
     suite = replace(suite, settings={"policy": "POLICY", **suite.settings})
     return {
-        f"{cell.row.name} / {cell.column.key} / {cell.seed}": changed(*cell.configs)
+        f"{cell.row.name} / {cell.column.key} / {cell.seed}": evaluation_settings(cell.evaluation)
         for cell in make_cells(suite, [], Path("OUT"))
     }
 
@@ -286,7 +299,7 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     """The address of a server whose policy follows `script`; the model is called ``scripted``."""
     import uvicorn
 
-    from atommem.face.engine import Engine
+    from atommem.api import Runtime
     from atommem.policy.scripted import ScriptedPolicy
     from atommem.serve.app import make_app
     from atommem.serve.conversation_log import ConversationLog
@@ -296,7 +309,7 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     from atommem.serve.served_model import ServedModel
 
     policy = ScriptedPolicy(tokenizer, script)
-    engine = Engine.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
+    engine = Runtime.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
     log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
     model = ServedModel.from_engine(engine, "scripted", "scripted")
     app = make_app(Conversations(Resources(model, log)))

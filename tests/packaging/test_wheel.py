@@ -238,7 +238,7 @@ def test_shipped_files_by_name(python: Path, folder: Path) -> None:
     assert "9 cells, " in run([*atommem, "eval", "--suite", "smoke", "--list"], folder)
     code = (
         "from atommem.eval.eval_config import parse_arguments as parse; from atommem.dialects import get_dialect\n"
-        "memory = parse(['--config', 'smollm2', '--policy', 'p', '--data', 'd', '--out', 'o'])[1]\n"
+        "memory = parse(['--config', 'smollm2', '--policy', 'p', '--data', 'd', '--out', 'o']).run.memory\n"
         "print(get_dialect(memory.dialect, memory.templates).templates.scratchpad)"
     )
     assert "Scratchpad" in run([python, "-c", code], folder)

@@ -16,7 +16,7 @@ import httpx
 import openai
 import uvicorn
 
-from atommem.face.engine import Engine
+from atommem.api import Runtime
 from atommem.memory.log import replay
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
@@ -80,7 +80,7 @@ def scripted(
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
-    engine = Engine.open(
+    engine = Runtime.open(
         policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings
     )
     return ServedModel.from_engine(engine, "scripted", checkpoint)

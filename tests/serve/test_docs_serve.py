@@ -76,7 +76,7 @@ def test_compose_file_is_consistent() -> None:
     assert set(services) == {"database", "policy", "gateway"}
     program, command, *flags = services["gateway"]["command"]
     assert (program, command) == ("atommem", "serve")
-    arguments = serve_cli._arguments(flags)
+    arguments, _ = serve_cli._arguments(flags)
     assert arguments.policy == ["http://policy:8000"]
     assert f"gateway:{arguments.port}" in text
     database = services["gateway"]["environment"]["ATOMMEM_DATABASE"]

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from atommem import cli
+from atommem.api import Runtime
 from atommem.errors import ConfigError
-from atommem.face.engine import Engine
 from atommem.serve.served_model import ServedModel, check_settings, find_checkpoint, fingerprint
 from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
@@ -64,7 +64,7 @@ def test_server_has_the_settings_of_its_tokenizer_folder(run: Path) -> None:
     where = {"policy": "http://127.0.0.1:9", "tokenizer": str(run / "grpo")}
     with pytest.raises(ConfigError, match=r"dialect=.*trained with"):
         ServedModel.open(**where, dialect="released")
-    agent = Engine.open(**where).agent
+    agent = Runtime.open(**where).agent
     assert (agent.memory.templates, agent.memory.scratchpad_tokens) == ("compact", 32)
     assert agent.environments.config.chunking == "documents"
 

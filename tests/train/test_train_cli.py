@@ -26,78 +26,85 @@ def model_folder(tmp_path: Path) -> Path:
     return save_model(tmp_path)
 
 
-def test_usage_and_unknown_stage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_without_arguments_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "atommem train [grpo|sft|async]" in capsys.readouterr().out
     assert main([]) == 2
-    with pytest.raises(ConfigError, match="unknown stage 'dpo': give one of grpo, sft, async"):
+    with pytest.raises(ConfigError, match=r"dpo: unknown stage\. Give one of grpo, sft, async"):
         main(["dpo"])
 
 
-def test_parse_reads_fields_of_all_configs() -> None:
-    args, memory, embedder, environment, model = parse(
-        "grpo",
-        [
-            *MINIMUM,
-            "--capacity",
-            "20",
-            "--embedder",
-            "hashing",
-            "--chunk_tokens",
-            "500",
-            "--use_peft",
-            "--lora_r",
-            "4",
-        ],
-    )
-    assert isinstance(args, TrainConfig)
-    assert (args.data, memory.capacity) == ("tasks.parquet", 20)
-    assert (embedder.embedder, environment.chunk_tokens) == ("hashing", 500)
-    assert (model.model_name_or_path, model.use_peft, model.lora_r) == ("some/model", True, 4)
-    assert isinstance(parse("sft", MINIMUM)[0], ColdStartConfig)
+def test_help_shows_our_settings_and_help_all_those_of_trl(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            parse("grpo", [flag])
+        texts.append(capsys.readouterr().out)
+    short, whole = texts
+    assert "--retrieve_k K" in short
+    assert "--weight_decay" not in short
+    assert "--weight_decay" in whole
+    assert whole.index("--retrieve_k") < whole.index("--weight_decay")
+    assert max(map(len, short.splitlines())) <= 80
 
 
-def test_parse_names_missing_settings() -> None:
-    for given, missing in (("model_name_or_path", "data"), ("data", "model_name_or_path")):
-        with pytest.raises(ConfigError, match=f"{missing} is not set"):
-            parse("grpo", [f"--{given}", "x", "--use_cpu"])
+def test_parse_every_config_has_flags() -> None:
+    flags = "--capacity 20 --embedder hashing --chunk_tokens 500 --use_peft --lora_r 4"
+    found = parse("grpo", [*MINIMUM, *flags.split()])
+    assert isinstance(found.args, TrainConfig)
+    assert (found.args.data, found.run.memory.capacity) == ("tasks.parquet", 20)
+    assert found.run.embedder.embedder == "hashing"
+    assert found.run.environment.chunk_tokens == 500  # type: ignore[attr-defined]
+    assert (found.model.use_peft, found.model.lora_r) == (True, 4)
+    assert found.sources["capacity"] == "flag"
+    assert found.sources["retrieve_k"] == "default"
+    assert isinstance(parse("sft", MINIMUM).args, ColdStartConfig)
+
+
+@pytest.mark.parametrize("missing", ["data", "model_name_or_path"])
+def test_parse_without_a_required_setting_is_refused(missing: str) -> None:
+    given = {"data": "model_name_or_path", "model_name_or_path": "data"}[missing]
+    with pytest.raises(ConfigError, match=f"--{missing} is missing"):
+        parse("grpo", [f"--{given}", "x", "--use_cpu"])
 
 
 GROUPS = ["--num_generations", "4", "--per_device_train_batch_size", "8"]
-COLOCATE = ["--use_vllm", "true", "--vllm_mode", "colocate"]
-REFUSED = [
-    ("grpo", ["--lerning_rate", "1"], r"did you mean --learning_rate"),
-    ("grpo", ["--learning_rate", "abc"], "learning_rate"),
-    ("grpo", ["--gradient_accumulation_steps", "4"], "gradient_accumulation_steps"),
-    ("grpo", ["--loss_type", "bnpo"], "loss_type"),
-    ("grpo", ["--loss_type", "cispo"], "epsilon_high"),
-    ("grpo", ["--top_p", "0.9"], "top_p"),
-    ("grpo", ["--num_generations", "1"], "num_generations"),
-    ("grpo", ["--temperature", "0"], "temperature"),
-    ("grpo", ["--per_device_train_batch_size", "7"], "divisible by num_generations"),
-    ("grpo", [*COLOCATE, "--vllm_tensor_parallel_size", "2"], "tensor.parallel.size"),
-    ("grpo", [*COLOCATE, "--vllm_engine_kwargs", '{"max_model_len": 9}'], "vllm_max_model_length"),
-    ("grpo", ["--per_device_train_batch_size", "6", "--dynamic_sampling", "1"], "dynamic_sampling"),
-    ("grpo", ["--rerolls", "2", "--carried_groups", "1"], "rerolls"),
-    ("grpo", ["--eval_data", "x"], "eval_strategy"),
-    ("async", ["--lora_dropout", "0.1"], "lora_dropout"),
-    ("async", ["--max_staleness", "-1"], "max_staleness"),
-    ("async", ["--use_vllm", "true", "--vllm_server_base_url", ","], "vllm_server_base_url"),
-    ("sft", ["--packing", "true"], "packing"),
+REFUSED_VALUES = [
+    ("grpo", "--lr=1", r"--lr=1: unknown setting \(did you mean learning_rate\?\)"),
+    ("grpo", "--learning_rate abc", "learning_rate=abc: give a finite number"),
+    ("grpo", "--gradient_accumulation_steps 4", "gradient_accumulation_steps=4: only 1"),
+    ("grpo", "--top_p 0.9", "top_p=0.9: only 1.0"),
+    ("grpo", "--loss_type bnpo", "loss_type=bnpo: unknown. Give one of dapo, grpo, dr_grpo"),
+    ("grpo", "--loss_type cispo", "epsilon_high=0.28: with loss_type=cispo"),
+    ("grpo", "--per_device_train_batch_size 7", "divisible by num_generations"),
+    ("grpo", "--chat_template_kwargs x", "chat_template_kwargs=x: give a JSON object"),
+    ("grpo", "--rerolls 2 --carried_groups 1", "rerolls=2: needs steps_per_generation=1"),
+    ("grpo", "--credit steps --scale_rewards group", "scale_rewards=group"),
+    ("grpo", "--eval_data x", "eval_strategy=no, eval_data=x"),
+    ("grpo", "--use_vllm --vllm_tensor_parallel_size 2", "colocated vLLM runs with 1"),
+    ("grpo", '--use_vllm --vllm_engine_kwargs {"model":9}', "model cannot be set"),
+    ("async", "--auto_find_batch_size true", "auto_find_batch_size=True: only False"),
+    ("async", "--lora_dropout 0.1", "lora_dropout=0.1: only 0.0"),
+    ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),
+    ("sft", "--packing true", "packing=True: only False"),
+    ("grpo", "--hub_strategy every_save", "hub_strategy=.*: only end"),
 ]
 
 
-@pytest.mark.parametrize(("stage", "flags", "message"), REFUSED)
-def test_values_that_cannot_be_honoured_are_refused(
-    stage: str, flags: list[str], message: str
+@pytest.mark.parametrize(("stage", "flags", "message"), REFUSED_VALUES)
+def test_parse_value_that_cannot_be_honoured_is_refused(
+    stage: str, flags: str, message: str
 ) -> None:
+    groups = [] if stage == "sft" else GROUPS
     with pytest.raises(ConfigError, match=message):
-        parse(stage, [*MINIMUM, *(GROUPS if stage != "sft" else ()), *flags])
+        parse(stage, [*MINIMUM, *groups, *flags.split()])
 
 
 def test_loss_type_sets_the_normalization() -> None:
     def normalization(*flags: str) -> str:
-        return str(parse("grpo", [*MINIMUM, *flags])[0].normalization)
+        return str(parse("grpo", [*MINIMUM, *flags]).args.normalization)
 
     expected = {"dapo": "token", "grpo": "step", "dr_grpo": "constant", "cispo": "token"}
     assert {
@@ -136,35 +143,35 @@ def test_models_that_a_stage_cannot_train_are_refused(tmp_path: Path) -> None:
 
 
 def test_gpu_settings_are_off_without_a_gpu() -> None:
-    for args in (parse("grpo", MINIMUM)[0], parse("sft", MINIMUM)[0]):
+    for args in (parse("grpo", MINIMUM).args, parse("sft", MINIMUM).args):
         assert args.bf16 is torch.cuda.is_available()
         assert args.gradient_checkpointing is torch.cuda.is_available()
     assert (
-        parse("grpo", [*MINIMUM, "--gradient_checkpointing", "true"])[0].gradient_checkpointing
+        parse("grpo", [*MINIMUM, "--gradient_checkpointing", "true"]).args.gradient_checkpointing
         is True
     )
 
 
 def test_flags_override_the_file_and_the_model_folder(model_folder: Path, tmp_path: Path) -> None:
     base = ["--data", "x", "--use_cpu", "--model_name_or_path", str(model_folder)]
-    args, memory, *_ = parse("grpo", base)
+    found = parse("grpo", base)
+    args, memory = found.args, found.run.memory
     assert (memory.templates, memory.retrieve_k, args.max_completion_length) == ("compact", 2, 4)
     config = tmp_path / "config.yaml"
     config.write_text(f"retrieve_k: 3\nscratchpad_tokens: 9\nmodel_name_or_path: {model_folder}\n")
-    _, memory, *_ = parse(
-        "grpo", ["--data", "x", "--use_cpu", "--config", str(config), "--retrieve_k", "5"]
-    )
+    flags = ["--data", "x", "--use_cpu", "--config", str(config), "--retrieve_k", "5"]
+    memory = parse("grpo", flags).run.memory
     assert (memory.templates, memory.retrieve_k, memory.scratchpad_tokens) == ("compact", 5, 9)
 
 
 def test_chat_template_arguments_are_kept_with_the_model(tmp_path: Path) -> None:
-    args = parse("grpo", [*MINIMUM, "--chat_template_kwargs", '{"enable_thinking": false}'])[0]
+    args = parse("grpo", [*MINIMUM, "--chat_template_kwargs", '{"enable_thinking": false}']).args
     assert args.template_kwargs == {"enable_thinking": False}
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "atommem_config.json").write_text(
         '{"chat_template_kwargs": {"enable_thinking": false}}'
     )
-    args = parse("sft", ["--data", "x", "--use_cpu", "--model_name_or_path", str(tmp_path)])[0]
+    args = parse("sft", ["--data", "x", "--use_cpu", "--model_name_or_path", str(tmp_path)]).args
     assert args.template_kwargs == {"enable_thinking": False}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rich.table import Table
 from atommem.config import EmbedderConfig
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, make_environments
-from atommem.envs.checkpoint_settings import read_ahead
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
@@ -32,8 +31,8 @@ from atommem.train.dry_run.memory import (
 from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
 from atommem.train.dry_run.timeline import Schedule, Timeline
 from atommem.train.dry_run.workload import Workload
-from atommem.train.dry_run_config import DEVICES, DryRunConfig, trace_settings
-from atommem.train.settings import folder_defaults, parse
+from atommem.train.dry_run_config import DEVICES, DryRunConfig
+from atommem.train.settings import Settings, parse
 
 
 @dataclass
@@ -103,10 +102,9 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         return type(config_class.__name__, (config_class,), members)
 
     # On the CPU, so that settings of a device that is not here can be checked.
-    configs = parse(stage, [*argv, "--use_cpu", "true"], adapt)
-    args, memory, embedder, environment, model_config = configs
-    ahead = read_ahead(argv, "model_name_or_path")
-    stored = folder_defaults(ahead) if ahead.stored else {}
+    found = parse(stage, [*argv, "--use_cpu", "true"], adapt)
+    args, run_config, model_config = found.args, found.run, found.model
+    memory, embedder, environment = run_config.memory, run_config.embedder, run_config.environment
     RuleSet(memory.admission, memory.retention)
     model = measure(model_config)
     if stage == "sft":
@@ -152,11 +150,23 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         parts=estimate_memory(run, load, embedder=embedder_bytes or 0.0, rollout=sampling),
         costs=costs,
         timelines=_timelines(args, run, load, costs),
-        settings=trace_settings([*configs, settings], argv, stored),
+        settings=_values(found, settings),
         assumptions=assumptions,
     )
     plan.warnings.extend(_warnings(plan, args))
     return plan
+
+
+def _values(found: Settings, settings: DryRunConfig) -> dict[str, dict[str, Any]]:
+    """Return each setting's ``value`` and ``source``, without secrets."""
+    run = found.run
+    values: dict[str, dict[str, Any]] = {}
+    for config in (found.args, run.memory, run.embedder, run.environment, found.model, settings):
+        for item in fields(config):
+            value = getattr(config, item.name)
+            shown = "(hidden)" if item.name.endswith("_token") and value else value
+            values[item.name] = {"value": shown, "source": found.sources.get(item.name, "default")}
+    return values
 
 
 def data_shape(path: str, environments: EnvironmentFactory, settings: DryRunConfig) -> TaskShape:

@@ -10,7 +10,7 @@ from typing import Any
 from trl import ModelConfig, get_peft_config
 
 from atommem.errors import ConfigError
-from atommem.shipped import find_file
+from atommem.plugins import find_file
 from atommem.train.packing.planning import widths
 
 SHIPPED = Path(__file__).parent.parent / "architectures"

@@ -7,10 +7,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from atommem.command_line import CommandParser, check_writable
+from atommem.arguments import Parser
 from atommem.envs.task_files import replacing
 from atommem.episode_stats import action_names
-from atommem.errors import DataError
+from atommem.errors import DataError, check_writable
 from atommem.train.logs.console import METRICS_FILE, held_out_score, read_metrics
 
 PLOT_FILE = "training.png"
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         DataError: The folder has no metrics.
     """
-    parser = CommandParser(prog="atommem train plot", description=__doc__)
+    parser = Parser(prog="atommem train plot", description=__doc__)
     parser.add_argument("run", help=f"Output folder of a run, with its {METRICS_FILE}.")
     parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the run's folder.")
     args = parser.parse_args(list(argv))

@@ -17,7 +17,6 @@ from transformers.utils import logging
 from trl.trainer.utils import use_adapter
 
 from atommem.episode import Episode
-from atommem.train.episode_config import EpisodeConfig
 from atommem.train.loops.models import reduce_in_float32
 from atommem.train.objective.loss import MASKED, PolicyLoss
 from atommem.train.objective.rows import (
@@ -36,6 +35,7 @@ from atommem.train.packing.tree_attention import (
     tree_obstacle,
     use_tree_attention,
 )
+from atommem.train.train_config import EpisodeConfig
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 """Logged: difference of log-probabilities between training and sampling (nats)."""

@@ -12,8 +12,8 @@ from atommem.episode import Episode
 from atommem.policy.contract import Sampling
 
 if TYPE_CHECKING:
-    from atommem.train.episode_config import EpisodeConfig
     from atommem.train.resumable_trainer import ResumableTrainer
+    from atommem.train.train_config import EpisodeConfig
 
 
 def held_out_jobs(args: EpisodeConfig, tasks: Sequence[Any]) -> list[tuple[Any, int]]:

@@ -9,11 +9,12 @@ import torch
 
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentConfig, make_environments
+from atommem.environment import EnvironmentConfig
 from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling
-from atommem.session import ENCODE_THREADS, Agent
+from atommem.run import RunConfig, build_agent
+from atommem.session import ENCODE_THREADS
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.train_config import TrainConfig
 
@@ -31,19 +32,20 @@ class Rollouts:
     def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
         """Make the episode loop around `policy`."""
         args = self.args
-        agent = Agent(
-            policy=policy,
-            embedder=self.embedder,
-            tokenizer=self.tokenizer,
-            environments=make_environments(self.environment, self.tokenizer),
+        sampling = Sampling(
+            temperature=args.temperature, max_tokens=args.max_completion_length or 1024
+        )
+        run = RunConfig(
             memory=self.memory,
-            sampling=Sampling(
-                temperature=args.temperature,
-                top_p=1.0,
-                top_k=0,
-                max_tokens=args.max_completion_length or 1024,
-            ),
+            environment=self.environment,
+            sampling=sampling,
             chat_template_kwargs=args.template_kwargs,
+        )
+        agent = build_agent(
+            run,
+            policy,
+            tokenizer=self.tokenizer,
+            embedder=self.embedder,
             encode_threads=ENCODE_THREADS,
             keep_prompts=True,
         )

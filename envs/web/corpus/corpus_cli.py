@@ -11,98 +11,79 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from atommem.command_line import CommandParser, add_flags, check_writable, given_flags
-from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least
+from atommem.arguments import Command, Parser, given_flags, make, run_command
+from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least, fields_of
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.pages import benchmark_pages, read_pages
+from atommem.errors import check_writable
 from atommem.text_safety import printable
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem corpus ...``; returns the exit status.
+    """Run ``atommem corpus``; returns the exit status.
 
     Raises:
         AtomMemError: A setting is wrong, a file is missing or damaged, or the address is taken.
     """
-    args = _parser().parse_args(argv)
-    return int(args.run(args))
+    commands = {
+        "build": Command(_build, "make a corpus of files, or add files to one"),
+        "search": Command(_search, "print the pages that match a query best"),
+        "serve": Command(_serve, "serve it over HTTP: /retrieve, /access, and MCP at /mcp"),
+    }
+    return run_command("atommem corpus", commands, sys.argv[1:] if argv is None else argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="atommem corpus", description=__doc__)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    build = commands.add_parser("build", help="make a corpus of files, or add them to one")
-    build.add_argument(
+def _build(argv: list[str]) -> int:
+    parser = Parser("atommem corpus build", "Make a corpus of files, or add files to one.")
+    parser.add_argument(
         "--input",
         type=Path,
         nargs="+",
         required=True,
         metavar="FILE",
-        help="JSON, JSON Lines or parquet; a row has text (or contents), and title, url and id as far as known",
+        help="JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id.",
     )
-    build.add_argument(
-        "--benchmark",
-        choices=list(BENCHMARKS),
-        help="the files are a benchmark's: take its paragraphs",
+    parser.add_argument(
+        "--benchmark", choices=list(BENCHMARKS), help="Take the paragraphs of its files."
     )
-    build.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder of the corpus"
-    )
-    build.add_argument(
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="The corpus.")
+    parser.add_argument(
         "--passage_characters",
         type=int,
         default=PASSAGE_CHARACTERS,
-        help="longest passage that is searched; pages are read whole (default: %(default)s)",
+        help="Longest passage in the index; pages are read whole (%(default)s).",
     )
-    build.add_argument(
-        "--embedder", choices=EMBEDDERS, help="for dense and hybrid search (default: words alone)"
+    parser.add_argument(
+        "--embedder", choices=EMBEDDERS, help="For dense and hybrid search (default: words alone)."
     )
-    build.set_defaults(run=_build)
-    search = commands.add_parser("search", help="print the pages that fit a query best")
-    search.add_argument("query", help="what is looked for")
-    serve = commands.add_parser(
-        "serve", help="serve it over HTTP: /retrieve, /access, and MCP at /mcp"
-    )
-    serve.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default: %(default)s)"
-    )
-    serve.add_argument(
-        "--port", type=int, default=8000, help="0 is any free one (default: %(default)s)"
-    )
-    for command, run in ((search, _search), (serve, _serve)):
-        command.add_argument("folder", type=Path, metavar="DIR", help="folder of the corpus")
-        command.add_argument(
-            "--mode", choices=MODES, help="how it is searched (default: hybrid if it has vectors)"
-        )
-        command.add_argument(
-            "--results", type=int, default=5, help="pages of a search (default: %(default)s)"
-        )
-        command.set_defaults(run=run)
-    for command in (build, search, serve):
-        add_flags(command, EmbedderConfig, leave_out=["embedder"])
-    return parser
-
-
-def _build(args: argparse.Namespace) -> int:
+    parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
+    args = parser.parse_args(argv)
     check_writable("out", args.out, folder=True)
-    embedder = (
-        None if args.embedder is None else EmbedderConfig(**given_flags(args, EmbedderConfig))
-    )
+    embedder = None if args.embedder is None else make(EmbedderConfig, args)
     read = read_pages if args.benchmark is None else partial(benchmark_pages, args.benchmark)
     pages = tqdm(chain.from_iterable(map(read, args.input)), "adding", unit="page", disable=None)
     done = build_corpus(pages, args.out, embedder, args.passage_characters)
-    print(
-        f"{args.out}: {done['added']} pages added; {done['pages']} pages in {done['passages']} passages."
-    )
+    total = f"{done['pages']} pages in {done['passages']} passages"
+    print(f"{args.out}: {done['added']} pages added; {total}.")
     if done["recall"] is not None:
         print(f"vector index: recall@10 {done['recall']:.3f} against exact search")
     return 0
 
 
-def _corpus(args: argparse.Namespace) -> Corpus:
+def _corpus_parser(command: str) -> Parser:
+    parser = Parser(f"atommem corpus {command}")
+    parser.add_argument(
+        "--mode", choices=MODES, help="Kind of search (default: hybrid if it has vectors)."
+    )
+    parser.add_argument("--results", type=int, default=5, help="Pages of a search (%(default)s).")
+    parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
+    return parser
+
+
+def _corpus(args: argparse.Namespace, argv: list[str]) -> Corpus:
     check_least(args, results=1)
-    corpus = Corpus(args.folder, given_flags(args, EmbedderConfig))
+    corpus = Corpus(args.folder, fields_of(EmbedderConfig, given_flags(argv, args)))
     check_choice("mode", args.mode or corpus.modes[-1], corpus.modes)
     if not corpus.complete:
         print(
@@ -112,9 +93,14 @@ def _corpus(args: argparse.Namespace) -> Corpus:
     return corpus
 
 
-def _search(args: argparse.Namespace) -> int:
+def _search(argv: list[str]) -> int:
+    parser = _corpus_parser("search")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
+    parser.add_argument("query", help="The query.")
+    args = parser.parse_args(argv)
+
     async def search() -> None:
-        corpus = _corpus(args)
+        corpus = _corpus(args, argv)
         (found,) = await corpus.search([args.query], args.results, args.mode)
         if not found:
             print("no page was found", file=sys.stderr)
@@ -128,12 +114,17 @@ def _search(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(argv: list[str]) -> int:
+    parser = _corpus_parser("serve")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (%(default)s).")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free one (%(default)s).")
+    args = parser.parse_args(argv)
     from atommem.envs.web.corpus.serving import make_server
     from atommem.servers.vllm_process import free_port
 
     port = free_port(args.host, args.port)
-    corpus = _corpus(args)
+    corpus = _corpus(args, argv)
     print(
         f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{port}",
         file=sys.stderr,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atommem.command_line import names_of
+from atommem.arguments import field_names
 from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
@@ -29,7 +29,7 @@ class BrowsingFaults:
     obey: float = setting(0.0, "Follow an instruction on the page and do nothing else.")
 
     def __post_init__(self) -> None:
-        check_probabilities(self, *names_of(BrowsingFaults))
+        check_probabilities(self, *field_names(BrowsingFaults))
 
 
 class BrowsingExpert:

@@ -14,8 +14,8 @@ from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
+from atommem.train.logs.episodes import COLUMNS
 from atommem.train.logs.reporters import prepare_reporters, report_table
-from atommem.train.logs.sample_episodes import COLUMNS
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
 from tests.train.loops.test_end_to_end import make_tasks, save_model
@@ -94,7 +94,7 @@ def test_resumed_run_continues_the_reported_run(
 
 def test_missing_service_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atommem.train.logs.reporters.find_spec", lambda name: None)
-    args = parse("grpo", [*MINIMUM, "--report_to", "none"])[0]
+    args = parse("grpo", [*MINIMUM, "--report_to", "none"]).args
     args.report_to = ["trackio"]
     with pytest.raises(
         ConfigError, match=r"report_to=trackio: it is not installed\. pip install trackio"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from atommem import AsyncMemory
+from atommem.api import MEMORY_FILE, SESSION_FILE
 from atommem.errors import ConfigError, DataError
-from atommem.face.saved import MEMORY_FILE, SESSION_FILE
-from tests.atommem.test_face import TEXT, NotePolicy, make, texts
+from tests.atommem.test_api import TEXT, NotePolicy, make, texts
 from tests.fakes import WordEmbedder
 
 VECTORS_FILE = f"{SESSION_FILE}.vectors"
@@ -99,7 +99,7 @@ async def test_another_embedder(tmp_path: Path) -> None:
 async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) -> None:
     policy = NotePolicy()
     await make(policy, embedder="hashing").save(tmp_path)
-    with pytest.raises(ConfigError, match="made with a Policy object: give one"):
+    with pytest.raises(ConfigError, match=r"made with a Policy object\. Give it"):
         await AsyncMemory.load(tmp_path)
     header = json.loads((tmp_path / MEMORY_FILE).read_text())
     choice = {
@@ -112,8 +112,8 @@ async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) 
     header["policy"] = {"policy": ["http://localhost:1"], **choice}
     (tmp_path / MEMORY_FILE).write_text(json.dumps(header))
     memory = await AsyncMemory.load(tmp_path, model="n")
-    assert memory._engine.choice is not None
-    assert (memory._engine.choice.policy, memory._engine.choice.model) == (
+    assert memory._runtime.run.policy is not None
+    assert (memory._runtime.run.policy.policy, memory._runtime.run.policy.model) == (
         ["http://localhost:1"],
         "n",
     )
@@ -122,7 +122,7 @@ async def test_without_a_policy_it_is_the_one_it_was_saved_with(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        (MEMORY_FILE, lambda text: "{{" + text, "is no memory, or damaged"),
+        (MEMORY_FILE, lambda text: "{{" + text, "not a memory, or damaged"),
         (MEMORY_FILE, lambda text: text.replace('"format": 1', '"format": 9'), "has format 9"),
         (SESSION_FILE, lambda text: "{", "is damaged"),
         (SESSION_FILE, lambda text: '{"type": "episode"}', "is damaged"),
@@ -148,7 +148,7 @@ async def test_no_folder_and_a_folder_that_cannot_be_written(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         await make().save(tmp_path / "file")
-    with pytest.raises(DataError, match="holds other things"):
+    with pytest.raises(DataError, match="holds other files"):
         await make().save(tmp_path)
 
 

@@ -1,0 +1,357 @@
+"""The parser of every command: flags, YAML files and stored settings into dataclasses, on jsonargparse."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from shutil import get_terminal_size
+from types import NoneType
+from typing import Any, NoReturn, TypeVar
+
+import jsonargparse
+import yaml
+from jsonargparse.typing import register_type
+
+from atommem.errors import ConfigError, shorten, suggest
+from atommem.plugins import find_file
+
+_Config = TypeVar("_Config")
+_ALIASES = {
+    "lr": ("learning_rate",),
+    "model": ("model_name_or_path",),
+    "model_path": ("model_name_or_path", "policy"),
+    "epochs": ("num_train_epochs",),
+    "batch_size": ("per_device_train_batch_size",),
+    "group_size": ("num_generations",),
+    "max_new_tokens": ("max_completion_length", "max_tokens"),
+    "max_tokens": ("max_completion_length",),
+    "kl_coef": ("beta",),
+    "k": ("retrieve_k",),
+    "top_n": ("retrieve_k",),
+    "output": ("output_dir", "out"),
+    "output_dir": ("out",),
+    "checkpoint": ("policy",),
+}
+"""Names in other tools -> ours."""
+_KINDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    dict: "a JSON object",
+}
+
+
+class NumberRange(tuple[int, int]):
+    """The first and last of several numbers, written ``4`` or ``1-4``."""
+
+    @classmethod
+    def parse(cls, value: Any) -> NumberRange:
+        """Raise ValueError unless `value` is a number, a range or a pair."""
+        numbers = [int(number) for number in re.findall(r"\d+", str(value))]
+        if not re.fullmatch(r"\d+|\d+-\d+|[\[(]\d+, \d+[\])]", str(value)):
+            raise ValueError(f"{value!r}")
+        return cls((numbers[0], numbers[-1]))
+
+
+register_type(NumberRange, lambda pair: "-".join(map(str, pair)), NumberRange.parse)
+
+
+class Parser(jsonargparse.ArgumentParser):
+    """`jsonargparse.ArgumentParser` whose errors are one line, a `ConfigError`, with what may have been meant.
+
+    Args:
+        prog: As the command is called.
+        description: First paragraph of the help.
+        show_all: Show whole help texts, and the settings that were added as `hidden`.
+    """
+
+    def __init__(
+        self, prog: str, description: str | None = None, *, show_all: bool = True, **kwargs: Any
+    ) -> None:
+        kwargs = {"formatter_class": _HelpFormatter, "default_env": False, **kwargs}
+        super().__init__(
+            prog=prog, description=description, exit_on_error=False, allow_abbrev=False, **kwargs
+        )
+        self._show_all = show_all
+        self._required: list[str] = []
+
+    def add_settings(
+        self,
+        title: str,
+        *configs: type,
+        names: Iterable[str] | None = None,
+        leave_out: Iterable[str] = (),
+        hidden: bool = False,
+    ) -> None:
+        """Add a flag for every field of dataclasses, of its type and with its help.
+
+        Args:
+            title: Of the group in the help.
+            configs: The dataclasses.
+            names: Only these fields, in this order; those that no class has are skipped.
+            leave_out: Fields without a flag. Fields that have a flag already are skipped.
+            hidden: Show them in the help with `show_all` only.
+        """
+        found = {
+            item.name: (item, hint)
+            for config in configs
+            for item, hint in _typed_fields(config)
+            if item.init and item.name not in leave_out
+        }
+        group = self.add_argument_group(title)
+        known = {action.dest for action in self._actions}
+        for name in found if names is None else names:
+            if name in found and name not in known:
+                known.add(name)
+                self._add_field(group, *found[name], hidden=hidden)
+
+    def _add_field(self, group: Any, item: Any, hint: Any, *, hidden: bool) -> None:
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        if default is MISSING:
+            self._required.append(item.name)
+            default = None
+        options: dict[str, Any] = {"type": hint, "metavar": item.name.rpartition("_")[2].upper()}
+        if _parts(hint) == [bool]:
+            options |= {"nargs": "?", "const": True, "metavar": "true|false"}
+        elif [typing.get_origin(part) for part in _parts(hint)] == [list]:
+            options |= {"nargs": "*", "type": typing.get_args(_parts(hint)[0])[0]}
+        elif typing.get_origin(hint) is tuple:
+            options |= {"type": NumberRange, "metavar": "N|N-M"}
+            default = NumberRange(default)
+        text = item.metadata.get("help") or ""
+        if not self._show_all:
+            text = re.split(r"(?<=[a-z)])[.;] ", text, maxsplit=1)[0].rstrip(".;:")
+        if default not in (None, "", [], MISSING) and "default" not in text:
+            shown = "-".join(map(str, dict.fromkeys(default))) if default is tuple else default
+            text += f" (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
+        shown_help = text.replace("%", "%%")
+        options["help"] = argparse.SUPPRESS if hidden and not self._show_all else shown_help
+        group.add_argument(f"--{item.name}", default=default, **options)
+
+    def read(
+        self,
+        argv: Sequence[str],
+        values: Mapping[str, Any] | None = None,
+        stored: Mapping[str, Any] | None = None,
+    ) -> argparse.Namespace:
+        """Parse: flags win over `values` (of a YAML file), these over `stored`, these over defaults.
+
+        Raises:
+            ConfigError: A setting is unknown, missing, or has a value of another type. Unknown names in `stored` are
+                skipped.
+        """
+        known = {action.dest for action in self._actions}
+        given = {name: value for name, value in (stored or {}).items() if name in known}
+        given |= values or {}
+        if given:
+            self.set_defaults(self.check(given))
+        parsed: argparse.Namespace = self.parse_args(list(argv))
+        for name in self._required:
+            if getattr(parsed, name) is None:
+                raise ConfigError(f"--{name} is missing. See {self.prog} --help.")
+        return parsed
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
+        """As argparse's; NaN is refused."""
+        # jsonargparse's own namespace has methods, such as `keys`, that hide settings.
+        parsed = argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
+        for name, value in vars(parsed).items():
+            if isinstance(value, float) and value != value:
+                raise ConfigError(f"{name}={value}: not a number. Give a finite number.")
+        return parsed
+
+    def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `values` with the types of their flags, as `read` does; others have no flag's value.
+
+        Raises:
+            ConfigError: A name is unknown, or a value has another type.
+        """
+        actions = {action.dest: action for action in self._actions}
+        given = dict(values)
+        for name, value in given.items():
+            if name not in actions:
+                self.error(f"Option '{name}' is not accepted")
+            if actions[name].nargs == "*" and not isinstance(value, list):
+                given[name] = [] if value is None else [value]
+        checked = dict(self.parse_object(given, defaults=False).items())
+        return {name: checked[name] for name in given}
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise ConfigError with `message` on one line."""
+        hint = f" See {self.prog} --help." if self.prog.startswith("atommem ") else ""
+        raise ConfigError(f"{self._explain(message)}{hint}") from ex
+
+    def _explain(self, message: str) -> str:
+        text = " ".join(message.split())
+        if found := re.match(r"unrecognized arguments: (.*)|Option '(.*)' is not accepted", text):
+            words = (found[1] or found[2]).split()
+            flag = next((word for word in words if word.startswith("-")), words[0])
+            return f"{shorten(' '.join(words))}: unknown setting{self._suggest(flag)}."
+        if found := re.match(r"(?:Parser key \"|argument -*)(\w+)\"?.*?: (.*)$", text):
+            name, reason = found.groups()
+            action = next((action for action in self._actions if action.dest == name), None)
+            value = re.search(
+                r"(?:Got value: |Given value: |invalid \w+ value: '?|choice: ')(.*)", text
+            )
+            value = value or re.search(r": (.+) not among choices", text)
+            shown = "" if value is None else re.sub(r"'?( \(choose from .*)?$", "", value[1])
+            if action is not None and "expected" not in reason.partition(" ")[0]:
+                kind = _describe(action)
+                hint = suggest(shown.strip("'"), action.choices or ())
+                return f"{name}={shorten(shown)}: give {kind}{hint}."
+        return f"{shorten(text, 600).rstrip('.')}."
+
+    def _suggest(self, flag: str) -> str:
+        name = flag.partition("=")[0].lstrip("-").replace("-", "_")
+        known = [action.dest for action in self._actions]
+        alias = next((other for other in _ALIASES.get(name, ()) if other in known), None)
+        return f" (did you mean {alias}?)" if alias else suggest(name, known)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """At most 80 columns."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=min(80, get_terminal_size().columns))
+
+
+def make(config: type[_Config], parsed: argparse.Namespace | Mapping[str, Any]) -> _Config:
+    """The dataclass `config` from the parsed flags of its fields."""
+    values = parsed if isinstance(parsed, Mapping) else vars(parsed)
+    names = [item.name for item in fields(config) if item.init and item.name in values]  # type: ignore[arg-type]
+    return config(**{name: values[name] for name in names})
+
+
+def field_names(config: type) -> list[str]:
+    """Return the names of a dataclass's fields that its constructor takes."""
+    return [item.name for item in fields(config) if item.init]
+
+
+def find_flag(argv: Sequence[str], name: str) -> str | None:
+    """Return the first value of ``--name`` in a command line that is not parsed yet."""
+    values = pop_flags(argv, [name])[0].get(name)
+    return values[0] if values else None
+
+
+def given_flags(argv: Sequence[str], parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the parsed values of the flags that a command line names."""
+    words = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    return {name: value for name, value in vars(parsed).items() if name in words}
+
+
+def pop_flags(argv: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Split a command line into the words of the flags `names`, by name, and all other words."""
+    found: dict[str, list[str]] = {}
+    rest: list[str] = []
+    target = rest
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            name = flag.removeprefix("--")
+            target = found.setdefault(name, []) if name in names else rest
+            if name in names:
+                target[:] = [value] if equals else []
+                continue
+        target.append(word)
+    return found, rest
+
+
+def split_config(argv: Sequence[str], folder: str) -> tuple[list[str], dict[str, Any]]:
+    """A command line without ``--config FILE|NAME``, and the settings in these files; later files win.
+
+    A file's ``base`` names another one whose settings it changes.
+
+    Raises:
+        ConfigError: A file is missing, or is not a YAML mapping.
+    """
+    rest: list[str] = []
+    values: dict[str, Any] = {}
+    words = iter(argv)
+    for word in words:
+        flag, equals, name = word.partition("=")
+        if flag != "--config":
+            rest.append(word)
+            continue
+        name = name if equals else next(words, "")
+        if not name or name.startswith("--"):
+            raise ConfigError("--config: expected a file. Give a path or a name (atommem configs).")
+        values |= load_yaml(find_file("config", name, folder), folder)
+    return rest, values
+
+
+def load_yaml(path: Path, folder: str) -> dict[str, Any]:
+    """The settings in a YAML file, on top of those of its ``base``.
+
+    Raises:
+        ConfigError: It cannot be read or is not a mapping.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config={path}: not a readable YAML file ({reason}).") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"config={path}: expected settings, NAME: VALUE.")
+    base = values.pop("base", None)
+    return values if base is None else load_yaml(find_file("base", base, folder), folder) | values
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: where its function ``(argv) -> exit status`` is, and a line about it."""
+
+    run: Callable[[list[str]], int] | str
+    summary: str
+
+
+def run_command(prog: str, commands: Mapping[str, Command], argv: Sequence[str]) -> int:
+    """Run the sub-command that `argv` begins with, or print which there are.
+
+    Raises:
+        ConfigError: There is no such command.
+    """
+    name = argv[0] if argv else ""
+    if name in ("", "-h", "--help"):
+        lines = [f"  {known:<20} {command.summary}".rstrip() for known, command in commands.items()]
+        print(f"usage: {prog} COMMAND ...\n\ncommands:", *lines, sep="\n")
+        return 0 if name else 2
+    if name not in commands:
+        known = ", ".join(commands)
+        raise ConfigError(
+            f"{shorten(name)}: not a command{suggest(name, commands)}. Give one of {known}."
+        )
+    run = commands[name].run
+    if isinstance(run, str):
+        module, _, attribute = run.partition(":")
+        run = getattr(import_module(module), attribute)
+    return int(run(list(argv[1:])) or 0)
+
+
+def _typed_fields(config: type) -> list[tuple[Any, Any]]:
+    hints = typing.get_type_hints(config)
+    return [(item, hints[item.name]) for item in fields(config)]
+
+
+def _parts(hint: Any) -> list[Any]:
+    """Return the types of a union without None, or the one type."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [part for part in (typing.get_args(hint) if union else (hint,)) if part is not NoneType]
+
+
+def _describe(action: Any) -> str:
+    """The values that a flag accepts, in words."""
+    if action.choices:
+        return f"one of {', '.join(map(str, action.choices))}"
+    hint = getattr(action, "_typehint", None) or action.type
+    if hint is NumberRange or getattr(hint, "__self__", None) is NumberRange:
+        return "a number or a range such as 1-4"
+    words = [_KINDS.get(typing.get_origin(part) or part) for part in _parts(hint)]
+    return " or ".join(dict.fromkeys(word for word in words if word)) or "another value"

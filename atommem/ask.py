@@ -1,0 +1,197 @@
+"""``atommem ask``: read a file and answer questions about it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from atommem.api import Answer, AsyncMemory, SavedMemory, decode, read_file
+from atommem.arguments import Parser, given_flags
+from atommem.blocking import ended_by_ctrl_c
+from atommem.errors import ConfigError, check_writable
+from atommem.run import Checkpoint, add_run_settings
+
+EXIT_UNANSWERED = 3
+EXIT_INTERRUPTED = 130
+_USAGE = "atommem ask FILE QUESTION ... --policy POLICY [--SETTING VALUE ...]"
+_OWN = ("policy", "memory", "no_reading", "json", "quiet")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``atommem ask``.
+
+    Returns:
+        0; 3 if the policy left a question without an answer; 130 after Ctrl-C.
+
+    Raises:
+        AtomMemError: A setting or file is wrong, or the policy is out of reach.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    arguments, settings = _parse(argv)
+    try:
+        text = None  # read outside of the event loop, which Ctrl-C would not interrupt
+        if arguments.file == "-":
+            text = decode(sys.stdin.buffer.read(), "standard input")
+        elif arguments.file is not None:
+            text = read_file(Path(arguments.file))
+        with _locked(arguments.memory):
+            return asyncio.run(_run(arguments, settings, text))
+    except KeyboardInterrupt:
+        kept = f" {arguments.memory} holds the finished steps; the same command continues."
+        print(f"\natommem ask: interrupted.{kept if arguments.memory else ''}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return the arguments, and the settings that were given."""
+    parser = Parser(
+        "atommem ask",
+        "Read FILE into a memory, chunk by chunk, and answer questions from it. The policy sees "
+        "the questions while it reads. Answers go to standard output, all else to standard error.",
+        usage=_USAGE,
+    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help="A UTF-8 text file; - is stdin.")
+    parser.add_argument("questions", metavar="QUESTION", nargs="*", help="Answered in turn.")
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        metavar="DIR",
+        help="Keep the memory there, and continue with it. A file is read once; an interrupted "
+        "reading continues.",
+    )
+    parser.add_argument(
+        "--no_reading", action="store_true", help="All arguments are questions to --memory."
+    )
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    parser.add_argument("--quiet", action="store_true", help="No progress or sources on stderr.")
+    checkpoint = Checkpoint.find(argv, {})
+    add_run_settings(parser, checkpoint.environment)
+    parsed = parser.read(argv)
+    settings = given_flags(argv, parsed)
+    settings = {name: value for name, value in settings.items() if name not in _OWN}
+    _check(parsed)
+    return parsed, settings
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Check the arguments before a model is loaded; with ``--no_reading`` FILE is a question."""
+    exists = arguments.memory is not None and SavedMemory.exists(arguments.memory)
+    if arguments.no_reading:
+        if not exists:
+            raise ConfigError(
+                "--no_reading: needs an existing memory. Give its folder as --memory."
+            )
+        first = [] if arguments.file is None else [arguments.file]
+        arguments.questions, arguments.file = [*first, *arguments.questions], None
+    elif arguments.file is None:
+        raise ConfigError(f"FILE is missing. usage: {_USAGE}")
+    elif arguments.file != "-" and not Path(arguments.file).exists():
+        raise ConfigError(f"{arguments.file}: no such file. usage: {_USAGE}")
+    if not arguments.questions or not all(question.strip() for question in arguments.questions):
+        raise ConfigError(f"QUESTION is missing. usage: {_USAGE}")
+    check_writable("memory", arguments.memory, folder=True)
+    if not arguments.policy and not exists:
+        raise ConfigError(
+            "--policy is missing. Give a model folder, or a URL with --tokenizer or --api chat."
+        )
+
+
+@contextmanager
+def _locked(folder: Path | None) -> Iterator[None]:
+    """Lock a memory's folder: of two commands, the last to save would undo the other's reading."""
+    if folder is None:
+        yield
+        return
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"memory={folder}: in use by another command. Wait, or give another folder."
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(lock)
+        if made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: str | None) -> int:
+    memory = await _open(arguments, settings)
+    answers: list[Answer] = []
+    async with memory:
+        try:
+            if text is not None:
+                await _read(memory, arguments, text)
+            for question in arguments.questions:
+                answers.append(await memory.ask(question))
+                if not arguments.json:
+                    _print(answers[-1], arguments)
+        finally:
+            # Also after Ctrl-C or an outage: the same command then continues.
+            if arguments.memory is not None:
+                await memory.save(arguments.memory)
+        if arguments.json:
+            report = {
+                "file": arguments.file,
+                "answers": [answer.to_json() for answer in answers],
+                "entries": len(memory.entries()),
+                "steps": memory.steps,
+                "readings": [asdict(reading) for reading in memory.readings],
+            }
+            print(json.dumps(report, ensure_ascii=False, indent=2))
+    return 0 if all(answer.text is not None for answer in answers) else EXIT_UNANSWERED
+
+
+async def _open(arguments: argparse.Namespace, settings: dict[str, Any]) -> AsyncMemory:
+    policy = arguments.policy or None
+    with ended_by_ctrl_c():
+        if arguments.memory is None or not SavedMemory.exists(arguments.memory):
+            return AsyncMemory(policy, **settings)
+        saved = SavedMemory.read(arguments.memory)
+        runtime = saved.open(policy, settings)
+    return await AsyncMemory.restore(saved, runtime)
+
+
+async def _read(memory: AsyncMemory, arguments: argparse.Namespace, text: str) -> None:
+    """Read the text, with a progress bar on a terminal."""
+    name = "" if arguments.file == "-" else Path(arguments.file).name
+    hidden = True if arguments.quiet else None
+    with tqdm(desc="reading", unit="chunk", disable=hidden, dynamic_ncols=True) as bar:
+
+        def progress(done: int, chunks: int) -> None:
+            bar.total = chunks
+            bar.update(done - bar.n)
+
+        questions = arguments.questions
+        await memory.read(text, questions=questions, name=name, progress=progress, again=False)
+
+
+def _print(answer: Answer, arguments: argparse.Namespace) -> None:
+    several = len(arguments.questions) > 1
+    print(f"{answer.question}\t{answer}" if several else answer, flush=True)
+    if arguments.quiet:
+        return
+    if answer.text is None:
+        print("(the policy gave no answer)", file=sys.stderr)
+    for entry in answer.entries:
+        piece = "" if entry.source is None else entry.source.piece
+        source = f" ({piece})" if piece else ""
+        print(f"  shown: {' '.join(entry.text.split())}{source}", file=sys.stderr)

@@ -1,0 +1,200 @@
+"""One configuration of a run, read from flags, YAML and the checkpoint; and the agent built from it.
+
+Precedence: defaults < the checkpoint's ``atommem_config.json`` < YAML < flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from atommem.arguments import Parser, find_flag, make
+from atommem.config import EmbedderConfig, MemoryConfig, PolicyConfig, is_server, load_config
+from atommem.embedding import make_embedder
+from atommem.embedding.embedder import Embedder
+from atommem.environment import (
+    DEFAULT_ENVIRONMENT,
+    EnvironmentConfig,
+    EnvironmentFactory,
+    find_environment,
+    make_environments,
+)
+from atommem.errors import ConfigError
+from atommem.policy.contract import Policy, Sampling, check_sampling
+from atommem.session import Agent
+
+
+def _default_environment() -> EnvironmentConfig:
+    return find_environment(DEFAULT_ENVIRONMENT).config_class()
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """Everything that an agent is built from.
+
+    Attributes:
+        policy: None if the caller brings the policy (training, `Policy` objects).
+        chat_template_kwargs: Arguments of the tokenizer's chat template.
+    """
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
+    environment: EnvironmentConfig = field(default_factory=_default_environment)
+    sampling: Sampling = field(default_factory=Sampling)
+    policy: PolicyConfig | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_sampling(self.sampling)
+
+    @classmethod
+    def from_flat(cls, parsed: argparse.Namespace | Mapping[str, Any]) -> RunConfig:
+        """Make it from validated values by name; ``policy`` may be missing."""
+        values = parsed if isinstance(parsed, Mapping) else vars(parsed)
+        environment = values.get("environment") or DEFAULT_ENVIRONMENT
+        return cls(
+            memory=make(MemoryConfig, values),
+            embedder=make(EmbedderConfig, values),
+            environment=make(find_environment(environment).config_class, values),
+            sampling=make(Sampling, values),
+            policy=make(PolicyConfig, values) if "policy" in values else None,
+            chat_template_kwargs=values.get("chat_template_kwargs") or {},
+        )
+
+    def to_flat(self) -> dict[str, Any]:
+        """Return all settings but the policy's by name, like ``atommem_config.json``."""
+        parts = (self.memory, self.embedder, self.environment, self.sampling)
+        values = {name: value for part in parts for name, value in asdict(part).items()}
+        del values["affinity"]
+        return values | {"chat_template_kwargs": self.chat_template_kwargs}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The settings stored with a model, and the environment that a command line is for.
+
+    Attributes:
+        environment: Its name.
+        stored: Settings of memory, embedder, environment and sampling by name.
+    """
+
+    environment: str
+    stored: Mapping[str, Any]
+
+    @classmethod
+    def find(
+        cls, argv: Sequence[str], values: Mapping[str, Any], model_field: str = "policy"
+    ) -> Checkpoint:
+        """Look for the model that flags or YAML name: of a server, the folder of its tokenizer.
+
+        Raises:
+            ConfigError: The stored file is damaged.
+        """
+        model = find_flag(argv, model_field) or values.get(model_field)
+        if isinstance(model, list):
+            model = model[0] if model else None
+        if model is not None and is_server([str(model)]):
+            model = find_flag(argv, "tokenizer") or values.get("tokenizer")
+        return cls.load(model, find_flag(argv, "environment") or values.get("environment"))
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | None,
+        environment: str | None = None,
+        stored: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """Read the settings in a model's folder (or of a hub name).
+
+        Args:
+            environment: Unset is the stored one.
+            stored: Replaces stored settings, name by name.
+        """
+        found = {**(load_config(folder) if folder else {}), **(stored or {})}
+        name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
+        kinds = (MemoryConfig, EmbedderConfig, find_environment(name).config_class, Sampling)
+        known = {item.name for kind in kinds for item in fields(kind)} | {"chat_template_kwargs"}
+        values = {key: value for key, value in found.items() if key in known - {"affinity"}}
+        return cls(name, {**values, "environment": name})
+
+
+def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -> None:
+    """Add flags for every field of `RunConfig` in an environment."""
+    if policy:
+        parser.add_settings("policy", PolicyConfig)
+    parser.add_settings("memory (defaults: as stored with the policy)", MemoryConfig)
+    parser.add_settings("embedder", EmbedderConfig)
+    parser.add_settings(f"environment {environment}", find_environment(environment).config_class)
+    parser.add_settings("sampling", Sampling, leave_out=["affinity"])
+    parser.add_argument(
+        "--chat_template_kwargs",
+        type=dict[str, Any] | None,
+        metavar="JSON",
+        help="Arguments of the chat template: '{\"enable_thinking\": false}'.",
+    )
+
+
+def make_run(
+    settings: Mapping[str, Any], checkpoint: Checkpoint, prog: str = "settings"
+) -> RunConfig:
+    """Make a `RunConfig` without a policy from settings by name, on top of a checkpoint's.
+
+    Raises:
+        ConfigError: A setting is unknown or has a wrong value.
+    """
+    parser = Parser(prog)
+    add_run_settings(parser, checkpoint.environment, policy=False)
+    return RunConfig.from_flat(parser.read([], settings, checkpoint.stored))
+
+
+def build_agent(
+    run: RunConfig,
+    policy: Policy,
+    *,
+    tokenizer: Any = None,
+    embedder: Embedder | None = None,
+    environments: EnvironmentFactory | None = None,
+    **options: Any,
+) -> Agent:
+    """Build the agent of a run: for training, evaluation, serving, `atommem.Memory` and checks.
+
+    Args:
+        policy: Open.
+        tokenizer: Unset is the policy's.
+        embedder: Unset is opened as `run` says.
+        environments: Unset is made as `run` says.
+        options: ``encode_threads`` and ``keep_prompts`` of `Agent`.
+
+    Raises:
+        ConfigError: The policy has no tokenizer, or a package is missing.
+    """
+    tokenizer = getattr(policy, "tokenizer", None) if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"policy={type(policy).__name__}: has no tokenizer. Give one.")
+    return Agent(
+        policy=policy,
+        embedder=open_embedder(run.embedder) if embedder is None else embedder,
+        tokenizer=tokenizer,
+        environments=environments or make_environments(run.environment, tokenizer),
+        memory=run.memory,
+        sampling=run.sampling,
+        chat_template_kwargs=run.chat_template_kwargs,
+        **options,
+    )
+
+
+def open_embedder(config: EmbedderConfig) -> Embedder:
+    """Open an embedder.
+
+    Raises:
+        ConfigError: It needs a package that is not installed.
+    """
+    try:
+        return make_embedder(config)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"embedder={config.embedder}: needs the package {error.name}. Install "
+            "'atommem[train]'; or use embedder=http with embedder_url, or embedder=hashing."
+        ) from error

@@ -1,0 +1,182 @@
+"""The checker of environments: a sound one passes, and each kind of broken contract is found."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+from dataclasses import make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem import cli
+from atommem.actions import ANSWER_ACTION, ActionSpec, Body
+from atommem.check import CHECKS, Finding, check_environment, main
+from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
+from atommem.errors import ConfigError, OutageError
+from atommem.observation import Observation
+
+with pytest.MonkeyPatch.context() as _path:
+    _path.syspath_prepend(Path(__file__).parents[2] / "examples" / "atlas")
+    atlas: Any = importlib.import_module("atommem_atlas")
+
+Atlas, Journey = atlas.Atlas, atlas.Journey
+FACTS = {"lookup": {"ada": "bern"}, "neighbours": {"bern": "arles como"}}
+TASKS = [atlas.Task(name, "ada", FACTS) for name in "ab"]
+
+
+def check(kind: type[EnvironmentFactory], **settings: Any) -> list[Finding]:
+    return asyncio.run(check_environment(kind, **{"tasks": TASKS, "max_steps": 20, **settings}))
+
+
+def broken(check: str, level: str, words: str, **members: Any) -> Any:
+    """A parameter: an environment with other members; those of its episode begin with ``episode_``."""
+    episode = {
+        name.removeprefix("episode_"): value
+        for name, value in members.items()
+        if name.startswith("episode_")
+    }
+    own = {name: value for name, value in members.items() if not name.startswith("episode_")}
+    journey = type("Broken", (Journey,), episode)
+    kind = type("Broken", (Atlas,), {"__call__": lambda self: journey(self.config.turns), **own})
+    return pytest.param(kind, check, level, words, id=f"{check}: {words}")
+
+
+def stepping(result: Any) -> Any:
+    async def step(self: Any, turn: Turn) -> Any:
+        self.left -= 1
+        return result(self)
+
+    return step
+
+
+def scoring(score: Score) -> Any:
+    async def give(self: Any) -> Score:
+        return score
+
+    return give
+
+
+async def raise_on_long_texts(self: Any, turn: Turn) -> StepResult:
+    if any(len(str(action.arguments)) > 500 for action in turn.actions):
+        raise KeyError("no such word")
+    result: StepResult = await Journey.step(self, turn)
+    return result
+
+
+async def ignore_cancellation(self: Any, turn: Turn) -> StepResult:
+    try:
+        await asyncio.sleep(0.005)
+    except BaseException:
+        await asyncio.sleep(0)
+    result: StepResult = await Journey.step(self, turn)
+    return result
+
+
+def share_count(self: Any) -> StepResult:
+    type(self).count = getattr(type(self), "count", 0) + 1
+    self.task = replace(self.task, person=str(type(self).count))
+    return StepResult(self.observe([]) if self.left else None)
+
+
+def shuffle(self: Any) -> StepResult:
+    self.task = replace(self.task, person=str(random.random()))
+    return StepResult(self.observe([]) if self.left else None)
+
+
+def fail(error: Exception) -> Any:
+    def call(*arguments: Any) -> Any:
+        raise error
+
+    return call
+
+
+UNSAVED = make_dataclass("Settings", [("where", Path, Path())], bases=(atlas.AtlasConfig,))
+CLASHING = make_dataclass("Settings", [("capacity", int, 3)], bases=(atlas.AtlasConfig,))
+BROKEN = [
+    broken("settings", "fail", "<class 'dict'>", config_class=dict),
+    broken("settings", "fail", "also have capacity", config_class=CLASHING),
+    broken("settings", "fail", "not JSON serializable", config_class=UNSAVED),
+    broken("settings", "warn", "where have no help", config_class=UNSAVED),
+    broken(
+        "prompts",
+        "fail",
+        "create name two actions",
+        actions=(ActionSpec("create", Body.TEXT), ANSWER_ACTION),
+    ),
+    broken("prompts", "fail", "there is no phase", phases=()),
+    broken("prompts", "fail", "full.yaml", templates=Path("nowhere")),
+    broken("prompts", "fail", "the phase 'x'", blank=lambda self, phase: Observation("x")),
+    broken("tasks", "fail", "never mind", describe=staticmethod(fail(RuntimeError("never mind")))),
+    broken("step", "fail", "no such word", episode_step=raise_on_long_texts),
+    broken(
+        "step", "warn", "words are gone", episode_step=stepping(fail(OutageError("words are gone")))
+    ),
+    broken(
+        "end", "fail", "goes on", episode_step=stepping(lambda self: StepResult(self.observe([])))
+    ),
+    broken("score", "fail", "reward=1.5", episode_score=scoring(Score(1.5))),
+    broken("score", "fail", "2 answers", episode_score=scoring(Score(0.0, ("a", "b")))),
+    broken("score", "warn", "doing nothing earns 0.5", episode_score=scoring(Score(0.5))),
+    broken("repeatable", "fail", "another way", episode_step=stepping(shuffle)),
+    broken("repeatable", "fail", "another way", episode_step=stepping(share_count)),
+    broken("cancelled", "fail", "went on", episode_step=ignore_cancellation),
+    broken(
+        "texts",
+        "fail",
+        "does not ask questions",
+        reading=lambda *_: [],
+        asking=EnvironmentFactory.asking,
+    ),
+]
+
+
+def test_check_sound_environment_passes() -> None:
+    found = check(Atlas)
+    assert [finding for finding in found if finding.level != "pass"] == []
+    assert [finding.check for finding in found] == [name for name in CHECKS if name != "texts"]
+
+
+@pytest.mark.parametrize(("kind", "name", "level", "words"), BROKEN)
+def test_check_broken_environment_is_reported(
+    kind: type[EnvironmentFactory], name: str, level: str, words: str
+) -> None:
+    found = [finding for finding in check(kind) if finding.level != "pass"]
+    assert any((f.check, f.level) == (name, level) and words in f.detail for f in found), found
+    assert all(finding.fix and len(finding.detail) <= 500 for finding in found)
+
+
+def test_check_tasks_without_an_id_or_file_are_reported(tmp_path: Path) -> None:
+    found = check(Atlas, tasks=None)
+    assert [finding.check for finding in found if finding.level == "warn"] == ["tasks"]
+    for tasks, words in ((TASKS[:1] * 2, "ids repeat"), ([replace(TASKS[0], id=7)], "id 7")):
+        assert any(words in finding.detail for finding in check(Atlas, tasks=tasks))
+    assert check(Atlas, tasks=None, data=tmp_path / "none")[-1].detail.startswith("DataError")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["--chunking documents --max_reads 2", "--chunking documents --questions_shown arriving"],
+)
+def test_command_longdoc_passes(
+    settings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(tmp_path / "tasks.jsonl")
+    made = f"data synthetic --n 4 --distractors 3 --questions 1-2 --out {data}"
+    assert cli.main(made.split()) == 0
+    assert main(["check", "longdoc", "--data", data, *settings.split()]) == 0
+    assert f"{len(CHECKS)} pass, 0 warn, 0 fail" in capsys.readouterr().out
+
+
+def test_command_refuses_unknown_names_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert "longdoc" in capsys.readouterr().out
+    for words, message in (
+        ("nowhere", "environments=nowhere: unknown"),
+        ("longdoc --volume 3", "--volume 3: unknown setting"),
+        ("longdoc --chunk_tokens 0", "chunk_tokens=0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            main(["check", *words.split()])
