@@ -399,5 +399,5 @@ def test_hostile_labels(changes: dict[str, Any], message: str, tmp_path: Path) -
     ]
     with pytest.raises(DataError, match=re.escape(message)):
         main(call)
-    with pytest.raises(ConfigError, match="judge_url and judge_model are not set"):
+    with pytest.raises(ConfigError, match="--judge_url is missing"):
         main(call[:2])
