@@ -29,7 +29,7 @@ FILES = (
     *(
         "atommem/grammar.py",
         "atommem/prompts.py",
-        "atommem/memory/working.py",
+        "atommem/memory/memory.py",
         "atommem/session.py",
     ),
     *(
