@@ -16,8 +16,7 @@ from collections import Counter
 from functools import cache, lru_cache
 from typing import Any
 
-from atommem.envs.scoring.abstention import abstains
-from atommem.envs.scoring.metrics import exact_match
+from atommem.envs.scoring.metrics import abstains, exact_match
 from atommem.envs.task import Question
 from atommem.errors import ConfigError
 

@@ -10,8 +10,8 @@ import pytest
 
 from atommem.envs.benchmarks.locomo import PROTOCOL, Wording, read_locomo, read_wording
 from atommem.envs.chunking import joined_text
-from atommem.envs.scoring.abstention import hint
 from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1, stem
+from atommem.envs.scoring.metrics import hint
 from atommem.envs.task import Question
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
