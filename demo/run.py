@@ -65,7 +65,7 @@ from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
 from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.settings import Settings, parse
+from atommem.train.settings import Settings, read_settings
 from atommem.train.train_config import ColdStartConfig
 
 HELDOUT_FILE = "heldout.parquet"
@@ -127,11 +127,11 @@ def load_settings(
             words[name] = [str(value)]
     arguments = ["--config", str(world_of(recipe.world).grpo_config)]
     arguments += [word for name in words for word in (f"--{name}", *words[name])]
-    settings = parse("grpo", arguments)
+    settings = read_settings("grpo", arguments)
     ranks = PartialState().num_processes
     if ranks > 1:  # the file's batch is that of all
         batch = settings.args.per_device_train_batch_size // ranks
-        settings = parse("grpo", [*arguments, "--per_device_train_batch_size", str(batch)])
+        settings = read_settings("grpo", [*arguments, "--per_device_train_batch_size", str(batch)])
     return settings
 
 

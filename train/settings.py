@@ -114,6 +114,15 @@ def parse(
     Raises:
         AtomMemError: A setting is unknown or out of range, or a file cannot be read.
     """
+    settings = read_settings(stage, argv, adapt)
+    _check(settings.args, settings.model.model_name_or_path)
+    return settings
+
+
+def read_settings(
+    stage: str, argv: Sequence[str], adapt: Callable[[type], type] = lambda config: config
+) -> Settings:
+    """Read as `parse` does, but accept a run without data or model, which the demo makes itself."""
     config_class, model_class = _classes(stage)
     config_class = adapt(config_class)
     argv, values = split_config(argv, "train")
@@ -140,7 +149,6 @@ def parse(
         ) from error
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
-    _check(args, model.model_name_or_path)
     run = RunConfig(
         memory=memory,
         embedder=embedder,
