@@ -161,8 +161,8 @@ def test_it_is_trained_evaluated_traced_and_reported(
     )
     results = json.loads((report / "results.json").read_text())
     assert {group["dataset"] for group in results["groups"]} == {"atlas"}
-    for file, words in (("tables.md", ("overlap", "lookup")), ("report.html", ("neighbours",))):
-        assert all(word in (report / file).read_text() for word in words)
+    for file in ("tables.md", "report.html"):
+        assert all(word in (report / file).read_text() for word in ("overlap", "lookup"))
 
 
 @pytest.mark.slow
