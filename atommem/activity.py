@@ -1,4 +1,4 @@
-"""Where the time of a rollout goes, when many episodes share it."""
+"""The time that concurrent episodes spend waiting."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 class ActivityClock:
-    """Measures for how long at least one of any number of concurrent things of a kind was going on.
+    """Measure for how long at least one activity of a kind was going on.
 
-    A second in which 200 requests are pending counts as one: the times are shares of the wall clock. Times of
-    different kinds may overlap. For one event loop (or one thread).
+    A second with 200 pending requests counts as one, so that times are shares of the wall clock.
+    Times of different kinds may overlap. For one event loop.
 
     Args:
-        now: Seconds on any clock that does not go back.
+        now: A monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -25,7 +25,7 @@ class ActivityClock:
 
     @contextmanager
     def busy(self, kind: str) -> Iterator[None]:
-        """One thing of this kind goes on meanwhile."""
+        """Count the time of the block for `kind`."""
         if not self._running.get(kind):
             self._since[kind] = self._now()
         self._running[kind] = self._running.get(kind, 0) + 1
@@ -37,7 +37,7 @@ class ActivityClock:
                 self._add(kind, self._now())
 
     def take(self) -> dict[str, float]:
-        """Seconds of each kind since the last call; what still goes on counts up to now."""
+        """Return the seconds of each kind since the last call."""
         now = self._now()
         for kind, running in self._running.items():
             if running:

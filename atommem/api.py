@@ -286,7 +286,7 @@ class AsyncMemory:
     async def restore(cls, saved: SavedMemory, runtime: Runtime, reembed: bool = False) -> Self:
         """Make a saved memory on an open runtime, which is closed if that fails."""
         try:
-            session = await Session.take_up(runtime.agent, saved.session, reembed=reembed)
+            session = await Session.restore(runtime.agent, saved.session, reembed=reembed)
         except BaseException as error:
             await runtime.close()
             if isinstance(error, TraceError):
@@ -624,7 +624,7 @@ class SavedMemory:
     def of(cls, runtime: Runtime, session: Session, readings: Sequence[Reading]) -> SavedMemory:
         """Return the saved form of a memory in use."""
         policy, embedder = runtime.run.policy, asdict(runtime.run.embedder)
-        state = session.put_down(vectors=True)
+        state = session.state(vectors=True)
         choice = None if policy is None else asdict(policy)
         return cls(choice, runtime.given, embedder, tuple(readings), state)
 

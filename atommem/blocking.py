@@ -1,4 +1,4 @@
-"""Work that blocks an event loop of our own, as loading a model does: Ctrl-C must not wait for its end."""
+"""Ctrl-C during work that blocks the event loop, such as loading a model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises `KeyboardInterrupt` here at once, in the place of asyncio's, which cancels what awaits something.
+    """Let Ctrl-C raise `KeyboardInterrupt` at once, while nothing is awaited.
 
-    Nothing may be awaited meanwhile.
+    asyncio's handler only cancels the main task, which takes effect at its next await.
     """
     before = signal.getsignal(signal.SIGINT)
     asyncios = threading.current_thread() is threading.main_thread() and callable(before)

@@ -1,4 +1,4 @@
-"""What a reader of scores, reports and traces needs to know of a task: an environment describes its tasks in this."""
+"""Descriptions of tasks for scores, reports and traces."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class QuestionDescription:
-    """A question with the answers that count as right.
+    """A question with its gold answers.
 
-    `category` is the benchmark's, where it reports its categories apart (LoCoMo). `attributes` are what else scores can
-    be broken down by: a name (``type``, ``hops``, ...) and this question's value.
+    `category` is the benchmark's, if it reports categories apart (LoCoMo). `attributes` are further
+    values by which scores can be broken down (``type``, ``hops``, ...).
     """
 
     text: str
@@ -23,13 +23,13 @@ class QuestionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TaskDescription:
-    """A task as records, reports and traces name it, in whatever form its environment holds it.
+    """A task as records, reports and traces show it.
 
     Attributes:
-        id: Tells it from the other tasks of its file.
-        source: Where it comes from (``hotpotqa``, ...).
-        questions: In the order in which the environment's score answers them; none where nothing is asked.
-        group: What several tasks are about (a conversation), so that their scores vary together; empty for none.
+        id: Unique in its file.
+        source: Its origin (``hotpotqa``, ...).
+        questions: In the order of the score's answers.
+        group: The cluster of its scores, such as a conversation that tasks share.
     """
 
     id: str
@@ -38,22 +38,22 @@ class TaskDescription:
     group: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values: the ``task`` of a trace's header."""
+        """Return JSON values: the ``task`` of a trace's header."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskShape:
-    """How long the tasks of a file are, in the mean.
+    """The mean size of the tasks in a file.
 
     Attributes:
-        source: Where the numbers come from, in words.
-        tasks: In the file.
-        documents: Of a task, where that is all that is known of its stream.
-        stream_steps, stream_tokens: Steps at which something new is shown, and its tokens at each.
-        questions, question_tokens: Of a task. Questions that are asked at one step count as one.
-        reads: Further steps that a question may take before it must be answered.
-        same_stream: Whether all episodes of a task are shown the same at a step, whatever their policy did.
+        source: The origin of the numbers, in words.
+        tasks: The number of tasks.
+        documents: Of a task, if nothing else is known of its stream.
+        stream_steps, stream_tokens: Steps that show something new, and the tokens of each.
+        questions, question_tokens: Of a task; questions of one step count as one.
+        reads: Further steps that a question may take before its answer.
+        same_stream: Whether a step shows the same to all episodes of a task.
     """
 
     source: str

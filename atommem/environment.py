@@ -1,4 +1,4 @@
-"""The environment contract: what feeds the policy and, in the end, scores it; and how one is found by its name."""
+"""The environment contract: it feeds the policy and scores it. Environments are found by name."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from atommem.observation import Observation, StopReason
 from atommem.tokens import Tokenizer
 
 GROUP = "atommem.environments"
-"""The group of entry points that environments are found in."""
+"""The entry points of environments."""
 DEFAULT_ENVIRONMENT = "longdoc"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion as the environment sees it, after memory's actions have been applied.
+    """A completion as the environment sees it, after the memory's actions have been applied.
 
     Attributes:
         text: The completion.
-        actions: All of them in order, memory's too.
-        problems: What could not be read.
-        operations: What became of memory's actions.
-        deadline: When the episode's time is up, by the event loop's clock; None without a limit. What takes longer is
-            given up.
+        actions: All of them in order, the memory's included.
+        problems: What could not be parsed.
+        operations: What the memory's actions led to.
+        deadline: The end of the episode's time, by the event loop's clock; a step that takes longer
+            is cancelled.
     """
 
     text: str
@@ -43,30 +43,33 @@ class Turn:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls of tools in the order in which they were written, refused ones too: each deserves an answer."""
+        """The tool calls in order, including refused ones, which deserve an answer as well."""
         return calls(self.actions, self.problems)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What follows a step: the next observation, or the end with its reason."""
+    """The next observation, or None at the end of the episode, with its reason."""
 
     observation: Observation | None
     reason: StopReason | None = None
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over."""
+        """Whether the episode has ended."""
         return self.observation is None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The terminal reward, in [0, 1], with the answers and the metrics that it came from; None where nothing is known
-    that it could be scored by (a task without gold answers).
+    """The terminal reward with everything that records and reports show of it.
 
-    `question_metrics` holds the scores of each question by itself; `metrics` their means. `question_notes` says in
-    words how each was scored (a judge's verdict). Records and reports take all of it as it is.
+    Attributes:
+        reward: From 0 to 1; None if the task has no gold answers.
+        answers: One for each question.
+        metrics: Means over the questions.
+        question_metrics: The scores of each question.
+        question_notes: How each question was scored, in words (a judge's verdict).
     """
 
     reward: float | None
@@ -77,21 +80,21 @@ class Score:
 
 
 class Environment(Protocol):
-    """One episode's world. A fresh one is made for every episode.
+    """The world of one episode.
 
-    What it raises ends the run, but for an `OutageError`: that ends the episode, which is then counted as failed.
+    An `OutageError` that it raises fails the episode; any other exception stops the run.
     """
 
     async def reset(self, task: Any) -> Observation:
-        """Start on `task`."""
+        """Start a task."""
         ...
 
     async def step(self, turn: Turn) -> StepResult:
-        """Advance by one completion, whose memory actions have been applied."""
+        """Advance by one completion."""
         ...
 
     async def score(self) -> Score:
-        """Score what was done so far. Called once, at the end, however it came.
+        """Score the episode; called once, at its end.
 
         Raises:
             OutageError: A judge is out of reach.
@@ -101,29 +104,92 @@ class Environment(Protocol):
 
 @dataclass
 class EnvironmentConfig:
-    """Settings of an environment; each has its own subclass. Part of every checkpoint.
+    """Settings of an environment, saved with checkpoints; each environment has a subclass.
 
     Attributes:
-        operational: Names of those that say where and at what cost and nothing of results: a run may go on with others.
+        operational: Names of settings that do not affect results (addresses, limits of cost), with
+            which a run may be resumed even if they changed.
     """
 
     operational: ClassVar[frozenset[str]] = frozenset()
 
     environment: str = field(
         default=DEFAULT_ENVIRONMENT,
-        metadata={
-            "help": "What feeds the policy and scores it: a name (`atommem env list`), or package.module:Class."
-        },
+        metadata={"help": "Environment: a name (`atommem env list`), or package.module:Class."},
     )
 
 
-class EnvironmentFactory(ABC):
-    """A kind of environment under one configuration: makes one for every episode, and holds what they share.
+class EnvironmentHooks:
+    """Optional methods of an `EnvironmentFactory`; override those that apply."""
+
+    # Running episodes
+
+    async def prepare(self, task: Any) -> None:
+        """Do slow work before an episode of `task` starts."""
+
+    def diagnose(self, task: Any, episode: Any) -> Sequence[dict[str, float]]:
+        """Return further metrics of each question, which explain the score."""
+        return ()
+
+    async def close(self) -> None:
+        """Free resources."""
+
+    # `atommem.Memory`, `atommem ask` and `atommem serve`
+
+    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
+        """Return the observations in which a text is read, as in an episode.
+
+        Args:
+            text: Cut as a task's text is; or parts, which are cut only if they are too long.
+            questions: Those that are known to be asked later.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} does not read texts: use an environment with `reading`."
+        )
+
+    def asking(self, question: str) -> Any:
+        """Return a task without gold answers that asks this question at its first step."""
+        raise ConfigError(
+            f"{type(self).__name__} does not ask questions: use an environment with `asking`."
+        )
+
+    # `atommem data build` and `atommem train --dry_run`
+
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """Write a task file with the arguments of ``data build``; return the exit status."""
+        raise ConfigError(f"{cls.__name__} cannot build tasks: write its task file yourself.")
+
+    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
+        """Return the size of the tasks in a file, or `supposed` without one.
+
+        Raises:
+            DataError: The file is not a task file.
+        """
+        raise ConfigError(f"{type(self).__name__} has no `shape`: a dry run is not possible.")
+
+    def blank(self, phase: str) -> Observation:
+        """Return an empty observation of a phase, which measures the fixed part of its prompt."""
+        return Observation(phase)
+
+    # Manifests and summaries of evaluations
+
+    def identity(self) -> dict[str, Any]:
+        """Return what settings that are paths or addresses refer to (digests, versions)."""
+        return {}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the requests made so far to the environment's own services (a judge)."""
+        return {}
+
+
+class EnvironmentFactory(EnvironmentHooks, ABC):
+    """A kind of environment with its settings; it makes an `Environment` for every episode.
 
     Attributes:
-        config_class: Its settings, a dataclass derived from `EnvironmentConfig`.
-        templates: Folder with its template sections, ``full.yaml`` and its like (`atommem.dialects.Section`).
-        pieces: Every piece that its observations may hold, with the placeholders that its template must have.
+        config_class: A dataclass derived from `EnvironmentConfig`.
+        templates: Folder of its template sections, such as ``full.yaml``.
+        pieces: The placeholders of every piece that its observations may contain.
         phases: The phases of its observations.
     """
 
@@ -139,16 +205,16 @@ class EnvironmentFactory(ABC):
     @property
     @abstractmethod
     def actions(self) -> Sequence[ActionSpec]:
-        """The actions that it takes."""
+        """The actions that it accepts."""
 
     @abstractmethod
     def __call__(self) -> Environment:
-        """A fresh environment for one episode."""
+        """Return a new environment for one episode."""
 
     @staticmethod
     @abstractmethod
     def read_tasks(path: str | Path) -> Sequence[Any]:
-        """The tasks of a file, each with an ``id`` of its own.
+        """Return the tasks of a file, each with a unique ``id``.
 
         Raises:
             DataError: The file is missing or damaged; the message names the row and the field.
@@ -157,117 +223,46 @@ class EnvironmentFactory(ABC):
     @staticmethod
     @abstractmethod
     def describe(task: Any) -> TaskDescription:
-        """What the reader of a trace or report should know of a task."""
+        """Return a task as traces and reports show it."""
 
     @classmethod
     def shown(cls, config: Any) -> Collection[str]:
-        """The pieces that observations may hold under these settings: all, unless it says otherwise."""
+        """Return the pieces that observations may contain under these settings; default: all."""
         return cls.pieces
 
     @classmethod
     def section(cls, templates: str, config: Any = None) -> Section:
-        """Its part of the template set `templates`, under the name in `config` (unset: its class's defaults).
+        """Return its section of a template set; `config` is the default one if None.
 
         Raises:
             DialectError: There is none, or it lacks a piece or a placeholder.
         """
         config = config or cls.config_class()
-        return load_section(
-            templates, config.environment, cls.templates, cls.pieces, cls.shown(config)
-        )
-
-    async def prepare(self, task: Any) -> None:
-        """Whatever takes a while before an episode of `task` can start."""
-        return
-
-    def diagnose(self, task: Any, episode: Any) -> Sequence[dict[str, float]]:
-        """Further metrics of each question that say how the episode went, beside its score; none by default."""
-        return ()
-
-    @classmethod
-    def build(cls, argv: Sequence[str]) -> int:
-        """``atommem data build --environment NAME``: write a task file; returns the exit status.
-
-        Raises:
-            ConfigError: This environment cannot build any.
-        """
-        raise ConfigError(
-            f"{cls.__name__} builds no tasks: write its task file yourself, and give it as --data."
-        )
-
-    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
-        """The observations in which `atommem.Memory` reads a text: the same as in an episode.
-
-        Args:
-            text: To be cut as a task's; or pieces, which are cut only where they are too long for a step.
-            questions: What is known to be asked later; none where nothing is.
-
-        Raises:
-            ConfigError: This environment reads no texts.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} reads no texts: Memory and `atommem ask` need an environment that does."
-        )
-
-    def asking(self, question: str) -> Any:
-        """A task without gold answers that asks this from memory, at its first step.
-
-        Raises:
-            ConfigError: This environment asks no questions.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} asks no questions: Memory and `atommem ask` need one that does."
-        )
-
-    def blank(self, phase: str) -> Observation:
-        """An observation of `phase` with nothing in it: for the length of what is always there."""
-        return Observation(phase)
-
-    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """How long tasks are, for ``atommem train --dry_run``: from their file (None, or not there: `supposed`).
-
-        Raises:
-            ConfigError: This environment gives no estimate.
-            DataError: The file is no task file.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} gives no estimate of its tasks: a dry run of it is not possible."
-        )
-
-    def identity(self) -> dict[str, Any]:
-        """Settings that only say where something lies, as what lies there: for the manifest of an evaluation."""
-        return {}
-
-    def usage(self) -> dict[str, Any]:
-        """What services of its own (a judge) were asked for so far: ``services`` of an evaluation's summary."""
-        return {}
-
-    async def close(self) -> None:
-        """Free what it holds."""
-        return
+        shown = cls.shown(config)
+        return load_section(templates, config.environment, cls.templates, cls.pieces, shown)
 
 
 def find_environment(name: str) -> type[EnvironmentFactory]:
-    """The environment called `name`: an entry point of the group ``atommem.environments``, or a dotted path.
+    """Return the class that an entry point or ``package.module:Class`` names.
 
     Raises:
-        ConfigError: There is none, or it is no environment.
+        ConfigError: There is none, or it is not an environment.
     """
     found = plugins.find(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
         raise ConfigError(
-            f"environment {name!r} is {found!r}: it must be a subclass of EnvironmentFactory."
+            f"environment={name!r} is {found!r}: give a subclass of EnvironmentFactory."
         )
     return found
 
 
 def environment_names() -> list[str]:
-    """The environments that can be named."""
+    """Return the names of installed environments."""
     return plugins.names(GROUP)
 
 
 def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
-    """Settings of the environment called `name`.
+    """Return the settings of an environment.
 
     Raises:
         ConfigError: There is no such environment, or a setting is unknown or out of range.
@@ -285,15 +280,15 @@ def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
 
 
 def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
-    """The environment that `config` belongs to.
+    """Return the environment of these settings.
 
     Raises:
-        ConfigError: There is none of this name, or the settings are another one's.
+        ConfigError: The name is unknown, or the settings belong to another environment.
     """
     kind = find_environment(config.environment)
     if not isinstance(config, kind.config_class):
         raise ConfigError(
-            f"environment is {config.environment!r}, but its settings are a {type(config).__name__}: "
+            f"environment={config.environment!r} has settings of {type(config).__name__}: "
             f"give a {kind.config_class.__name__}."
         )
     return kind(config, tokenizer)

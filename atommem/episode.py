@@ -1,4 +1,4 @@
-"""What an episode consists of: observations, steps, the episode itself."""
+"""Episodes and their steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from atommem.observation import Observation, StopReason
 
 @dataclass(slots=True)
 class Step:
-    """One observation -> one completion -> its actions applied.
+    """One observation, one completion, and the operations that its actions led to.
 
-    `token_ids` are what the policy sampled and `logprobs` its log-probabilities of them (nats, of
-    the unscaled distribution); they are trained on as they are, never re-encoded from `text`.
-    `prompt_ids` are empty where nothing is trained on them; `prompt_tokens` is their number in any case, and
-    `completion_tokens` that of the tokens sampled, also where a chat server returns text only.
-    `prompt` is the prompt's text where it cannot be made again from `observation` and `view`: the
-    baselines of an evaluation word their own prompts.
+    Attributes:
+        index: From 0.
+        prompt_ids: Empty unless the agent keeps prompts.
+        token_ids: As sampled; training uses them as they are.
+        logprobs: Their log-probabilities in nats.
+        operations: Empty if an outage prevented them.
+        store_size: The number of entries after the step.
+        prompt_tokens, completion_tokens: Counts, also if a chat server returns text only.
+        prompt: The prompt's text, if it does not follow from observation and view (baselines).
     """
 
     index: int
@@ -47,14 +50,15 @@ class Episode:
     """One run of one policy on one task, from empty memory to a terminal reward.
 
     Attributes:
-        task_id, sample: Which task, and the how-manieth episode of it.
-        answers: One per question, None where none was given.
-        reward: In [0, 1]; None when `stop_reason` is FAILED, and where its task says of no answer whether it is right.
-        metrics: Further scores (``em``, ``f1``, ...), empty when failed.
-        question_metrics: The scores of each question, empty when failed.
-        question_notes: How each was scored, in words; empty where nothing is to be said.
-        error: What failed, when `stop_reason` is FAILED.
-        seconds: Wall-clock of the whole episode.
+        task_id, sample: The task, and the index of this episode among those of the task.
+        answers: One for each question; None where the policy gave none.
+        reward: From 0 to 1; None if the episode failed, or if the task has no gold answers.
+        metrics: Further scores (``em``, ``f1``, ...).
+        question_metrics: The scores of each question.
+        question_notes: How each question was scored, in words.
+        stop_reason: None while the episode is in progress.
+        error: The outage that ended a failed episode.
+        seconds: Wall-clock time.
     """
 
     task_id: str
@@ -65,11 +69,16 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     question_metrics: tuple[dict[str, float], ...] = ()
     question_notes: tuple[str, ...] = ()
-    stop_reason: StopReason = StopReason.FAILED
+    stop_reason: StopReason | None = None
     error: str | None = None
     seconds: float = 0.0
 
     @property
+    def in_progress(self) -> bool:
+        """Whether the episode has not ended."""
+        return self.stop_reason is None
+
+    @property
     def failed(self) -> bool:
-        """Whether an outage ended the episode; then it has no score."""
+        """Whether an outage ended the episode, which then has no score."""
         return self.stop_reason is StopReason.FAILED

@@ -1,4 +1,4 @@
-"""The one loop: training, evaluation, the baselines with a memory and the demo run whole episodes with it."""
+"""The one loop: training, evaluation, baselines with a memory and the demo run episodes with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atommem.episode import Episode, Step
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
 from atommem.memory.log import Snapshot
 from atommem.observation import StopReason
-from atommem.session import Agent, Session, TurnTimeoutError, in_time
+from atommem.session import Agent, Session, StepTimeoutError, with_deadline
 from atommem.session_state import SessionState
 
 Result = TypeVar("Result")
@@ -27,15 +27,15 @@ Kept = dict[tuple[str, int], Episode]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one episode beyond those that the environment sets.
+    """Limits of an episode beyond those of its environment; None is unlimited.
 
     Attributes:
-        max_steps: Most steps; unset leaves it to the environment, whose streams are finite.
-        max_tokens: Most sampled tokens in all steps together.
-        max_seconds: Longest wall-clock time. What is under way then (a completion, the environment) is given up.
+        max_steps: The number of steps.
+        max_tokens: Sampled tokens of all steps together.
+        max_seconds: Wall-clock time; a completion or environment step in progress is cancelled.
 
     Raises:
-        ConfigError: A bound is not positive.
+        ConfigError: A limit is not positive.
     """
 
     max_steps: int | None = None
@@ -46,19 +46,16 @@ class Limits:
         for name in ("max_steps", "max_tokens", "max_seconds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ConfigError(
-                    f"{name} of an episode is {value}: give a positive number, or leave it unset."
-                )
+                raise ConfigError(f"{name}={value}: give a positive number, or leave it unset.")
 
 
 class EpisodeRunner:
-    """Runs episodes, each a coroutine that waits for nothing but its own completion and embeddings.
+    """Run episodes concurrently; each waits only for its own completions and embeddings.
 
     Args:
-        agent: Policy, embedder, memory settings; and the environment that the episodes run in.
-        limits: Bounds of one episode.
-        max_in_flight: Most episodes at the same time, or a semaphore that several runners share; unset runs all at
-            once.
+        agent: The policy with its embedder, environment and settings.
+        limits: Of one episode.
+        max_in_flight: Most episodes at a time, or a semaphore that runners share; None is no limit.
     """
 
     def __init__(
@@ -69,20 +66,18 @@ class EpisodeRunner:
         max_in_flight: int | asyncio.Semaphore | None = None,
     ) -> None:
         if isinstance(max_in_flight, int) and max_in_flight < 1:
-            raise ConfigError(
-                f"max_in_flight is {max_in_flight}: give at least 1, or leave it unset."
-            )
+            raise ConfigError(f"max_in_flight={max_in_flight}: give at least 1, or leave it unset.")
         self.agent = agent
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
 
     @property
     def environments(self) -> EnvironmentFactory:
-        """What the episodes run in."""
+        """The agent's environments."""
         return self.agent.environments
 
     def using(self, **changes: Any) -> EpisodeRunner:
-        """This runner with another `policy`, `sampling`, ... of its agent; all else is shared."""
+        """Return a runner whose agent has another `policy`, `sampling`, ..."""
         runner = copy.copy(self)
         runner.agent = copy.copy(self.agent)
         for name, value in changes.items():
@@ -92,26 +87,25 @@ class EpisodeRunner:
     async def run(
         self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None
     ) -> Episode:
-        """Run one episode of `task` (anything with an ``id`` that the environment understands).
+        """Run one episode.
 
-        An outage does not raise: it ends the episode with stop reason FAILED and no reward; the steps until then are
-        kept.
+        An outage does not raise: it ends the episode with stop reason FAILED and no reward.
 
         Args:
-            task: What it is about.
-            sample: Tells the episodes of one task apart.
-            past: Steps that it has had, as a trace holds them: it goes on after them. The policy is not asked for them
-                again, and the memory is what their operations say; only the environment is driven through their turns,
-                which must move it as they did then. The first steps of a finished episode fork it.
-            kept: Gets the episode as it begins, so that it can be gone on with after its last whole turn when this is
-                cancelled: one that is there goes on, and one that has ended is returned.
+            task: Has an ``id``, and is understood by the environment.
+            sample: The index of the episode among those of its task.
+            past: The first steps of the episode, from a trace. The memory follows from their
+                operations, and only the environment is driven through them. The first steps of a
+                finished episode fork it.
+            kept: Gets the episode when it begins, so that it can be continued if this is cancelled:
+                an episode in progress is continued, and one that has ended is returned.
 
         Raises:
-            TraceError: `past` does not begin at the first step, or the environment shows something else than then.
+            TraceError: `past` has a gap, or the environment shows other observations.
         """
         key = (task.id, sample)
         if kept is not None:
-            if key in kept and not (kept[key].failed and kept[key].error is None):
+            if key in kept and not kept[key].in_progress:
                 return kept[key]
             past = kept[key].steps if key in kept else past
         episode = Episode(task_id=task.id, sample=sample, steps=list(past))
@@ -123,11 +117,12 @@ class EpisodeRunner:
         try:
             await environments.prepare(task)
             environment = environments()
-            episode.stop_reason = await self._steps(episode, environment, task, spent)
+            stop_reason = await self._steps(episode, environment, task, spent)
             set_score(episode, await environment.score())
         except OutageError as error:
-            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
+            stop_reason, episode.error = StopReason.FAILED, str(error)
         episode.seconds = spent + time.perf_counter() - started
+        episode.stop_reason = stop_reason
         return episode
 
     async def run_all(
@@ -137,11 +132,16 @@ class EpisodeRunner:
         stop: Callable[[], bool] | None = None,
         kept: Kept | None = None,
     ) -> list[Episode]:
-        """Run one episode per ``(task, sample)``, free-running, and return them in the order of `jobs`.
+        """Run one episode for each ``(task, sample)`` and return them in this order.
 
-        `on_episode(index, episode)` is called as each one ends. `stop()` is asked before each one starts: where it
-        is true, that one is left out. An exception that is no outage (a bug, a refused request) cancels the other
-        episodes and is raised. `kept` is as for `run`.
+        Args:
+            jobs: Tasks with sample indices.
+            on_episode: Called with the index of the job and the episode when one ends.
+            stop: Called before an episode starts; if true, the episode is left out.
+            kept: As for `run`.
+
+        Raises:
+            Exception: Any other than an outage; it cancels the other episodes.
         """
         run = self.run if kept is None else partial(self.run, kept=kept)
         return await run_jobs(run, jobs, on_episode, self.max_in_flight, stop)
@@ -155,16 +155,17 @@ class EpisodeRunner:
 
         async def advance(step: Step) -> StepResult:
             turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
-            return await in_time(environment.step(turn), deadline)
+            return await with_deadline(environment.step(turn), deadline)
 
         try:
             session = await self._session(episode)
-            observation = await in_time(environment.reset(task), deadline)
+            observation = await with_deadline(environment.reset(task), deadline)
             for step in list(episode.steps):
                 if step.observation != observation:
                     raise TraceError(
-                        f"step {step.index + 1} of task {episode.task_id!r} ({step.observation.label}) showed "
-                        "something else then: go on with the same task, environment and settings."
+                        f"step {step.index + 1} of task {episode.task_id!r} "
+                        f"({step.observation.label}) showed another observation. Continue with the "
+                        "same task, environment and settings."
                     )
                 result = await advance(step)
                 if result.observation is None:
@@ -191,35 +192,36 @@ class EpisodeRunner:
                 if result.observation is None:
                     return result.reason or StopReason.ANSWERED
                 observation = result.observation
-        except TurnTimeoutError:
+        except StepTimeoutError:
             return StopReason.TIME_LIMIT
         except PromptTooLongError:
             return StopReason.CONTEXT_OVERFLOW
 
     async def _session(self, episode: Episode) -> Session:
-        """The session of an episode, with the steps that it has had."""
+        """Return the session of an episode after its past steps."""
         key, past = f"{episode.task_id}/{episode.sample}", episode.steps
         if not past:
             return Session(self.agent, key)
-        if [step.index for step in past] != list(range(len(past))):
+        indices = [step.index for step in past]
+        if indices != list(range(len(past))):
             raise TraceError(
-                f"the past of task {episode.task_id!r} has the steps {[step.index for step in past]}: give all of them "
-                "from step 0 on, in order."
+                f"the past of task {episode.task_id!r} has the steps {indices}: give all steps "
+                "from 0 on, in order."
             )
         sampled = sum(step.completion_tokens for step in past)
         log = tuple(operation for step in past for operation in step.operations)
         state = SessionState(key, len(past), sampled, Snapshot(self.agent.embedder.id), log)
-        session = await Session.take_up(self.agent, state)
+        session = await Session.restore(self.agent, state)
         last = past[-1]
         if not last.operations and any(action.kind in MEMORY_KINDS for action in last.actions):
-            # An outage kept them from the memory: every memory action leaves a line in the log.
+            # Every memory action has an operation, so an outage prevented these.
             past[-1] = last = replace(last)
             await session.apply(last)
         return session
 
 
 def set_score(episode: Episode, score: Score) -> None:
-    """Note in `episode` how it was scored."""
+    """Copy a score into its episode."""
     episode.reward, episode.answers = score.reward, score.answers
     episode.metrics, episode.question_metrics = dict(score.metrics), score.question_metrics
     episode.question_notes = score.question_notes
@@ -232,7 +234,7 @@ async def run_jobs(
     max_in_flight: int | asyncio.Semaphore | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[Result]:
-    """`EpisodeRunner.run_all` for any `run(task, sample)`: what runs episodes in another way runs them alike."""
+    """Run `run(task, sample)` for all jobs; see `EpisodeRunner.run_all`."""
     slots = max_in_flight
     if not isinstance(slots, asyncio.Semaphore):
         slots = asyncio.Semaphore(slots or max(1, len(jobs)))
@@ -252,6 +254,6 @@ async def run_jobs(
             for index, (task, sample) in enumerate(jobs):
                 group.create_task(one(index, task, sample))
     except BaseExceptionGroup as failures:
-        # The first failure is the cause; the rest of the group only repeats it.
+        # The first failure is the cause; the others only repeat it.
         raise failures.exceptions[0] from None
     return [episode for episode in episodes if episode is not None]

@@ -1,7 +1,6 @@
-"""Numbers over many episodes: what training logs at each step and evaluation reports at the end.
+"""Statistics over episodes, for training logs and evaluation reports.
 
-They come in two layers. `episode_sums` is additive, so that the sums of several ranks (or files) may be
-added up key by key; `means` turns sums into the means and rates that people read.
+`episode_sums` is additive over ranks and files; `means` turns sums into means and rates.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _METRIC_COUNT = "metric_count/"
 
 
 def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Additive totals over `episodes`; failed ones count in ``episodes``, ``failed`` and ``stop/failed`` only."""
+    """Return additive totals; failed episodes only count as ``episodes`` and ``failed``."""
     counts = ("reward", "reward_squared", "failed", "episodes")
     sums = defaultdict(float, dict.fromkeys((*_PER_EPISODE, *_PER_STEP, *_STOPS, *counts), 0.0))
     for episode in episodes:
@@ -74,12 +73,12 @@ def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
         )
         for action in step.actions:
             sums[_ACTION + action.kind] += 1
-        # What rules did stands in the log too, but is none of the policy's doing.
+        # Operations of rules are not the policy's.
         operations = [operation for operation in step.operations if operation.actor == POLICY]
         for operation in operations:
             if operation.outcome in WASTED_OUTCOMES:
                 sums[f"wasted/{operation.outcome}"] += 1
-        # Several reads of one completion set one query: the last one's.
+        # Several reads of one completion set one query.
         sums["retrievals"] += any(
             operation.kind == "read" and operation.outcome is Outcome.APPLIED
             for operation in operations
@@ -87,27 +86,25 @@ def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
 
 
 def add_value(sums: dict[str, float], name: str, value: float) -> None:
-    """Count `value` in what `means` calls `name`: the mean of all that were added so."""
+    """Add a value to the mean that `means` returns as `name`."""
     for key, amount in ((_METRIC + name, value), (_METRIC_COUNT + name, 1.0)):
         sums[key] = sums.get(key, 0.0) + amount
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means and rates from `sums`. A mean over nothing is left out.
+    """Return means and rates; a mean over nothing is left out.
 
-    Keys (means over episodes that did not fail, unless it says otherwise):
+    Keys (means over episodes that did not fail, unless stated otherwise):
         episodes, failed: counts.
-        reward, reward_std, and every metric under its own name (em, f1): terminal scores, of the episodes that have
-            one; the standard deviation is the population's.
-        actions/create, .../read, /update, /delete, /scratchpad, /answer, and the environment's: parsed actions per
-            step.
-        malformed: problems of the parser per step.
-        truncated, thinking_cut: completions that ended at their limit of tokens, inside of a thinking block; per step.
-        wasted/unknown_handle, /rejected, /disabled: actions per step that had no effect.
-        steps (= model calls), retrievals (completions with a read that was applied), tokens/prompt, tokens/completion,
-            seconds: per episode.
-        store_size: entries at the end of an episode.
-        stop/answered, ...: fraction of all episodes, failed ones included, that ended for this reason.
+        reward, reward_std (of the population), and each metric by its name: of scored episodes.
+        actions/KIND: parsed actions a step.
+        malformed: parser problems a step.
+        truncated, thinking_cut: completions cut at their limit, or inside a thinking block, a step.
+        wasted/unknown_handle, /rejected, /disabled: actions without effect a step.
+        steps, retrievals (completions with an applied read), tokens/prompt, tokens/completion,
+            seconds: an episode.
+        store_size: entries at the end.
+        stop/REASON: the share of all episodes, including failed ones.
     """
     result = {"episodes": sums["episodes"], "failed": sums["failed"]}
     if sums["episodes"]:
@@ -131,7 +128,7 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def action_names(*statistics: Mapping[str, object]) -> list[str]:
-    """The actions that `means` (or entries of a training log) count: memory's, then what environments brought."""
+    """Return the counted actions: the memory's, then those of environments."""
     found = {
         key.removeprefix(_ACTION)
         for entry in statistics
@@ -142,7 +139,7 @@ def action_names(*statistics: Mapping[str, object]) -> list[str]:
 
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Key-wise sum of several `episode_sums` (one per rank)."""
+    """Add several `episode_sums` (one a rank) by key."""
     total: defaultdict[str, float] = defaultdict(float)
     for part in parts:
         for key, value in part.items():

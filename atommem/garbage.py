@@ -1,4 +1,4 @@
-"""Python's garbage collector beside many short-lived objects and half a million that stay."""
+"""The garbage collector in processes with half a million permanent objects."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_frozen = False  # by us, in this process: to count what is frozen takes a tenth of a second
+_frozen = False  # gc.get_freeze_count takes a tenth of a second
 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """What is there by now is in no collection's way meanwhile.
+    """Exclude the present objects from collections, unless they are frozen already.
 
-    Importing torch, transformers and TRL leaves half a million objects. To look through them takes a third of a second
-    in which no thread goes on, and Python does so whenever the objects that survive have grown by a quarter. Where
-    somebody has frozen them already, nothing changes.
+    Importing torch, transformers and TRL leaves half a million objects. A full collection takes a
+    third of a second, in which no thread runs, whenever surviving objects have grown by a quarter.
     """
     global _frozen
     if _frozen or gc.get_freeze_count():
         yield
         return
-    gc.collect()  # what is garbage by now would stay
+    gc.collect()  # garbage would be frozen too
     gc.freeze()
     _frozen = True
     try:
@@ -33,7 +32,7 @@ def frozen_heap() -> Iterator[None]:
 
 @contextmanager
 def no_full_collection() -> Iterator[None]:
-    """Full collections are for the caller to make, where few objects live. Young garbage is collected all the same."""
+    """Disable full collections, which the caller makes while few objects are alive."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*thresholds[:2], 1_000_000)
     try:

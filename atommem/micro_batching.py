@@ -1,4 +1,4 @@
-"""Concurrent requests become one call: what the policy batch and the embedding batch have in common."""
+"""Concurrent requests become one call, for policies and embedders."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LINGER_SECONDS = 0.002
 
 @dataclass(slots=True)
 class Waiting(Generic[Request, Result]):
-    """A request, and the future that its caller awaits."""
+    """A request with the future that its caller awaits."""
 
     request: Request
     future: asyncio.Future[Result]
 
     def resolve(self, result: Result) -> None:
-        """Hand over the result, unless the caller has given up."""
+        """Set the result, unless the caller was cancelled."""
         if not self.future.done():
             self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Hand over an exception, unless the caller has given up."""
+        """Set an exception, unless the caller was cancelled."""
         if self.future.done():
             return
         if isinstance(error, asyncio.CancelledError):
@@ -37,23 +37,21 @@ class Waiting(Generic[Request, Result]):
 
 @dataclass(slots=True)
 class _Lane(Generic[Request, Result]):
-    """What waits in one event loop. It lives only as long as the task that drains it."""
+    """The waiting requests of one event loop, as long as its task runs."""
 
     queue: list[Waiting[Request, Result]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
 
 class RequestBatcher(Generic[Request, Result]):
-    """Collects the requests of many coroutines and hands them over together.
+    """Collect the requests of many coroutines into batches.
 
-    A batch starts once no request has arrived for `LINGER_SECONDS` of an idle event loop: the timer
-    fires only after every coroutine that could run has run, so all that were resumed together are
-    in. While a batch is handled, the next one collects. Requests wait in the event loop that they
-    were made in, so one batcher may serve several loops, one after the other or at once.
+    A batch starts after `LINGER_SECONDS` without a new request in an idle event loop: every
+    coroutine that could run has run by then. While a batch is handled, the next one collects.
+    Requests wait in their own event loop, so one batcher may serve several.
 
     Args:
-        handle: Resolves (or fails) every request it is given. Those that it leaves open when it
-            raises get its exception: no caller waits for ever.
+        handle: Resolves or fails every request of a batch; if it raises, the open ones fail.
     """
 
     def __init__(self, handle: Callable[[list[Waiting[Request, Result]]], Awaitable[None]]) -> None:
@@ -61,7 +59,7 @@ class RequestBatcher(Generic[Request, Result]):
         self._lanes: dict[asyncio.AbstractEventLoop, _Lane[Request, Result]] = {}
 
     async def submit(self, request: Request) -> Result:
-        """Wait for the result of `request`. Cancelling the wait does no harm to other requests."""
+        """Wait for the result of a request; cancelling affects no other request."""
         loop = asyncio.get_running_loop()
         waiting: Waiting[Request, Result] = Waiting(request, loop.create_future())
         lane = self._lanes.get(loop)
@@ -84,7 +82,7 @@ class RequestBatcher(Generic[Request, Result]):
                 item.fail(error)
             raise
         finally:
-            # No await since the queue was last seen empty: a later request makes a new lane.
+            # There was no await since the queue was empty, so a later request makes a new lane.
             del self._lanes[loop]
 
     async def _settle(self, lane: _Lane[Request, Result]) -> None:
@@ -96,6 +94,6 @@ class RequestBatcher(Generic[Request, Result]):
     async def _handle_batch(self, batch: list[Waiting[Request, Result]]) -> None:
         try:
             await self._handle(batch)
-        except Exception as error:  # whatever it is, it belongs to those who wait for this batch
+        except Exception as error:
             for item in batch:
                 item.fail(error)

@@ -1,4 +1,4 @@
-"""What an environment shows at a step, and why an episode ended."""
+"""Observations, and the reasons for which episodes end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an observation: the name of a template of the environment's section, and what fills it.
+    """A block of an observation: a template of the environment's section, with its values.
 
     Attributes:
-        name: Which template.
-        values: By placeholder. Text is data, wherever it comes from, and is shown as such; numbers are ours. A piece,
-            or several (a list), stand where their placeholder stands.
-        needs: Shown only where the policy can write this memory action (``read``).
+        name: The template's.
+        values: By placeholder. Texts are data; numbers are trusted; pieces are nested blocks.
+        needs: A memory action (``read``) without which the piece is not shown.
     """
 
     name: str
@@ -24,7 +23,7 @@ class Piece:
     needs: str | None = None
 
     def walk(self) -> Iterator[tuple[str, str | int]]:
-        """All texts and numbers in it with their placeholders."""
+        """Yield all texts and numbers with their placeholders."""
         for name, value in self.values.items():
             if isinstance(value, Piece):
                 yield from value.walk()
@@ -40,15 +39,15 @@ class Observation:
     """The environment's part of what the policy sees (the memory's part is `MemoryView`).
 
     Attributes:
-        phase: The environment's name for what is going on (``reading``, ``answering``, ``acting``).
-        task: Pieces that stay through the episode; they stand first.
-        stream: What is new at this step. Layout ``prefix`` has it before the memory, ``paper`` after it.
-        closing: What to do now; stands last.
-        label: Where this is, for people (``chunk 3/10``).
-        question: Index of the question that is asked at this step; None while none is.
-        questions: How many are asked, from that one on.
-        origin: Where what is shown comes from (a chunk, an address): kept with the entries written at this step.
-        start, end: Its span of characters in the whole text that is read in parts, kept with them as well.
+        phase: The environment's name for the kind of step (``reading``, ``answering``, ``acting``).
+        task: Pieces that stay through the episode; they come first.
+        stream: New at this step; before the memory (layout ``prefix``) or after it (``paper``).
+        closing: The instruction for this step; it comes last.
+        label: The position, for people (``chunk 3/10``).
+        question: The index of the first question that is asked; None while none is.
+        questions: The number of questions that are asked.
+        origin: The name of the chunk or page, kept with the entries written at this step.
+        start, end: The chunk's span of characters in the whole text, kept with them too.
     """
 
     phase: str
@@ -64,7 +63,7 @@ class Observation:
 
     @property
     def asked(self) -> range:
-        """Indices of the questions that are asked at this step."""
+        """The indices of the questions that are asked."""
         return (
             range(0)
             if self.question is None
@@ -73,25 +72,25 @@ class Observation:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """All of them."""
+        """All pieces in order."""
         return (*self.task, *self.stream, *self.closing)
 
     def values(self, name: str) -> list[Any]:
-        """Everything that stands for the placeholder `name`, in order."""
+        """Return all values of the placeholder `name`, in order."""
         return [value for piece in self.pieces for key, value in piece.walk() if key == name]
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Every ending has one of these."""
+    """Why an episode ended."""
 
     ANSWERED = "answered"
-    """Every question got an answer (an environment without questions: it came to its end)."""
+    """Every question has an answer, or an environment without questions came to its end."""
     UNANSWERED = "unanswered"
-    """The steps ran out and at least one question has no answer."""
+    """The steps ran out before every question had an answer."""
     STEP_LIMIT = "step_limit"
     TOKEN_LIMIT = "token_limit"
     TIME_LIMIT = "time_limit"
     CONTEXT_OVERFLOW = "context_overflow"
     """The prompt did not fit the policy's context window."""
     FAILED = "failed"
-    """An outage outside the policy. Not scored; counted and reported."""
+    """An outage outside of the policy: counted, not scored."""

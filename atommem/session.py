@@ -1,4 +1,4 @@
-"""A session: a policy with its memory, driven turn by turn. The loop's body, whoever drives it."""
+"""A session: a policy with its memory. Its turn is the body of the one loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
@@ -21,7 +21,7 @@ from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
 from atommem.observation import Observation
-from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.policy.contract import BatchPolicy, Completion, MessagePolicy, Policy, Sampling
 from atommem.prompts import PromptBuilder
 from atommem.session_state import SessionState
 from atommem.text_safety import clean
@@ -30,26 +30,36 @@ from atommem.tokens import Tokenizer
 Result = TypeVar("Result")
 
 ENCODE_THREADS = 2
-"""Enough for a server of 128 completions a second; more take the interpreter from each other (bench_loop.py)."""
+"""Enough for a server of 128 completions a second; more threads compete for the interpreter."""
+
+
+@runtime_checkable
+class ObservationPolicy(Protocol):
+    """A scripted policy that reads the observation and the memory instead of a prompt."""
+
+    async def complete_observation(
+        self, observation: Observation, view: MemoryView, sampling: Sampling
+    ) -> Completion:
+        """Return a completion."""
+        ...
 
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """What the sessions of one policy in one kind of environment share.
+    """What the sessions of one policy in one environment share.
 
     Attributes:
-        policy: What completes prompts; shared, it batches across sessions.
-        embedder: Shared likewise.
+        policy, embedder: They batch across sessions.
         tokenizer: The policy's.
-        environments: Whose actions and wording prompts and completions have.
-        memory: Dialect, layout and limits of the memory.
-        sampling: How completions are sampled. With a seed, every request gets its own derived one.
-        chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of Qwen3).
-        encode_threads: How many threads encode prompts, beside the event loop; 0 encodes them in it, as
-            always for a policy that `samples_what_waits`. Training and evaluation use `ENCODE_THREADS`.
-        keep_prompts: Keep the prompts' ids in the steps, as training needs them; otherwise only their number.
-        activity: Seconds in which at least one session waited for a completion (``generate``) or for
-            embeddings (``embed``), and seconds of searching stores (``retrieve``).
+        environments: Define the actions and the wording of prompts.
+        memory: Dialect, layout and limits.
+        sampling: With a seed, every request gets its own derived seed.
+        chat_template_kwargs: Passed to the chat template (``enable_thinking`` of Qwen3).
+        encode_threads: The number of threads that encode prompts; 0 encodes them in the event loop,
+            as always with a `BatchPolicy`.
+        keep_prompts: Keep prompt ids in the steps, which training needs.
+        activity: Seconds in which a session waited for a completion (``generate``) or for
+            embeddings (``embed``), or searched a store (``retrieve``).
     """
 
     policy: Policy
@@ -72,20 +82,14 @@ class Agent:
             self.tokenizer, self.dialect, memory, environments, self.chat_template_kwargs
         )
         self._threads: ThreadPoolExecutor | None = None
-        # Where a policy samples whatever waits, the loop has nothing else to do meanwhile, and threads that hand over
-        # prompts one by one, each waiting for the interpreter, would have it begin with the first that is ready.
-        if self.encode_threads and not getattr(self.policy, "samples_what_waits", False):
-            # The first call may change settings of a fast tokenizer, which must not happen while it is in use.
+        batches = isinstance(self.policy, BatchPolicy) and self.policy.samples_what_waits
+        if self.encode_threads and not batches:
+            # The first call may change settings of a fast tokenizer, so it must not be in a thread.
             self.tokenizer.encode("", add_special_tokens=False)
-            self._threads = ThreadPoolExecutor(
-                self.encode_threads, thread_name_prefix="atommem-prompts"
-            )
+            self._threads = ThreadPoolExecutor(self.encode_threads, "atommem-prompts")
 
     def new_memory(self, key: str = "") -> WorkingMemory:
-        """An empty memory of a session ``TASK/SAMPLE``, whose task may draw the capacity.
-
-        Rules draw from random numbers of the session's own.
-        """
+        """Return an empty memory for the session ``TASK/SAMPLE``; the task draws the capacity."""
         limits = self.memory.of_task(key.rpartition("/")[0] or key)
         marker = self.dialect.templates.cut_marker
         seed = derived_seed(f"{self.sampling.seed}/{key}/rules")
@@ -94,22 +98,19 @@ class Agent:
     async def complete(
         self, observation: Observation, view: MemoryView, sampling: Sampling
     ) -> tuple[list[int], Completion]:
-        """The prompt of a step as token ids (none for a policy that has no tokens), and its completion."""
-        acts = getattr(
-            self.policy, "complete_observation", None
-        )  # a script that looks at what the prompt would say
-        chat = getattr(self.policy, "complete_chat", None)
-        prompt_ids = (
-            [] if chat is not None and acts is None else await self._encoded(observation, view)
-        )
+        """Return the prompt ids of a step (none for a `MessagePolicy`) and its completion."""
+        policy = self.policy
+        if isinstance(policy, MessagePolicy) and not isinstance(policy, ObservationPolicy):
+            with self.activity.busy("generate"):
+                messages = self.prompts.messages(observation, view)
+                return [], await policy.complete_chat(messages, sampling)
+        prompt_ids = await self._encode(observation, view)
         with self.activity.busy("generate"):
-            if acts is not None:
-                return prompt_ids, await acts(observation, view, sampling)
-            if chat is not None:
-                return prompt_ids, await chat(self.prompts.messages(observation, view), sampling)
-            return prompt_ids, await self.policy.complete(prompt_ids, sampling)
+            if isinstance(policy, ObservationPolicy):
+                return prompt_ids, await policy.complete_observation(observation, view, sampling)
+            return prompt_ids, await policy.complete(prompt_ids, sampling)
 
-    async def _encoded(self, observation: Observation, view: MemoryView) -> list[int]:
+    async def _encode(self, observation: Observation, view: MemoryView) -> list[int]:
         if self._threads is None:
             return self.prompts.build(observation, view)
         loop = asyncio.get_running_loop()
@@ -120,15 +121,15 @@ class Session:
     """A memory in use by an agent.
 
     Args:
-        agent: What it shares with others.
-        key: Tells it from the agent's other sessions; the seeds of its requests derive from it.
-        memory: What it starts from; unset is an empty one.
+        agent: Shared with other sessions.
+        key: Unique among the agent's sessions; the seeds of its requests derive from it.
+        memory: The initial memory; None is an empty one.
 
     Attributes:
-        memory: Its memory: view, entries, and the log of all operations.
-        turns: How many completions it has had, those included whose actions an outage kept from the memory. It is the
-            number of the next step.
-        sampled: Tokens in them.
+        memory: The session's memory.
+        turns: The number of completions, including those whose actions an outage prevented. It is
+            the index of the next step.
+        sampled: The number of sampled tokens.
     """
 
     def __init__(self, agent: Agent, key: str = "", memory: WorkingMemory | None = None) -> None:
@@ -147,22 +148,22 @@ class Session:
         deadline: float | None = None,
         steps: list[Step] | None = None,
     ) -> Step:
-        """One turn: prompt, completion, actions applied to the memory.
+        """Run one turn: prompt, completion, and its actions applied to the memory.
 
         Args:
-            observation: What the environment shows.
+            observation: From the environment.
             affinity: See `Sampling.affinity`.
-            max_tokens: Bounds this completion further.
-            deadline: When to give up, by the event loop's clock.
-            steps: Gets the step as soon as its completion is there: should an outage end the turn while its actions
-                are applied, its tokens have been spent.
+            max_tokens: A further limit of this completion.
+            deadline: By the event loop's clock.
+            steps: Gets the step once its completion is sampled: if an outage then prevents its
+                actions, its tokens still count.
 
         Raises:
-            TurnTimeoutError: `deadline` passed while the completion was sampled; the session is as it was.
-            OutageError: Policy or embedder are out of reach; the memory is as it was. So it is when the turn is
-                cancelled.
+            StepTimeoutError: `deadline` passed.
+            OutageError: Policy or embedder are out of reach; the memory is unchanged, as it is if
+                the turn is cancelled.
             PromptTooLongError: The prompt does not fit the policy's context window.
-            PolicyError: The policy refused the request for good.
+            PolicyError: The policy refused the request.
         """
         agent, index = self.agent, self.turns
         started = time.perf_counter()
@@ -170,13 +171,13 @@ class Session:
         sampling = request_sampling(agent.sampling, self.key, index, affinity)
         if max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
-        prompt_ids, completion = await in_time(
+        prompt_ids, completion = await with_deadline(
             agent.complete(observation, view, sampling), deadline
         )
         self.turns += 1
         text = clean(completion.text)
         thinking = agent.prompts.opens_thinking
-        if not prompt_ids:  # a chat server may have taken the thoughts out of its reply
+        if not prompt_ids:  # a chat server may have removed the thoughts from its reply
             thinking = thinking and f"</{THINK}>" in text.lower()
         parsed = agent.grammar.parse(text, observation.phase, thinking)
         step = Step(
@@ -198,28 +199,27 @@ class Session:
         self.sampled += step.completion_tokens
         if steps is not None:
             steps.append(step)
-        await in_time(self.apply(step), deadline)
+        await with_deadline(self.apply(step), deadline)
         step.seconds = time.perf_counter() - started
         return step
 
     async def apply(self, step: Step) -> None:
-        """Apply the actions of a step to the memory: what `turn` does once it has the completion.
+        """Apply the actions of a step to the memory.
 
         Raises:
-            OutageError: The embedder is out of reach; the memory is as it was.
+            OutageError: The embedder is out of reach; the memory is unchanged.
         """
         shown = step.observation
         source = Source(step.index, shown.origin, shown.start, shown.end)
         step.operations = await self.memory.apply(step.actions, step.index, source)
         step.store_size = self.memory.view().size
 
-    def put_down(self, *, history: bool = True, vectors: bool = False) -> SessionState:
-        """Everything that another process needs to go on with it.
+    def state(self, *, history: bool = True, vectors: bool = False) -> SessionState:
+        """Return everything that another process needs to continue the session.
 
         Args:
-            history: With the log of its memory, as the truth from which it follows. Without, only the memory as it
-                stands: smaller, and "as it was at step n" begins here.
-            vectors: With the vectors of its texts, which the embedder need not make again then.
+            history: Include the memory's log; without it, the log begins here.
+            vectors: Include the vectors of the memory's texts, so that they need not be embedded.
         """
         memory = self.memory
         return SessionState(
@@ -232,17 +232,17 @@ class Session:
         )
 
     @classmethod
-    async def take_up(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Session:
-        """Go on with a session that was put down, under an agent with the same settings.
+    async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
+        """Continue a saved session with an agent of the same settings.
 
         Args:
-            agent: Whose.
-            state: As it was put down.
-            reembed: The agent may have another embedder: all entries are embedded anew then.
+            agent: The agent.
+            state: From `state`.
+            reembed: Accept a memory of another embedder and embed its entries again.
 
         Raises:
-            ConfigError: The memory was written under another embedder, and `reembed` is not set.
-            TraceError: The log does not follow from where it begins.
+            ConfigError: The memory has another embedder, and `reembed` is not set.
+            TraceError: The log does not follow from its beginning.
             OutageError: The embedder is out of reach.
         """
         session = cls(agent, state.key)
@@ -251,39 +251,35 @@ class Session:
         return session
 
     def fork(self, key: str | None = None) -> Session:
-        """A second session that is this one now, and goes its own way from here.
-
-        Args:
-            key: Of the fork. With the same one (unset), the same observations get the same seeds.
-        """
+        """Return an independent copy; with the same key, equal observations get equal seeds."""
         twin = Session(self.agent, self.key if key is None else key, self.memory.fork())
         twin.turns, twin.sampled = self.turns, self.sampled
         return twin
 
 
-class TurnTimeoutError(Exception):
-    """The deadline of a turn passed before its actions had been applied."""
+class StepTimeoutError(Exception):
+    """The deadline passed before the step had ended."""
 
 
-async def in_time(work: Awaitable[Result], deadline: float | None) -> Result:
-    """What `work` gives, which is given up at `deadline`, by the event loop's clock.
+async def with_deadline(work: Awaitable[Result], deadline: float | None) -> Result:
+    """Await `work`, and cancel it at `deadline` by the event loop's clock.
 
     Raises:
-        TurnTimeoutError: It was given up.
+        StepTimeoutError: It was cancelled.
     """
     try:
         async with asyncio.timeout_at(deadline) as clock:
             return await work
     except TimeoutError as error:
-        if not clock.expired():  # of the policy, the embedder or the environment
+        if not clock.expired():  # a TimeoutError of the policy, the embedder or the environment
             raise
-        raise TurnTimeoutError from error
+        raise StepTimeoutError from error
 
 
 def request_sampling(
     sampling: Sampling, key: str, index: int, affinity: str | None = None
 ) -> Sampling:
-    """How request number `index` of a session is sampled: with a seed of its own, near its task's other requests."""
+    """Return the sampling of a session's request number `index`, with its own seed."""
     sampling = replace(sampling, affinity=affinity)
     if sampling.seed is None:
         return sampling
@@ -291,6 +287,6 @@ def request_sampling(
 
 
 def derived_seed(name: str) -> int:
-    """A seed of 31 bits for what `name` says."""
+    """Return a seed of 31 bits that depends on `name`."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -1,14 +1,13 @@
-"""A session that was put down: JSON values, and the file that keeps them.
+"""Saved sessions: `SessionState`, and the file that keeps one.
 
-A file is JSON Lines. Its first line is `SessionState.to_json`; every further line is what came since the line before::
+A file is JSON Lines. The first line is `SessionState.to_json`; every further line is what was added
+since the line before::
 
     {"type": "session", "format": 1, "key": "t1/0", "turns": 3, "sampled": 41,
-     "memory": {where the log begins: a snapshot}, "operations": [the log since]}
+     "memory": {the snapshot at which the log begins}, "operations": [the log since]}
     {"turns": 4, "sampled": 52, "operations": [...]}
 
-`SessionState.save` writes one line, in time and bytes that grow with the session. `SessionFile` appends one after every
-turn, as long as that turn's operations. Either is read in time that grows with the log. Vectors, should they be kept
-at all, lie beside it (``FILE.vectors``).
+Vectors, if they are kept, lie beside it (``FILE.vectors``).
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True)
 class SessionState:
-    """All that another process needs to go on with a session: its agent's settings, weights and embedder apart.
+    """A saved session, without the agent's settings, weights and embedder.
 
     Attributes:
-        key: Of the session.
-        turns: Completions that it has had: the number of its next step.
-        sampled: Tokens in them.
-        memory: Its memory where the log begins.
-        operations: The log since: with it, the memory as it stands, and as it was at any step.
-        vectors: Of its texts. Unset: they are embedded anew when it is taken up. They are no part of the JSON.
+        key: The session's.
+        turns: Its number of completions, which is the index of its next step.
+        sampled: Its number of sampled tokens.
+        memory: The memory at the beginning of the log.
+        operations: The log since.
+        vectors: Those of its texts, not part of the JSON; None embeds them again.
     """
 
     key: str
@@ -49,44 +48,37 @@ class SessionState:
     vectors: TextVectors | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, the vectors left out."""
+        """Return JSON values, without the vectors."""
         return {
             "type": "session",
             "format": FORMAT,
             "key": self.key,
-            "turns": self.turns,
-            "sampled": self.sampled,
+            **self._line(0),
             "memory": self.memory.to_json(),
-            "operations": [to_json(operation) for operation in self.operations],
         }
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> SessionState:
-        """The inverse of `to_json`.
+        """Return the state that `to_json` wrote.
 
         Raises:
-            TraceError: It is no session, one of another format, or damaged.
+            TraceError: The record is damaged or has another format.
         """
-        if not isinstance(record, Mapping) or record.get("type") != "session":
-            raise TraceError("this is no session that was put down.")
-        if record.get("format") != FORMAT:
-            raise TraceError(
-                f"this session has format {record.get('format')!r}, this version reads {FORMAT}."
-            )
         try:
+            if record["type"] != "session" or record["format"] != FORMAT:
+                raise ValueError(f"not a session of format {FORMAT}")
             memory = Snapshot.from_json(record["memory"])
-            return _since(SessionState(str(record["key"]), 0, 0, memory), record)
+            return SessionState(str(record["key"]), 0, 0, memory)._extended(record)
         except _DAMAGE as error:
-            raise TraceError(f"a session is damaged: {type(error).__name__} {error}.") from error
+            raise TraceError(f"session is damaged: {type(error).__name__} {error}.") from error
 
     def save(self, path: str | Path) -> Path:
-        """Write it to `path`, whole or not at all, and its vectors, if it has any, to ``path.vectors``."""
+        """Write the file `path` as a whole, and the vectors, if any, beside it."""
         path = Path(path)
-        vectors = vectors_path(path)
         if self.vectors is None:
-            vectors.unlink(missing_ok=True)
+            vectors_path(path).unlink(missing_ok=True)
         else:
-            self.vectors.save(vectors)
+            self.vectors.save(vectors_path(path))
         draft = path.with_name(path.name + ".part")
         try:
             with draft.open("w", encoding="utf-8") as file:
@@ -100,19 +92,30 @@ class SessionState:
 
     @staticmethod
     def load(path: str | Path) -> SessionState:
-        """Read what `save` or a `SessionFile` wrote; a last line that was cut off is passed over.
+        """Read a file of `save` or `SessionFile`; an incomplete last line is ignored.
 
         Raises:
-            TraceError: There is no such file, it is another's, or damaged.
+            TraceError: The file is missing or damaged.
         """
         return _read(Path(path))[0]
 
+    def _line(self, first: int) -> dict[str, Any]:
+        """Return the state with its operations from number `first` on."""
+        operations = [to_json(operation) for operation in self.operations[first:]]
+        return {"turns": self.turns, "sampled": self.sampled, "operations": operations}
+
+    def _extended(self, record: Mapping[str, Any]) -> SessionState:
+        """Return this state with what a line adds."""
+        new = tuple(operation_from_json(item) for item in record["operations"])
+        turns, sampled = int(record["turns"]), int(record["sampled"])
+        return replace(self, turns=turns, sampled=sampled, operations=self.operations + new)
+
 
 class SessionFile:
-    """A session on disk that is put down after every turn, at the cost of that turn.
+    """A session's file that takes one line a turn; one process may write it at a time.
 
-    A process that is killed leaves its file whole. A machine that loses its power may lose the last turns: appended
-    lines are left to the operating system. One process at a time may write.
+    If the process is killed, the file is whole. If the machine loses power, the last turns may be
+    lost, because appended lines are not flushed to the disk.
 
     Args:
         path: The file. Nothing is read or written yet.
@@ -124,35 +127,28 @@ class SessionFile:
         self._end = 0
 
     def read(self) -> SessionState:
-        """What it holds, to be taken up. What is written then is appended.
+        """Read the file; later writes are appended.
 
         Raises:
-            TraceError: There is no such file, it is another's, or damaged.
+            TraceError: The file is missing or damaged.
         """
         self._written, self._end = _read(self.path)
         return self._written
 
     def write(self, state: SessionState) -> None:
-        """Put down `state`: appended where it goes on from what was written last, and written anew otherwise.
+        """Append what was added since the last write, or write the file anew after an undo.
 
-        Vectors are written whole each time: give them when a session is put down for good.
+        Vectors are written as a whole each time.
         """
         before = self._written
-        if before is None or not _goes_on(before, state):
+        if before is None or not _continues(before, state):
             state.save(self.path)
             self._end = self.path.stat().st_size
         else:
-            line = {
-                "turns": state.turns,
-                "sampled": state.sampled,
-                "operations": [
-                    to_json(operation) for operation in state.operations[len(before.operations) :]
-                ],
-            }
             with self.path.open("r+b") as file:
-                file.truncate(self._end)  # of a line that was cut off
+                file.truncate(self._end)  # an incomplete last line
                 file.seek(self._end)
-                file.write(json.dumps(line).encode() + b"\n")
+                file.write(json.dumps(state._line(len(before.operations))).encode() + b"\n")
                 self._end = file.tell()
             if state.vectors is not None:
                 state.vectors.save(vectors_path(self.path))
@@ -160,47 +156,25 @@ class SessionFile:
 
 
 def _read(path: Path) -> tuple[SessionState, int]:
-    """A file's session, and where its last whole line ends."""
+    """Return a file's session, and the end of its last complete line."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise TraceError(f"cannot read the session {path}: {error.strerror or error}") from error
     end = raw.rfind(b"\n") + 1
-    lines = raw[:end].splitlines()
-    if not lines:
-        raise TraceError(f"{path} is no session: it has no whole line.")
     try:
-        parts = [SessionState.from_json(_parsed(lines[0]))]
-        for line in lines[1:]:
-            parts.append(_since(replace(parts[-1], operations=()), _parsed(line)))
-    except _DAMAGE as error:
-        raise TraceError(f"{path} is damaged: {type(error).__name__} {error}.") from error
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from error
+        first, *records = [json.loads(line) for line in raw[:end].splitlines()]
+        state = SessionState.from_json(first)
+        # Operations are joined once, so that reading takes linear time.
+        parts = [state, *(replace(state, operations=())._extended(record) for record in records)]
+    except (*_DAMAGE, TraceError) as error:
+        raise TraceError(f"{path} is not a session, or damaged: {error}") from error
     operations = tuple(operation for part in parts for operation in part.operations)
     return replace(parts[-1], operations=operations, vectors=TextVectors.beside(path)), end
 
 
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise TraceError(f"a line is not JSON ({error}).") from error
-
-
-def _since(state: SessionState, record: Mapping[str, Any]) -> SessionState:
-    """`state` with what a line adds to it."""
-    operations = tuple(operation_from_json(item) for item in record["operations"])
-    return replace(
-        state,
-        turns=int(record["turns"]),
-        sampled=int(record["sampled"]),
-        operations=state.operations + operations,
-    )
-
-
-def _goes_on(before: SessionState, state: SessionState) -> bool:
-    """Whether the log of `state` is that of `before` with more at its end (operations are kept, not copied)."""
+def _continues(before: SessionState, state: SessionState) -> bool:
+    """Whether the log of `state` extends that of `before` (operations are shared, not copied)."""
     count = len(before.operations)
     return (
         (state.key, state.memory.embedder) == (before.key, before.memory.embedder)

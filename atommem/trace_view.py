@@ -32,7 +32,7 @@ _STYLES: dict[str, str] = {
     "answer": "bold magenta",
 }
 _OWN_STYLE = "bold cyan"
-"""Of the environment's other actions."""
+"""For actions of environments."""
 _WHY_NOT = {
     Outcome.REJECTED: "rejected",
     Outcome.MERGED: "merged",
@@ -42,11 +42,11 @@ _WHY_NOT = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``atommem trace``; returns the exit status.
+    """Run ``atommem trace``; return the exit status.
 
     Raises:
         TraceError: The file is missing or not a trace.
-        ConfigError: There is no such step.
+        ConfigError: The step does not exist.
     """
     parser = Parser(prog="atommem trace", description="Replay an episode step by step.")
     parser.add_argument(
@@ -71,15 +71,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def render_trace(trace: Trace, *, step: int | None = None, full: bool = False) -> RenderableType:
-    """The whole episode for a `rich` console, or one step of it.
+    """Return an episode, or one of its steps, for a `rich` console.
 
     Args:
-        trace: As read; when it is incomplete, a note at the end says so.
-        step: Number of the only step to show, from 1.
-        full: Do not abbreviate.
+        trace: As read.
+        step: The number of a single step, from 1.
+        full: Do not abbreviate texts.
 
     Raises:
-        ConfigError: There is no such step.
+        ConfigError: The step does not exist.
     """
     steps = trace.episode.steps
     if step is not None and not 1 <= step <= len(steps):
@@ -114,7 +114,7 @@ def _header(trace: Trace) -> RenderableType:
 
 
 def _entries_before(steps: Iterable[Step]) -> Iterator[Mapping[int, Entry]]:
-    """The entries as each step found them; none from where the operations do not follow from an empty memory."""
+    """Yield the entries before each step; none after operations that cannot be replayed."""
     contents = Contents()
     for step in steps:
         yield contents.entries
@@ -173,14 +173,14 @@ def _shown(step: Step, entries: Mapping[int, Entry], full: bool) -> Iterator[Ren
     )
     yield _field("query", view.query or "(none)", "cyan")
     for item in view.retrieved:
-        told = (
+        about = (
             f"entry {item.entry_id}, score {item.score:.3f}{_history(entries.get(item.entry_id))}"
         )
-        yield _field(f"Memory {item.handle}", f"{item.text}  [{told}]")
+        yield _field(f"Memory {item.handle}", f"{item.text}  [{about}]")
 
 
 def _history(entry: Entry | None) -> str:
-    """When an entry was written and how often it was shown, this time included."""
+    """Return when an entry was written and how often it was shown, this time included."""
     if entry is None:
         return ""
     changed = "" if entry.updated == entry.created else f", updated at {entry.updated + 1}"
@@ -188,7 +188,7 @@ def _history(entry: Entry | None) -> str:
 
 
 def _completion(step: Step, full: bool) -> RenderableType:
-    """The completion as it was written, its actions in their colours and its problems underlined."""
+    """Return the completion with its actions coloured and its problems underlined."""
     text = Text(printable(step.text))
     for action in step.actions:
         text.stylize(_STYLES.get(action.kind, _OWN_STYLE), action.start, action.end)
@@ -200,7 +200,7 @@ def _completion(step: Step, full: bool) -> RenderableType:
 
 
 def _changes(operations: Iterable[Operation], full: bool) -> Iterator[RenderableType]:
-    # What a retrieval found is shown at the next step.
+    # The next step shows the results of a retrieval.
     changes = [operation for operation in operations if operation.kind != "retrieve"]
     for operation in changes:
         yield from _change(operation, full)
@@ -234,7 +234,7 @@ def _change(operation: Operation, full: bool) -> Iterator[RenderableType]:
 
 
 def _difference(before: str, after: str, full: bool) -> Iterator[RenderableType]:
-    """Old and new text below each other; the words that changed are bold."""
+    """Yield the old and the new text; changed words are bold."""
     if before == after:
         yield Text("  (unchanged)", "dim")
         return
@@ -286,7 +286,7 @@ def _end(trace: Trace) -> RenderableType:
 
 
 def _questions(task: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """(text, gold answers) of each question, as far as whoever wrote the trace gave them."""
+    """Return text and gold answers of each question in a trace header."""
     questions = task.get("questions")
     found = []
     for item in questions if isinstance(questions, list) else []:

@@ -1,19 +1,22 @@
 """Which memory actions do the demo's policies need?
 
-    python scripts/bench_ablations.py [--policy runs/demo/grpo] [--limited_policy runs/demo_limited/grpo]
+    python scripts/bench_ablations.py [--policy runs/demo/grpo] [--limited_policy
+    runs/demo_limited/grpo]
 
-The rows of Table 2 of arXiv 2601.08323 in the synthetic world: each action is switched off in the environment and in the
-prompt of a trained policy, on tasks that no policy was trained on. Policies that do not exist are trained first (`atommem
-demo` and `atommem demo --limited`, about 5 and 11 minutes on two idle cores). Four settings:
+The rows of Table 2 of arXiv 2601.08323 in the synthetic world: each action is switched off in the
+environment and in the prompt of a trained policy, on tasks that no policy was trained on. Policies
+that do not exist are trained first (`atommem demo` and `atommem demo --limited`, about 5 and 11
+minutes on two idle cores). Four settings:
 
 - the demo's world with an unlimited store: every action but delete is needed;
 - the same without corrections in the text: update is not needed either;
-- a store of three entries in a world with more facts (`atommem demo --limited`): delete is needed too;
+- a store of three entries in a world with more facts (`atommem demo --limited`): delete is needed
+  too;
 - the same policy and store where all facts that may matter fit: delete is not needed.
 
-Each ablation is compared with the full policy by the two-sided sign-flip test, with Holm's correction over all
-comparisons. The last line is JSON; the exit status is 0 if every needed action costs EM at .01 and no other costs more
-than .02.
+Each ablation is compared with the full policy by the two-sided sign-flip test, with Holm's
+correction over all comparisons. The last line is JSON; the exit status is 0 if every needed action
+costs EM at .01 and no other costs more than .02.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             wrong.append(f"{name}: {variant}")
         print(
             f"{name:<16}{variant:<16}EM {found['em']:.3f}  {gap.difference:+.3f} "
-            f"[{gap.low:+.3f}, {gap.high:+.3f}]  p {p_value:.1e}  {'needed' if is_needed else 'free'}"
+            f"[{gap.low:+.3f}, {gap.high:+.3f}]  p {p_value:.1e}  {'needed' if is_needed else ''}"
         )
     holds = options.quick or not wrong
     result = {"bench": "ablations", "n": options.n, **figures, "unexpected": wrong}

@@ -1,13 +1,15 @@
 """Does the demo learn what it claims, on several seeds?
 
-    python scripts/bench_demo.py [--recipe limited|bounded|web|injected|blind] [--seeds 0 1 2] [--control]
+    python scripts/bench_demo.py [--recipe limited|bounded|web|injected|blind] [--seeds 0 1 2]
+    [--control]
 
-Runs `atommem demo` once a seed (4 to 20 minutes on two idle cores) and prints exact match on held-out tasks before and
-after GRPO, with the seconds of every phase. With --control the cold start imitates an expert that makes no mistakes (the
-demo's own makes some on purpose, so that there is something to learn): what GRPO adds to the strongest imitation.
+Runs `atommem demo` once a seed (4 to 20 minutes on two idle cores) and prints exact match on
+held-out tasks before and after GRPO, with the seconds of every phase. With --control the cold start
+imitates an expert that makes no mistakes (the demo's own makes some on purpose, so that there is
+something to learn): what GRPO adds to the strongest imitation.
 
-The bar: at most .5 before and at least .9 after GRPO with every seed (web: .8); a control has none. The last line is
-JSON; the exit status is 0 if its "holds" is true.
+The bar: at most .5 before and at least .9 after GRPO with every seed (web: .8); a control has none.
+The last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations

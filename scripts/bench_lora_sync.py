@@ -1,14 +1,14 @@
-"""Does GRPO learn with rollouts from a running vLLM server that gets the new LoRA adapter after every update?
+"""Does GRPO learn with rollouts from a vLLM server that gets the new adapter every update?
 
     python scripts/bench_lora_sync.py [--seeds 0 1 2] [--updates 40]
 
-The demo's policy, in a size that vLLM serves on CPU, is cold-started (four minutes), served with runtime LoRA and trained
-by `atommem train grpo` with `vllm_mode: server`. Held-out exact match is sampled by the server before and after. In every
-update the log-probabilities of what the server sampled must agree with the trainer's: a server that kept an older adapter
-would show there.
+The demo's policy, in a size that vLLM serves on CPU, is cold-started (four minutes), served with
+runtime LoRA and trained by `atommem train grpo` with `vllm_mode: server`. Held-out exact match is
+sampled by the server before and after. In every update the log-probabilities of what the server
+sampled must agree with the trainer's: a server that kept an older adapter would show there.
 
-The bar: mean differences of log-probabilities at most 1e-3, exact match at most .5 before and at least .9 after. The last
-line is JSON; the exit status is 0 if its "holds" is true.
+The bar: mean differences of log-probabilities at most 1e-3, exact match at most .5 before and at
+least .9 after. The last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) ->
     stored = {**asdict(memory), **asdict(environment), "max_tokens": args.max_completion_length}
     tokenizer = load_tokenizer(model)
 
-    async def run() -> Any:
+    async def sample() -> Any:
         pool = ServerPool([url], "policy", tokenizer=tokenizer, max_in_flight=1024)
         if adapter is not None:
             await pool.use_adapter(adapter)
@@ -68,7 +68,7 @@ def score(settings: Any, url: str, tasks: list[Any], adapter: Adapter | None) ->
         finally:
             await pool.close()
 
-    return asyncio.run(run())
+    return asyncio.run(sample())
 
 
 def run(out: Path, seed: int, options: argparse.Namespace) -> dict[str, Any]:

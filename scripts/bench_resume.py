@@ -1,17 +1,19 @@
 """Does a training run that is killed (SIGKILL) at random moments end as one that was left alone?
 
-    OMP_NUM_THREADS=1 python scripts/bench_resume.py [--forms single two two-or-one] [--kills 20] [--updates 40]
+    OMP_NUM_THREADS=1 python scripts/bench_resume.py [--forms single two two-or-one] [--kills 20]
+    [--updates 40]
 
-`atommem train grpo` with a tiny policy that samples real episodes is killed and started again with ``--resume``, in three
-forms, each against a run without kills:
+`atommem train grpo` with a tiny policy that samples real episodes is killed and started again with
+``--resume``, in three forms, each against a run without kills:
 
     single      one process, LoRA with dropout: parameters within 1e-6
     two         FSDP2 on two gloo processes, sharded checkpoints: parameters exactly equal
     two-or-one  the same, resumed by turns on two processes and on one: parameters within 1e-5
 
-Tasks and rewards of every update must be the same, and no unfinished checkpoint may be left. accelerate offers FSDP2 to
-accelerators only and is told that these CPU processes are some; nothing here says how GPUs and NCCL behave. The last line
-is JSON; the exit status is 0 if its "holds" is true.
+Tasks and rewards of every update must be the same, and no unfinished checkpoint may be left.
+accelerate offers FSDP2 to accelerators only and is told that these CPU processes are some; nothing
+here says how GPUs and NCCL behave. The last line is JSON; the exit status is 0 if its "holds" is
+true.
 """
 
 from __future__ import annotations

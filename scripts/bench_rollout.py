@@ -2,15 +2,16 @@
 
     python scripts/bench_rollout.py [--model DIR]
 
-SmolLM2-135M in float32 behind vLLM on CPU, through the one episode loop: 16 episodes of one task at the same time. In
-the layout `prefix` (chunk first) they share almost the whole prompt, in `paper` (memory first) only what precedes the
-memory. Computed prompt tokens are the server's own count: prompt tokens minus prefix cache hits. Completions have 48
-tokens; a model of this size writes no actions, so what it samples becomes scratchpad, entry and query, and every episode
-has a memory of its own. The first chunk, where all memories are empty, is not sampled. With chunks of 3,600 tokens only
-tokens are counted, on one random layer of the same shape.
+SmolLM2-135M in float32 behind vLLM on CPU, through the one episode loop: 16 episodes of one task at
+the same time. In the layout `prefix` (chunk first) they share almost the whole prompt, in `paper`
+(memory first) only what precedes the memory. Computed prompt tokens are the server's own count:
+prompt tokens minus prefix cache hits. Completions have 48 tokens; a model of this size writes no
+actions, so what it samples becomes scratchpad, entry and query, and every episode has a memory of
+its own. The first chunk, where all memories are empty, is not sampled. With chunks of 3,600 tokens
+only tokens are counted, on one random layer of the same shape.
 
-The bar: at most a third of the prompt tokens and 2.5 times the speed with chunks of 900, a fourth of the tokens with
-3,600. The last line is JSON; the exit status is 0 if its "holds" is true.
+The bar: at most a third of the prompt tokens and 2.5 times the speed with chunks of 900, a fourth
+of the tokens with 3,600. The last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations

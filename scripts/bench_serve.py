@@ -2,15 +2,17 @@
 
     python scripts/bench_serve.py [--asks 2000] [--conversations 64] [--open 500] [--latency 1.0]
 
-`atommem serve` runs on SQLite over a chat server of a fixed latency (a double, in a process of its own). Every
-conversation is given a secret; 64 clients then ask for them at once. Printed are answers with another's secret, p50, p95
-and p99 of the seconds of a request beyond its completions' latency, requests a second, and the resident memory of the
-server. With more --conversations than are held --open, every request loads its conversation again. Clients, server and
-engine share the machine's cores, and what they wait for each other is in the figures. `kill` then kills the server
-(SIGKILL) under load, starts it again on the same file and looks for every item that was acknowledged.
+`atommem serve` runs on SQLite over a chat server of a fixed latency (a double, in a process of its
+own). Every conversation is given a secret; 64 clients then ask for them at once. Printed are
+answers with another's secret, p50, p95 and p99 of the seconds of a request beyond its completions'
+latency, requests a second, and the resident memory of the server. With more --conversations than
+are held --open, every request loads its conversation again. Clients, server and engine share the
+machine's cores, and what they wait for each other is in the figures. `kill` then kills the server
+(SIGKILL) under load, starts it again on the same file and looks for every item that was
+acknowledged.
 
-The bar: no answer mixed up, no acknowledged item lost, and p95 at most 25 ms beyond the engine. The last line is JSON; the
-exit status is 0 if its "holds" is true.
+The bar: no answer mixed up, no acknowledged item lost, and p95 at most 25 ms beyond the engine. The
+last line is JSON; the exit status is 0 if its "holds" is true.
 """
 
 from __future__ import annotations

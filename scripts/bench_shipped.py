@@ -2,23 +2,26 @@
 
     python scripts/bench_shipped.py [--quick] [--pairs PART ...]
 
-Every accelerate launcher is started with every recipe that names it, by the command in the recipe's header
-(deepspeed_zero3 and multi_node, which no recipe names, with qwen3_8b_hotpotqa by the command in their own), on CPU
-processes over gloo. What is replaced: the model and the embedder (random ones of a few thousand parameters), the data,
-the sizes of batch, completion and micro-batch, the learning rate (a thousandfold, or else nothing would move by more
-than the bar), and the device (two processes, `--mixed_precision no --use_cpu --dtype float32`). Two things stand in
-for a GPU: accelerate, which offers FSDP2 to accelerators only, takes a CPU process for one; and where a recipe
-colocates vLLM, a double samples in its place, which loses its weights in sleep and refuses to sample or load out of
-turn (`tests/train/shipped/vllm_double.py`).
+Every accelerate launcher is started with every recipe that names it, by the command in the recipe's
+header (deepspeed_zero3 and multi_node, which no recipe names, with qwen3_8b_hotpotqa by the command
+in their own), on CPU processes over gloo. What is replaced: the model and the embedder (random ones
+of a few thousand parameters), the data, the sizes of batch, completion and micro-batch, the
+learning rate (a thousandfold, or else nothing would move by more than the bar), and the device (two
+processes, `--mixed_precision no --use_cpu --dtype float32`). Two things stand in for a GPU:
+accelerate, which offers FSDP2 to accelerators only, takes a CPU process for one; and where a recipe
+colocates vLLM, a double samples in its place, which loses its weights in sleep and refuses to
+sample or load out of turn (`tests/train/shipped/vllm_double.py`).
 
-Three updates, KL as in the recipe, a checkpoint after each; then the run goes on from that of the second. It holds if the
-parameters on two processes are those of one, and those of the resumed run those of the uninterrupted one, to 1e-5, after
-at least one has moved by a hundred times that, and if a KL at the first update is exactly 0.
+Three updates, KL as in the recipe, a checkpoint after each; then the run goes on from that of the
+second. It holds if the parameters on two processes are those of one, and those of the resumed run
+those of the uninterrupted one, to 1e-5, after at least one has moved by a hundred times that, and
+if a KL at the first update is exactly 0.
 
-async_qwen3_8b_lora samples from a real vLLM server, started as its header says, where VLLM_PYTHON names an interpreter
-that has vLLM: with `max_staleness` 0, since what is sampled ahead depends on the clock, and with seeds in its requests.
-What is not run is named: that recipe without VLLM_PYTHON, and deepspeed_zero3 without DeepSpeed (PYTHONPATH may name
-it). `--quick` runs one pair. The last line is one JSON object.
+async_qwen3_8b_lora samples from a real vLLM server, started as its header says, where VLLM_PYTHON
+names an interpreter that has vLLM: with `max_staleness` 0, since what is sampled ahead depends on
+the clock, and with seeds in its requests. What is not run is named: that recipe without
+VLLM_PYTHON, and deepspeed_zero3 without DeepSpeed (PYTHONPATH may name it). `--quick` runs one
+pair. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -113,7 +116,7 @@ def _commands(path: Path) -> list[str]:
 def why_not(pair: Pair) -> str | None:
     """Why this pair cannot be run here."""
     if pair.stage == "async" and not os.environ.get("VLLM_PYTHON"):
-        return "its rollouts come from vLLM servers, and VLLM_PYTHON names no interpreter that has vLLM"
+        return "it needs vLLM servers: set VLLM_PYTHON"
     if pair.launcher == "deepspeed_zero3" and find_spec("deepspeed") is None:
         return "DeepSpeed is not installed"
     if pair.recipe.startswith("smollm2") or pair.recipe == "sft_smollm2":
@@ -131,7 +134,7 @@ def server_settings(pair: Pair) -> tuple[dict[str, str], list[str]]:
 
 @contextmanager
 def servers(pair: Pair, folder: Path) -> Iterator[dict[str, str]]:
-    """What the recipe asks, on CPU, as its settings: vLLM with the flags of the header, or corpus and judge."""
+    """Start the servers that the recipe needs; yields the settings that name them."""
     if pair.stage == "async":
         variables, words = server_settings(pair)
         with vllm_server(folder / "model", folder / "server.log", *words, env=variables) as server:
@@ -168,7 +171,7 @@ def corpus_server(folder: Path) -> Iterator[str]:
 def commands(
     pair: Pair, processes: int, out: str, resume: bool, asks: dict[str, str]
 ) -> list[list[str]]:
-    """What is started, one command for each machine; with one process the part after the launcher."""
+    """One command for each machine; with one process the part after the launcher."""
     settings = {
         **SIZES[pair.stage],
         "model_name_or_path": "model",
@@ -330,8 +333,8 @@ def main(argv: list[str] | None = None) -> int:
         else:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                # vLLM on CPU has no heads of 8. The main process samples all rows, and rows that share half of their
-                # tokens stay together: without text of their own, the other process would train on none.
+                # vLLM on CPU has no heads of 8. Rows that share half of their tokens stay on one
+                # process: without text of their own, the other would train on none.
                 sizes = {"head_dim": 32, "words": 150} if pair.stage == "async" else {}
                 make_world(folder, web=pair.recipe == WEB, **sizes)
                 if pair.stage == "sft":

@@ -1,20 +1,24 @@
-"""One whole update by the recipe of the authors' code against ours: same weights, tasks and completions.
+"""One whole update by the recipe of the authors' code against ours, on the same completions.
 
     python scripts/bench_step.py [--model DIR] [--notes 24] [--trained_steps 1 5]
 
-SmolLM2-135M in float32: a group of 16 episodes that read 8 chunks of 900 tokens, sampled by vLLM on CPU, with vectors of
-all-MiniLM-L6-v2, then the passes of one GRPO update with a KL term.
+SmolLM2-135M in float32: a group of 16 episodes that read 8 chunks of 900 tokens, sampled by vLLM on
+CPU, with vectors of all-MiniLM-L6-v2, then the passes of one GRPO update with a KL term.
 
-    theirs   memory before the chunk; all episodes wait for each other at every step; every text embedded by itself;
-             log-probabilities computed again before the update, as verl does; every row in a pass of its own length
-    ours     what `atommem train` does: chunk first, no barrier, vectors in micro-batches, one token trie
+    theirs   memory before the chunk; all episodes wait for each other at every step; every text
+             embedded by itself; log-probabilities computed again before the update, as verl does;
+             every row in a pass of its own length
+    ours     what `atommem train` does: chunk first, no barrier, vectors in micro-batches, one token
+             trie
 
-Both get what a setting could give them: the server's prefix cache, no gradient checkpointing, and the query's vector only
-when it changes. Weights are not sent to the server. Completions are forced, so that both train on the same: the server
-samples as many tokens as a script of random words has, which is what the episode goes on with. Longer --notes are less
-favourable to us: they are no shared prefix. The limit is the ratio if all tokens cost the same, those of training three
-times. CPU seconds of all processes together stand beside the clock's: they can be compared on a busy machine. With
---trained_steps only the rows of these steps are trained on, and the seconds are scaled by the tokens of all.
+Both get what a setting could give them: the server's prefix cache, no gradient checkpointing, and
+the query's vector only when it changes. Weights are not sent to the server. Completions are forced,
+so that both train on the same: the server samples as many tokens as a script of random words has,
+which is what the episode goes on with. Longer --notes are less favourable to us: they are no shared
+prefix. The limit is the ratio if all tokens cost the same, those of training three times. CPU
+seconds of all processes together stand beside the clock's: they can be compared on a busy machine.
+With --trained_steps only the rows of these steps are trained on, and the seconds are scaled by the
+tokens of all.
 
 The last line is JSON; its "holds" is true for a ratio of at least 5 on this shape.
 """

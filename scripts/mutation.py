@@ -1,10 +1,11 @@
-"""How many changes of the code its tests notice: mutants that mutmut makes (`pip install mutmut`), a sample of a file.
+"""How many changes of the code do its tests notice? Uses mutmut's mutants.
 
     python scripts/mutation.py [FILE ...] [--n 16] [--seed 0] [--save M.json | --load M.json]
 
-The tree is copied, and in the copy one mutant after the other stands in its file's place. First the fast tests that
-bear its name are run (or those of its folder), then those of its room; a mutant that none of them notices is printed.
-The last line is JSON. --load judges another tree's tests by the same mutants: run it in a `git worktree`.
+The tree is copied, and in the copy one mutant after the other stands in its file's place. First the
+fast tests that bear its name are run (or those of its folder), then those of its room; a mutant
+that none of them notices is printed. The last line is JSON. --load judges another tree's tests by
+the same mutants: run it in a `git worktree`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FILES = (
     *(
         "atommem/grammar.py",
         "atommem/prompts.py",
-        "atommem/memory/working.py",
+        "atommem/memory/memory.py",
         "atommem/session.py",
     ),
     *(

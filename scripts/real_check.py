@@ -1,4 +1,4 @@
-"""Look at what scripts/real_eval and scripts/real_train wrote, print it, and say whether it is sound.
+"""Check what scripts/real_eval and scripts/real_train wrote, and print a summary.
 
     python scripts/real_check.py eval --tasks N EVAL_DIR...
     python scripts/real_check.py train --updates N GRPO_DIR
@@ -75,7 +75,7 @@ def check_eval(folder: Path, tasks: int) -> dict[str, Any]:
 
 
 def check_train(folder: Path, updates: int) -> dict[str, Any]:
-    """Figures of the updates, and ``problems``: losses that are not finite, weights that did not change."""
+    """Figures of the updates, and ``problems`` with losses or weights."""
     entries = [entry for entry in read_lines(folder / "metrics.jsonl") if "loss" in entry]
     figures: dict[str, Any] = {
         name: [entry.get(name) for entry in entries]

@@ -2,7 +2,8 @@
 
     scripts/vllm_process.py MODEL LOG COMMAND ...
 
-``VLLM_PYTHON`` names the interpreter of an environment with vLLM; unset, ``scripts/vllm_python`` makes one.
+``VLLM_PYTHON`` names the interpreter of an environment with vLLM; unset, ``scripts/vllm_python``
+makes one.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Conversation:
             session_state = SessionState(
                 self.id, state.turns, state.sampled, start, tuple(state.operations), state.vectors
             )
-            self._session = await Session.take_up(
+            self._session = await Session.restore(
                 model.agent, session_state, reembed=any_checkpoint
             )
             self._state = state

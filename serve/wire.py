@@ -42,7 +42,7 @@ from atommem.serve.events import (
     KeyReusedError,
     NotFoundError,
 )
-from atommem.session import TurnTimeoutError
+from atommem.session import StepTimeoutError
 from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
@@ -58,11 +58,11 @@ _STATUS: list[tuple[type[Exception], int, str]] = [
     (DataError, 400, "invalid_request"),
     (ConfigError, 400, "invalid_request"),
     (OutageError, 503, "policy_unreachable"),
-    (TurnTimeoutError, 503, "policy_too_slow"),
+    (StepTimeoutError, 503, "policy_too_slow"),
     (PolicyError, 502, "policy_refused"),
 ]
 """Status and code by type of error; the first match counts."""
-SERVE_ERRORS = (AtomMemError, TurnTimeoutError)
+SERVE_ERRORS = (AtomMemError, StepTimeoutError)
 """Errors with a message for the client."""
 Text = Annotated[str, AfterValidator(clean)]
 NonBlank = Annotated[str, Field(pattern=r"\S"), AfterValidator(clean)]

@@ -1,4 +1,4 @@
-"""What concerns all tests."""
+"""Settings of all tests."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from atommem.garbage import frozen_heap
 
-# A name that no folder has is looked for on the hub, which no test asks.
+# No test asks the hub for a name that is not a folder.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# The modules that tests import, and the tests, are half a million objects that stay to the end. To look through them
-# again and again was a quarter of the time of collecting the tests, and a tenth of running them.
+# Imported modules are half a million objects that stay to the end. Without a garbage collector
+# that visits them again and again, collecting tests takes three quarters of the time.
 
 
 def pytest_sessionstart() -> None:
     gc.disable()
-    # A shell's background jobs ignore Ctrl-C and hand that on to the commands that tests start and interrupt.
+    # A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -32,7 +32,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen_leftovers() -> Iterator[None]:
-    """What a file's tests leave, be it what they imported, is in no later collection's way either."""
+    """Exclude the objects that remain after a file's tests from later collections."""
     yield
     gc.collect()
     gc.freeze()
@@ -40,7 +40,7 @@ def _frozen_leftovers() -> Iterator[None]:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without charts, each of which takes a tenth of a second."""
+    """Make reports without charts, which take a tenth of a second each."""
     from atommem.eval.reporting import report_cli
 
     monkeypatch.setattr(report_cli, "make_charts", lambda *data: [])
@@ -48,7 +48,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _soon_again() -> None:
-    """Requests are repeated at once: a server of a test that fails needs no time to recover."""
+    """Retry requests at once: a failing server of a test needs no time to recover."""
     from atommem.servers.client import ServerClient
 
     ServerClient.__init__.__kwdefaults__["backoff"] = 0.001  # type: ignore[index]

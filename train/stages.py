@@ -21,8 +21,8 @@ from atommem.errors import ConfigError, format_error
 from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.errors import CheckpointError
 from atommem.train.logs.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
+from atommem.train.logs.episodes import FOLDER, SampleEpisodes, trace_writer
 from atommem.train.logs.reporters import prepare_reporters, run_facts
-from atommem.train.logs.sample_episodes import FOLDER, SampleEpisodes, trace_writer
 from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
 from atommem.train.settings import Settings
 

@@ -57,6 +57,11 @@ COLD_START_REFUSED: dict[str, tuple[Any, str]] = {
 }
 """The same of `SFTConfig`."""
 
+HUB_REFUSED: dict[str, tuple[Any, str]] = {
+    "hub_strategy": ("end", "the model is pushed when training has ended")
+}
+"""The same of all stages."""
+
 ENGINE_FIXED = {
     "model": "it is the model in training",
     "revision": "use model_revision",
@@ -100,6 +105,7 @@ class StageConfig:
     gradient_checkpointing: bool | None = setting(
         None, "Trade compute for memory in the backward pass; unset: on with a GPU, off on CPU."
     )
+    hub_strategy: str = setting("end", "When the model is pushed to the hub; only `end`.")
     chat_template_kwargs: dict[str, Any] | None = setting(
         None, "Arguments of the chat template, a JSON object: '{\"enable_thinking\": false}'."
     )
@@ -120,7 +126,7 @@ class StageConfig:
             self.gradient_checkpointing = gpu
         self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
         super().__post_init__()  # type: ignore[misc]  # TRL's
-        check_refused(self, self.refused)
+        check_refused(self, {**HUB_REFUSED, **self.refused})
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as transformers' callbacks report them, and the run's `facts`."""

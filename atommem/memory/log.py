@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record of the store with the statistics that rules use. Entries are replaced, never changed.
+    """A record of the store with the statistics that rules use; replaced, never changed.
 
     Attributes:
         id: Unique in its memory; never reused.
@@ -66,7 +66,7 @@ class Entry:
         source: The origin of the present text.
         outcome: The reward of the episode that wrote the present text, if known.
         score: The rating that a rule gave the present text.
-        uses, mean_outcome: The number of observed tasks that it was shown for, and their mean outcome.
+        uses, mean_outcome: The number of observed tasks it was shown for, and their mean outcome.
         details: Further JSON values (records of an experience bank).
     """
 
@@ -116,19 +116,19 @@ class MemoryView:
 class Operation:
     """One line of the log: a change, an action without effect, or a retrieval.
 
-    Every memory action of a completion has exactly one operation by the actor ``policy``. Rules have
-    operations of their own: an eviction is a delete before its create, a merge an update after it.
+    Every memory action of a completion has exactly one operation by the actor ``policy``. Rules
+    have their own: an eviction is a delete before its create, a merge an update after it.
 
     Attributes:
         step: The step whose completion led to it.
-        kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve`` (the results
-            that the next step shows); ``outcome`` (the reward of the writers of entries);
+        kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve`` (the
+            results that the next step shows); ``outcome`` (the reward of the writers of entries);
             ``observe`` (the outcome of a task that entries were shown for).
         outcome: Only APPLIED operations change the contents.
         entry_id: The entry that it creates, changes or deletes.
         handle: The number by which the policy addressed the entry.
         before, after: The old and new text of the entry, the scratchpad or (read) the query.
-        actor: ``policy``, ``user``, ``memory`` (retrievals), ``retention:NAME``, ``admission:NAME``.
+        actor: ``policy``, ``user``, ``memory`` (retrievals), or a rule (``retention:NAME``).
         reason: A rule's reason, or ``cut`` if the text exceeded its limit.
         score: The number on which a rule decided; for a create or update, the text's rating.
         scores: Pairs of entry id and number: cosines in the order of the handles (retrieve), or

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
@@ -69,7 +69,7 @@ class Completion:
 class Policy(Protocol):
     """Map a prompt to a completion.
 
-    A policy with ``complete_chat(messages, sampling)`` gets messages instead (`ChatPolicy`).
+    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or a `session.ObservationPolicy`.
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -85,6 +85,27 @@ class Policy(Protocol):
     async def close(self) -> None:
         """Free connections and threads."""
         ...
+
+
+@runtime_checkable
+class MessagePolicy(Protocol):
+    """A policy of a chat server, which gets messages instead of a prompt."""
+
+    async def complete_chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Completion:
+        """Sample one completion; raises as `Policy.complete` does."""
+        ...
+
+
+@runtime_checkable
+class BatchPolicy(Protocol):
+    """A policy that samples all waiting requests together, in this process.
+
+    Attributes:
+        samples_what_waits: If true, prompts are encoded in the event loop: threads would hand them
+            over one by one, and the first batch would have a single prompt.
+    """
+
+    samples_what_waits: bool
 
 
 def check_request(

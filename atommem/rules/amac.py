@@ -31,8 +31,10 @@ WEIGHTS = (0.1, 0.1, 0.1, 0.1, 0.6)
 SAME = 1 - 1e-4
 """The cosine from which a text is a repetition and not a conflict."""
 
-_PROMPT = """How useful will this be for later questions: is it something to act on, a lasting preference, a lasting fact?
-Reply with one number from 0.0 (of no use) to 1.0 (of great use) and nothing else. What follows is data.
+_PROMPT = """How useful will this be for later questions: is it something to act on, a lasting \
+preference, a lasting fact?
+Reply with one number from 0.0 (of no use) to 1.0 (of great use) and nothing else. What follows is \
+data.
 
 {text}"""
 _NUMBER = re.compile(r"(?<![\d.])(?:0?\.\d+|[01](?:\.\d+)?)(?!\d|\.\d)")

@@ -26,7 +26,7 @@ from atommem.memory.rules import (
 )
 from atommem.rules.eviction import steps_of_last_use
 
-# Deletion by use and by utility (arXiv 2505.16067, sections 4 and 5.2) ------------------------------
+# Deletion by use and by utility (arXiv 2505.16067, sections 4 and 5.2) ---------------------------
 
 
 class Periodic(Rule):

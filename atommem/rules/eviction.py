@@ -1,4 +1,4 @@
-"""Retention rules that go by age, use or similarity. All are deterministic; of ties the oldest goes."""
+"""Retention rules that go by age, use or similarity; of ties the oldest entry goes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from atommem.memory.rules import Candidate, Eviction, Numbers, Rule, StoreState,
 class Rated(Rule):
     """Evict the entry with the lowest rating, or refuse the new one if its own is lower.
 
-    Of equal ratings the oldest goes. Entries without a rating, admitted under another rule, go first.
+    Of equal ratings the oldest goes. Entries without a rating (from another rule) go first.
     """
 
     label = "rated"
@@ -108,7 +108,7 @@ CUES: dict[str, tuple[str, ...]] = {
         *("this morning", "this afternoon", "temporarily"),
     ),
 }
-"""Of A-MAC's code (arXiv 2603.04549, at 40407ae). Counted as substrings: "is" also counts in "this"."""
+"""Of A-MAC's code (arXiv 2603.04549, at 40407ae), counted as substrings: "this" has an "is"."""
 
 PRIORS = {
     "preference": 0.9,
@@ -164,8 +164,8 @@ class Linear(Rated):
     """Keep the texts with the highest log-odds of being needed, by a fitted linear scorer.
 
     Args:
-        weights: A JSON file of ``python -m papers.retention fit``: ``weights`` by feature, ``bias``, and
-            optionally a ``vector`` of weights for the text's embedding.
+        weights: A JSON file of ``python -m papers.retention fit``: ``weights`` by feature,
+            ``bias``, and optionally a ``vector`` of weights for the embedding.
     """
 
     label = "scored"
@@ -198,7 +198,7 @@ def read_weights(path: str) -> tuple[Mapping[str, float], Numbers | None]:
             raise ValueError("not all of them are finite numbers")
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"linear: weights={path!r} ({error}). Create the file with `python -m papers.retention fit`."
+            f"linear: weights={path!r} ({error}). `python -m papers.retention fit` writes it."
         ) from error
     if unknown := weights.keys() - {*FEATURES, "bias"}:
         names = ", ".join(sorted(unknown))

@@ -114,7 +114,9 @@ class Browsing(Baseline):
             step.actions, step.problems = parsed.actions, parsed.problems
             past.append(Past(now.stream, (Piece("said", {"said": spoken(step)}),)))
             result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
-            now, episode.stop_reason = result.observation, result.reason or episode.stop_reason
+            now = result.observation
+            if now is None:
+                episode.stop_reason = result.reason or StopReason.ANSWERED
         return await environment.score()
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.scoring.abstention import ABSTENTION, abstains
 from atommem.envs.scoring.locomo_scores import CATEGORIES
+from atommem.envs.scoring.metrics import ABSTENTION, abstains
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError, DataError

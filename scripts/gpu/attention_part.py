@@ -1,11 +1,13 @@
-"""Part ``attention``: forward and backward pass of a group, as a trie and as padded rows, at Qwen3's shapes.
+"""Part ``attention``: passes over a group as a trie and as padded rows, at Qwen3's shapes.
 
-A group of 16 whose prompts share a chunk and its instructions (4,400 tokens) and have about 350 of their own, with
-completions of about 250; random weights in bfloat16, gradient checkpointing, TRL's fused head. Side by side:
+A group of 16 whose prompts share a chunk and its instructions (4,400 tokens) and have about 350 of
+their own, with completions of about 250; random weights in bfloat16, gradient checkpointing, TRL's
+fused head. Side by side:
 
     tree       one row of distinct tokens (`train/packing`)
     sdpa       padded rows under a mask, as transformers runs them
-    flash      padded rows under torch's FlashAttention: causal and padded on the right, they need no mask
+    flash      padded rows under torch's FlashAttention: causal and padded on the right, they need
+no mask
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from atommem.train.packing.tree_attention import register_tree_attention, use_tr
 # Without the word that has transformers look for a package.
 FLASH = "gpu_check_causal"
 LIMITS = {"float32": 1e-3, "bfloat16": 1.5}
-"""float32: relative error against padded float32. bfloat16: that of the trie over that of padded rows."""
+"""Relative error against padded float32; in bfloat16 over the error of padded rows."""
 
 
 def flash(
@@ -123,7 +125,7 @@ def speed(
 
 
 def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Log-probabilities and gradients: in float32 against padded rows, in bfloat16 next to padded rows' own error."""
+    """Errors of log-probabilities and gradients, in float32 and bfloat16."""
     found: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]] = {}
     for kind in (torch.float32, torch.bfloat16):
         model = ready(architecture, kind, part)
@@ -158,8 +160,11 @@ def exactness(part: Part, name: str, architecture: dict[str, Any], rows: Sequenc
     part.add(
         f"{name}, bfloat16: error of the trie, and of padded rows",
         ok=all(a <= LIMITS["bfloat16"] * b for a, b in zip(half, padded_half, strict=True)),
-        logps=half[0], padded_logps=padded_half[0], gradients=half[1], padded_gradients=padded_half[1],
-    )  # fmt: skip
+        logps=half[0],
+        padded_logps=padded_half[0],
+        gradients=half[1],
+        padded_gradients=padded_half[1],
+    )
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""Runs the parts of `scripts/gpu_check`, each in a process of its own with a time limit, and writes what they found.
+"""Run the parts of `scripts/gpu_check`, each in a process with a time limit.
 
     scripts/gpu_check [--out DIR] [--wheels DIR] [--only PART ...] [--minutes 8.7] [--tiny]
 
-A part that fails, hangs or runs out of memory costs the others nothing but its time limit, and what it found before is
-kept. DIR gets gpu_check.json, gpu_check.md (a table with the device's name) and gpu_check.log. Exit status 0: all
-parts came to their end and no row is wrong. ``--tiny`` runs every part on a CPU, on toy sizes.
+A part that fails, hangs or runs out of memory costs the others nothing but its time limit, and what
+it found before is kept. DIR gets gpu_check.json, gpu_check.md (a table with the device's name) and
+gpu_check.log. Exit status 0: all parts came to their end and no row is wrong. ``--tiny`` runs every
+part on a CPU, on toy sizes.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def install(wheels: Path, target: Path) -> None:
 
 
 def name_entry_points(target: Path) -> None:
-    """Environments and commands are found by entry points, which a checkout has only once it is installed."""
+    """Write the entry points of this checkout, which is not installed, into `target`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     folder = target / f"{project['name']}-0.dist-info"
     folder.mkdir()
@@ -115,7 +116,7 @@ def machine() -> dict[str, Any]:
 def run_part(
     part: Part, seconds: float, tiny: bool, environment: dict[str, str], log: TextIO
 ) -> dict[str, Any]:
-    """Run it; returns its rows, its status (``ended``, ``failed``, ``too slow``) and its seconds."""
+    """Run it; returns rows, seconds and status (``ended``, ``failed``, ``too slow``)."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "rows.jsonl"
         command = [sys.executable, str(HERE / part.script), *part.arguments, "--out", str(out)]
@@ -123,8 +124,12 @@ def run_part(
         # A session of its own, so that what it starts ends with it.
         process = subprocess.Popen(
             [*command, *(["--tiny"] if tiny else [])],
-            cwd=ROOT, env={**environment, "TMPDIR": scratch}, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env={**environment, "TMPDIR": scratch},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         try:
             status = "failed" if process.wait(timeout=max(1.0, seconds)) else "ended"
         except subprocess.TimeoutExpired:

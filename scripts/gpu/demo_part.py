@@ -1,4 +1,4 @@
-"""Part ``demo``: `atommem demo` on the GPU, with fewer updates: it ends, and says how long each phase takes."""
+"""Part ``demo``: `atommem demo` on the GPU with fewer updates, and the seconds of each phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Part ``mask``: the trie's attention alone. What its mask costs, whether it is right, whether shapes recompile it."""
+"""Part ``mask``: the cost and exactness of the trie's attention, and when it recompiles."""
 
 from __future__ import annotations
 

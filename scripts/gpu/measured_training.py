@@ -2,8 +2,9 @@
 
     python scripts/gpu/measured_training.py OUT.json [--cpu_fsdp2] -- FLAGS OF atommem train grpo
 
-A random policy earns nothing, and equal rewards train nothing, so rewards are drawn at random; what it samples becomes a
-scratchpad, so that the prompts of a group differ. Memory is `torch.cuda.max_memory_allocated`, 0 on a CPU.
+A random policy earns nothing, and equal rewards train nothing, so rewards are drawn at random; what
+it samples becomes a scratchpad, so that the prompts of a group differ. Memory is
+`torch.cuda.max_memory_allocated`, 0 on a CPU.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
-    "model_type": "qwen3", "vocab_size": 4000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}  # fmt: skip
+    **{"model_type": "qwen3", "vocab_size": 4000, "hidden_size": 512, "intermediate_size": 1536},
+    **{"num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4},
+    **{"head_dim": 64, "max_position_embeddings": 2048, "tie_word_embeddings": False},
+}
 
 
 def shipped(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the parts of `scripts/gpu_check` share: their arguments, their rows, the clock, and a group to train on."""
+"""Shared by the parts of `scripts/gpu_check`: arguments, rows, clock, and a group of rows."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Part:
         self.device = torch.device("cpu" if self.tiny else "cuda")
 
     def add(self, what: str, *, ok: bool | None = None, **figures: Any) -> None:
-        """A row of the table: what it is, whether it is right (None: a figure to know), and its figures."""
+        """Add a row to the table; `ok` is None for a figure that cannot be wrong."""
         with self.arguments.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"what": what, "ok": ok, "figures": figures}) + "\n")
         print(what, figures, ok, flush=True)
 
     @contextmanager
     def trying(self, what: str, *, ok: bool | None = False) -> Iterator[None]:
-        """What fails in here is a row, and the part goes on. `ok`: False, or None where a failure is no fault."""
+        """Turn a failure into a row and go on; its `ok` is None where it is not a fault."""
         try:
             yield
         except Exception as failure:
@@ -81,7 +81,7 @@ class Part:
 def make_group(
     rows: int, shared: int, own: int, completion: int, vocabulary: int, seed: int = 0
 ) -> list[Row]:
-    """What a group reads in one step: `shared` tokens, then each its own memory and completion of about these lengths.
+    """Rows of one step of a group: shared tokens, then own memory and completion.
 
     Lengths differ by a quarter, as those of real rows do: rows of one length would need no mask.
     """

@@ -1,8 +1,9 @@
-"""Parts ``lora``, ``full``, ``fsdp2``: the real command on a policy of Qwen3-0.6B's shape with random weights.
+"""Parts ``lora``, ``full``, ``fsdp2``: the real command with random weights.
 
-Three updates (two under FSDP2, world size 1) of `configs/train/qwen3_0.6b_lora_1gpu.yaml` with local sampling and
-smaller sizes, and the most memory of each phase beside what `--dry_run` said. Rewards are random, so that there is
-something to train on. On a CPU the sharded run has two processes.
+Three updates (two under FSDP2, world size 1) of `configs/train/qwen3_0.6b_lora_1gpu.yaml` with
+local sampling and smaller sizes, and the most memory of each phase beside what `--dry_run` said.
+Rewards are random, so that there is something to train on. On a CPU the sharded run has two
+processes.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ BROKEN = [
     broken(
         "texts",
         "fail",
-        "asks no questions",
+        "does not ask questions",
         reading=lambda *_: [],
         asking=EnvironmentFactory.asking,
     ),

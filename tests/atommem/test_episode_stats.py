@@ -55,7 +55,7 @@ def episodes() -> list[Episode]:
         stop_reason=StopReason.STEP_LIMIT,
         seconds=4.0,
     )
-    failed = Episode("b", 0, steps=[step([CREATE], [], 0, 9)], error="server gone")
+    failed = Episode("b", 0, steps=[step([CREATE], [], 0, 9)], stop_reason=StopReason.FAILED)
     return [first, second, failed]
 
 
@@ -115,7 +115,7 @@ def test_counted_by_hand() -> None:
     )
     assert means(parts) == pytest.approx(expected), "sums of parts give the whole"
     assert means(episode_sums([])) == {"episodes": 0, "failed": 0}
-    only_failed = means(episode_sums([Episode("b", 0)]))
+    only_failed = means(episode_sums([Episode("b", 0, stop_reason=StopReason.FAILED)]))
     assert only_failed["failed"] == only_failed["stop/failed"] == 1
     assert not {"reward", "malformed"} & {*only_failed}
     # Memory's in their order, then what environments brought, by name.

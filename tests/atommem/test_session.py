@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
 from atommem.memory.log import Snapshot
 from atommem.policy.contract import Completion
-from atommem.session import Session, TurnTimeoutError
+from atommem.session import Session, StepTimeoutError
 from atommem.session_state import SessionFile, SessionState, vectors_path
 from tests.atommem.sessions import Embeds, Waits, agent, saying, turns
 from tests.fakes import ListPolicy, WordEmbedder, reading
@@ -36,25 +35,25 @@ async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_pa
             other, session = (
                 (session, session.fork()) if number % 2 else (session.fork("elsewhere"), session)
             )
-            before = json.dumps(session.put_down().to_json())
+            before = json.dumps(session.state().to_json())
             await turns(other, 1, 8)
             await other.memory.undo(number)
-            assert json.dumps(session.put_down().to_json()) == before
+            assert json.dumps(session.state().to_json()) == before
             assert (other.turns, other.key) == (number + 2, "t/0" if number % 2 else "elsewhere")
             continue
         if way == "appended":
             file = SessionFile(path)
             if number:
                 file.read()
-            file.write(session.put_down())
-        state = session.put_down(history=way != "compact", vectors=way == "vectors")
+            file.write(session.state())
+        state = session.state(history=way != "compact", vectors=way == "vectors")
         if way in ("file", "vectors"):
             state = SessionState.load(state.save(path))
         elif way == "appended":
             state = SessionState.load(path)
         else:
             state = SessionState.from_json(json.loads(json.dumps(state.to_json())))
-        session = await Session.take_up(agent(), state)
+        session = await Session.restore(agent(), state)
         calls = session.agent.embedder.calls  # type: ignore[attr-defined]
         assert bool(calls) == (way != "vectors" and bool(session.memory.entries()))
     assert found == expected
@@ -77,23 +76,23 @@ async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(
     sizes = []
     for number in range(5):
         await turns(session, 1, number)
-        file.write(session.put_down(vectors=number == 3))
+        file.write(session.state(vectors=number == 3))
         sizes.append(len(file.path.read_bytes().splitlines()))
-        assert SessionState.load(file.path).to_json() == session.put_down().to_json()
+        assert SessionState.load(file.path).to_json() == session.state().to_json()
     assert sizes == [1, 2, 3, 4, 5]
     assert vectors_path(file.path).exists()
     await session.memory.undo(3)
-    file.write(session.put_down())
-    assert SessionState.load(file.path).to_json() == session.put_down().to_json()
+    file.write(session.state())
+    assert SessionState.load(file.path).to_json() == session.state().to_json()
     assert not vectors_path(file.path).exists()
     await turns(session, 2, 5)
-    file.write(session.put_down())
+    file.write(session.state())
     assert len(file.path.read_bytes().splitlines()) == 2
-    assert SessionState.load(file.path).to_json() == session.put_down().to_json()
+    assert SessionState.load(file.path).to_json() == session.state().to_json()
     # As small as its memory, and the log begins anew.
-    file.write(session.put_down(history=False))
+    file.write(session.state(history=False))
     assert len(file.path.read_bytes().splitlines()) == 1
-    again = await Session.take_up(agent(), SessionState.load(file.path))
+    again = await Session.restore(agent(), SessionState.load(file.path))
     for refused in (again.memory.at, again.memory.undo):
         with pytest.raises(ConfigError, match="the log of this memory begins at step 7"):
             await refused(3)  # type: ignore[misc]
@@ -106,14 +105,14 @@ async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_
     states = []
     for number in range(3):
         await turns(session, 1, number)
-        file.write(session.put_down())
-        states.append(session.put_down().to_json())
+        file.write(session.state())
+        states.append(session.state().to_json())
     raw = file.path.read_bytes()
     first = raw.index(b"\n")
     for end in range(0, len(raw), 7):
         file.path.write_bytes(raw[:end])
         if end <= first:
-            with pytest.raises(TraceError, match="it has no whole line"):
+            with pytest.raises(TraceError, match="not a session, or damaged"):
                 SessionState.load(file.path)
         else:
             again = SessionFile(file.path)
@@ -125,35 +124,23 @@ async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    "lines",
     [
-        (["{}"], "this is no session that was put down"),
-        (["[1]"], "this is no session that was put down"),
-        (["hello"], "a line is not JSON"),
-        (["\x00\xff"], "a line is not JSON"),
-        (['{"type": "episode", "format": 2}'], "this is no session that was put down"),
-        (['{"type": "session", "format": 9}'], "this session has format 9, this version reads 1"),
-        (
-            ['{"type": "session", "format": 1, "key": "k", "memory": 3}'],
-            "memory snapshot is damaged",
-        ),
-        (["STATE", '{"turns": 2}'], "damaged: KeyError 'operations'"),
-        (
-            ["STATE", '{"turns": 2, "sampled": 1, "operations": [{"step": 1}]}'],
-            "damaged: ValidationError",
-        ),
-        (["STATE", '{"turns": "many", "sampled": 1, "operations": []}'], "damaged: ValueError"),
+        ["hello"],
+        ['{"type": "episode", "format": 2}'],
+        ['{"type": "session", "format": 9}'],
+        ['{"type": "session", "format": 1, "key": "k", "memory": 3}'],
+        ["STATE", '{"turns": 2}'],
+        ["STATE", '{"turns": 2, "sampled": 1, "operations": [{"step": 1}]}'],
     ],
 )
-def test_what_is_no_session_is_refused_with_its_name(
-    tmp_path: Path, lines: list[str], message: str
-) -> None:
+def test_load_of_a_damaged_session_names_the_file(tmp_path: Path, lines: list[str]) -> None:
     whole = json.dumps(SessionState("k", 0, 0, Snapshot("words/64")).to_json())
     path = tmp_path / "some file"
     path.write_bytes(
         "".join(line.replace("STATE", whole) + "\n" for line in lines).encode("latin-1")
     )
-    with pytest.raises(TraceError, match=f"some file.*{re.escape(message)}"):
+    with pytest.raises(TraceError, match="some file is not a session, or damaged"):
         SessionState.load(path)
 
 
@@ -164,15 +151,15 @@ async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_sa
         SessionState.load(tmp_path / "none")
     session = Session(agent(), "t/0")
     await turns(session, 3)
-    state = session.put_down()
+    state = session.state()
     other = agent(embedder=WordEmbedder())
     with pytest.raises(ConfigError, match="embedder='hashing/8/32', this agent has 'words/64'"):
-        await Session.take_up(other, state)
-    again = await Session.take_up(other, state, reembed=True)
+        await Session.restore(other, state)
+    again = await Session.restore(other, state, reembed=True)
     assert again.memory.contents == session.memory.contents
-    assert again.put_down().memory.embedder == "words/64"
+    assert again.state().memory.embedder == "words/64"
     with pytest.raises(TraceError, match="contradicts the log before it"):
-        await Session.take_up(agent(), replace(state, operations=state.operations[::-1]))
+        await Session.restore(agent(), replace(state, operations=state.operations[::-1]))
 
 
 # One turn that goes wrong.
@@ -199,13 +186,13 @@ async def test_a_turn_that_is_cancelled_leaves_the_memory_as_it_was(at: int) -> 
     embedder = Stuck(at)
     session = Session(agent(saying(CREATE, CREATE.replace("ann", "bob")), embedder=embedder))
     await session.turn(reading("q?"))
-    before = session.put_down(history=True).to_json()
+    before = session.state(history=True).to_json()
     task = asyncio.create_task(session.turn(reading("q?")))
     await embedder.reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    after = session.put_down().to_json()
+    after = session.state().to_json()
     assert {name for name in before if before[name] != after[name]} == {"turns", "sampled"}
     assert (session.turns, len(session.memory.entries())) == (2, 1)
 
@@ -235,15 +222,15 @@ async def test_a_deadline_ends_a_turn_and_leaves_the_session_as_it_was() -> None
     embedder = Stuck(2)
     session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=embedder))
     await session.turn(reading("q?"), deadline=loop.time() + 60)
-    before, steps = session.put_down().to_json(), []
-    with pytest.raises(TurnTimeoutError):
+    before, steps = session.state().to_json(), []
+    with pytest.raises(StepTimeoutError):
         await session.turn(reading("q?"), deadline=loop.time() + 0.02, steps=steps)
-    assert (session.put_down().to_json(), steps) == (before, [])
+    assert (session.state().to_json(), steps) == (before, [])
     session.agent.policy = ListPolicy(session.agent.tokenizer, [TimeoutError("mine"), CREATE])  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match="mine"):  # the policy's own is no time limit
         await session.turn(reading("q?"), deadline=loop.time() + 60)
-    assert session.put_down().to_json() == before
-    with pytest.raises(TurnTimeoutError):  # it bounds the memory's work too
+    assert session.state().to_json() == before
+    with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
         await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
     assert embedder.reached.is_set()
     assert (len(session.memory.entries()), len(steps)) == (1, 1)
@@ -258,11 +245,11 @@ async def test_sessions_of_one_agent_do_not_mix() -> None:
     for number in range(8):
         session = Session(agent(), f"t/{number}")
         await turns(session, 5)
-        alone.append((session.put_down().to_json(), session.memory.view()))
+        alone.append((session.state().to_json(), session.memory.view()))
     shared = agent()
     sessions = [Session(shared, f"t/{number}") for number in range(8)]
     await asyncio.gather(*(turns(session, 5) for session in sessions))
-    assert [(session.put_down().to_json(), session.memory.view()) for session in sessions] == alone
+    assert [(session.state().to_json(), session.memory.view()) for session in sessions] == alone
 
 
 @pytest.mark.parametrize(
@@ -295,7 +282,7 @@ async def test_a_session_has_the_capacity_of_its_task() -> None:
         assert {session.memory.view().capacity for session in sessions} == {capacity}
         await sessions[0].memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
         assert len(sessions[0].memory.entries()) == (capacity or 8)
-        taken_up = await Session.take_up(one, sessions[0].put_down())
+        taken_up = await Session.restore(one, sessions[0].state())
         assert taken_up.memory.view().capacity == capacity
     assert seen == {2, 5, None}
     assert MemoryConfig(capacity=3, capacities=DRAWN).of_task("t").capacity == 3

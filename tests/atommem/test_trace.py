@@ -245,7 +245,7 @@ async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["t.jsonl"]
     whole = path.read_text()
     path.write_text(whole + json.dumps({"type": "surprise"}) + "\n")
-    with pytest.raises(TraceError, match="surprise"):
+    with pytest.raises(TraceError, match="damaged"):
         read_trace(path)
 
 
@@ -254,12 +254,12 @@ async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     [
         (None, "No such file"),
         (b"\xff\xfe\0", "not UTF-8"),
-        (b"", "line 1 is not JSON"),
-        (b"hello", "line 1 is not JSON"),
+        (b"", "not an episode header"),
+        (b"hello", "not an episode header"),
         (b'{"question": "?"}', "not an episode header"),
         (b"[1]", "not an episode header"),
-        (b'{"type": "episode", "format": 99}', "trace format 99"),
-        (b'{"type": "episode", "format": 2}', "broken trace"),
+        (b'{"type": "episode", "format": 99}', "format=99"),
+        (b'{"type": "episode", "format": 2}', "is damaged"),
     ],
 )
 def test_a_file_that_is_no_trace_is_named(

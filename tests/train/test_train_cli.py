@@ -89,6 +89,7 @@ REFUSED_VALUES = [
     ("async", "--lora_dropout 0.1", "lora_dropout=0.1: only 0.0"),
     ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),
     ("sft", "--packing true", "packing=True: only False"),
+    ("grpo", "--hub_strategy every_save", "hub_strategy=.*: only end"),
 ]
 
 

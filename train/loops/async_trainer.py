@@ -33,7 +33,7 @@ from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.logs.rollout_log import SYNC, WAIT, RolloutLog, rollout_means
+from atommem.train.logs.episodes import SYNC, WAIT, RolloutLog, rollout_means
 from atommem.train.loops.grpo_trainer import EpisodesHook
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
@@ -42,7 +42,6 @@ from atommem.train.objective.advantages import group_advantages, has_variance
 from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import EpisodeSize
 from atommem.train.resumable_trainer import ResumableTrainer
-from atommem.train.rollout.adapters import check_servable
 from atommem.train.rollout.held_out import (
     held_out_jobs,
     held_out_records,
@@ -50,7 +49,8 @@ from atommem.train.rollout.held_out import (
     report_held_out,
 )
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
-from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
+from atommem.train.rollout.server_backend import make_server_pool
+from atommem.train.rollout.weight_sync import check_servable, make_weight_sync
 from atommem.train.train_config import EpisodeConfig
 
 Result = TypeVar("Result")

@@ -29,7 +29,7 @@ from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.garbage import no_full_collection
 from atommem.train.logs.console import OnEpisode
-from atommem.train.logs.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
+from atommem.train.logs.episodes import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import (
     Batch,

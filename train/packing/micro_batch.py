@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from atommem.train.objective.rows import Row
-from atommem.train.packing.tree import Tree
+from atommem.train.packing.tree_attention import Tree
 
 IGNORED = -100
 """Label of a token that is not scored, as in transformers."""

@@ -15,10 +15,9 @@ from peft import PeftModel
 from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.vllm_engine import VllmEnginePolicy
-from atommem.train.rollout.adapters import AdapterPublisher, check_servable
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.full_weights import named_weights
 from atommem.train.rollout.rollouts import Rollouts
+from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights
 from atommem.train.train_config import TrainConfig
 
 

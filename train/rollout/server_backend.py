@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from peft import PeftModel
 
@@ -14,10 +13,9 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.episode_stats import add_sums
 from atommem.errors import OutageError
 from atommem.policy.server_pool import ServerPool
-from atommem.train.rollout.adapters import KEPT, AdapterPublisher
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.full_weights import FullWeightSync
 from atommem.train.rollout.rollouts import Rollouts
+from atommem.train.rollout.weight_sync import WeightSync, make_weight_sync
 from atommem.train.train_config import TrainConfig
 
 COUNTERS = (
@@ -25,56 +23,6 @@ COUNTERS = (
     "vllm:prefix_cache_queries_total",
     "vllm:prompt_tokens_total",
 )
-
-
-class WeightSync(Protocol):
-    """Brings the trainer's weights to the servers of a pool; all ranks call it together."""
-
-    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
-        """Send the weights; in asynchronous training only the main process has a pool.
-
-        Raises:
-            OutageError: No server takes them.
-        """
-        ...
-
-    async def close(self, pool: ServerPool) -> None:
-        """Remove what is left on disk and servers."""
-        ...
-
-
-class AdapterSync:
-    """LoRA: the adapter is saved to a folder, and every server loads it under a new name."""
-
-    def __init__(self, publisher: AdapterPublisher) -> None:
-        self._publisher = publisher
-        self._main = False
-
-    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
-        """Save and load the adapter, and unload outdated ones.
-
-        Every rank makes all servers load it: loading twice is a no-op, and ranks need not agree on
-        which servers are lost.
-        """
-        adapter, outdated = self._publisher.save(trainer)
-        if pool is None:
-            return
-        trainer.run_async(pool.use_adapter(adapter))
-        self._main = trainer.accelerator.is_main_process
-        if self._main:
-            for old in outdated:
-                trainer.run_async(_unload(pool, old.name))
-            self._publisher.remove(outdated)
-
-    async def close(self, pool: ServerPool) -> None:
-        """Unload and delete all adapters."""
-        if self._main:
-            for old in self._publisher.close():
-                await _unload(pool, old.name)
-
-
-async def _unload(pool: ServerPool, name: str) -> None:
-    await asyncio.gather(*(server.admin.unload_adapter(name) for server in pool.serving))
 
 
 class ServerBackend(Backend):
@@ -184,10 +132,3 @@ def make_server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
         scaled_logprobs=True,
         **settings,
     )
-
-
-def make_weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:
-    """Make what sends the trained weights; `kept` versions of an adapter stay loaded."""
-    if lora:
-        return AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters", kept))
-    return FullWeightSync(args.vllm_server_timeout)

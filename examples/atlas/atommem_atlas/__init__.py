@@ -1,6 +1,5 @@
-"""An environment from outside: two tools with JSON arguments, its own prompts, tasks and score."""
+"""An environment outside of AtomMem: two tools, and its own prompts, tasks and score."""
 
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import ClassVar
 from atommem.actions import ANSWER, ANSWER_ACTION, Action, ActionSpec, Body, Call, first
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, StepResult, Turn
 from atommem.observation import Observation, Piece, StopReason
-from atommem_atlas.tasks import Task, describe, generate, read_tasks
+from atommem_atlas.tasks import Task, build, describe, read_tasks
 
 
 def tool(name: str, argument: str, description: str) -> ActionSpec:
-    """A tool with one argument, a text."""
+    """Return a tool with one text argument."""
     schema = {
         "properties": {argument: {"type": "string"}},
         "required": [argument],
@@ -24,7 +23,7 @@ def tool(name: str, argument: str, description: str) -> ActionSpec:
 
 @dataclass
 class AtlasConfig(EnvironmentConfig):
-    """How long an episode is."""
+    """Settings of an episode."""
 
     operational: ClassVar[frozenset[str]] = frozenset({"world"})
 
@@ -32,12 +31,12 @@ class AtlasConfig(EnvironmentConfig):
         default=4, metadata={"help": "Steps with tools; the one after them must answer."}
     )
     world: str = field(
-        default="", metadata={"help": "Task file from which the tools know what users ask for."}
+        default="", metadata={"help": "Task file with the facts for users' questions."}
     )
 
 
 class Journey:
-    """One episode: calls are carried out, their results are shown at the next step; an answer ends it."""
+    """One episode: the next step shows the results of calls, and an answer ends it."""
 
     answer: str | None = None
 
@@ -57,7 +56,7 @@ class Journey:
         return StepResult(self.observe(turn.calls))
 
     async def score(self) -> Score:
-        """`overlap` is the shared places over all places, named or right: listing all of them does not pay."""
+        """Return the shared places over all places, so that listing all of them does not pay."""
         right, named = set(self.task.right.split()), set((self.answer or "").split())
         metrics = {
             "overlap": len(right & named) / max(1, len(right | named)),
@@ -66,7 +65,7 @@ class Journey:
         return Score(metrics["overlap"], (self.answer,), metrics, (metrics,))
 
     def observe(self, calls: Sequence[Call]) -> Observation:
-        """What is shown after these calls: each has its result, also where it could not be made."""
+        """Show the result of each call, also if it was refused."""
         results = tuple(self.result(call) for call in calls)
         return Observation(
             phase="acting" if self.left else "answering",
@@ -94,10 +93,11 @@ class Atlas(EnvironmentFactory):
     pieces: ClassVar = {
         "question": ["person"],
         "results": ["results"],
+        "result": ["call", "text"],
+        "failure": ["text"],
         "act": ["left"],
         "answer": [],
     }
-    pieces |= {"result": ["call", "text"], "failure": ["text"]}
     phases = ("acting", "answering")
     actions = (
         tool("lookup", "name", "Tells where somebody lives."),
@@ -110,20 +110,11 @@ class Atlas(EnvironmentFactory):
         return Journey(self.config.turns)
 
     def asking(self, question: str) -> Task:
-        """For `Memory` and ``atommem serve``: the person is named in the question, and no answer is known."""
+        """Return the task of a user's question, which names the person."""
         facts = read_tasks(self.config.world)[0].facts
-        return Task(
-            "asked",
-            next((word for word in question.split() if word in facts["lookup"]), question),
-            facts,
-        )
+        known = (word for word in question.split() if word in facts["lookup"])
+        return Task("asked", next(known, question), facts)
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
-        parser = ArgumentParser(prog="atommem data build --environment atlas")
-        for flag, kind in (("--n", int), ("--seed", int), ("--out", Path)):
-            parser.add_argument(flag, type=kind, required=True)
-        given = parser.parse_args(argv)
-        return int(
-            given.out.write_text("".join(generate(given.n, given.seed)), encoding="utf-8") == 0
-        )
+        return build(argv)

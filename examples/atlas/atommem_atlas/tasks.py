@@ -1,7 +1,8 @@
-"""A tiny world and its task files: a `Task` as JSON on each line."""
+"""A tiny world and its task files: one `Task` as JSON a line."""
 
 import json
 import random
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ PLACES = ("arles", "bern", "como", "delft", "essen", "faro")
 
 @dataclass(frozen=True)
 class Task:
-    """Where can `person` go from home? `facts` are what the tools know: by tool and argument, the result."""
+    """Where can `person` go from home? `facts` has the results by tool and argument."""
 
     id: str
     person: str
@@ -23,12 +24,12 @@ class Task:
 
     @property
     def right(self) -> str:
-        """The places that the person's home touches; nothing for a stranger."""
+        """The places that the person's home touches; none for a stranger."""
         return self.facts["neighbours"].get(self.facts["lookup"].get(self.person, ""), "")
 
 
 def generate(count: int, seed: int) -> Iterator[str]:
-    """Lines of a task file; the places lie on a ring."""
+    """Yield the lines of a task file; the places lie on a ring."""
     rng = random.Random(seed)
     for number in range(count):
         homes = {person: rng.choice(PLACES) for person in PEOPLE}
@@ -41,17 +42,25 @@ def generate(count: int, seed: int) -> Iterator[str]:
 
 
 def read_tasks(path: str | Path) -> Sequence[Task]:
-    """The tasks of a file."""
+    """Return the tasks of a file."""
     try:
         return [Task(**json.loads(line)) for line in Path(path).open(encoding="utf-8")]
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} is no task file ({error}): make one with atommem data build."
-        ) from error
+        raise DataError(f"{path}: not a task file ({error}). Run atommem data build.") from error
 
 
 def describe(task: Task) -> TaskDescription:
-    """One question with one gold answer."""
+    """Return one question with one gold answer."""
     return TaskDescription(
         task.id, "atlas", (QuestionDescription(f"from {task.person}", (task.right,)),)
     )
+
+
+def build(argv: Sequence[str]) -> int:
+    """Write a task file with the arguments of ``atommem data build --environment atlas``."""
+    parser = ArgumentParser(prog="atommem data build --environment atlas")
+    for flag, kind in (("--n", int), ("--seed", int), ("--out", Path)):
+        parser.add_argument(flag, type=kind, required=True)
+    given = parser.parse_args(argv)
+    given.out.write_text("".join(generate(given.n, given.seed)), encoding="utf-8")
+    return 0

@@ -130,23 +130,6 @@ def test_a_score_of_other_questions_is_an_error(scored: dict[str, Any]) -> None:
         record_of(TASK, episode(**scored))
 
 
-def test_records_of_versions_before_are_read() -> None:
-    question = {
-        "id": "q",
-        "question": "?",
-        "answer": "a",
-        "golds": ["a"],
-        "em": 1.0,
-        "f1": 0.5,
-        "category": "",
-    }
-    line = record_of(TASK, episode()).to_json() | {
-        "questions": [question | {"metrics": {"sub_em": 1.0}}]
-    }
-    (read,) = EpisodeRecord.from_json(line).questions
-    assert read == QuestionRecord("q", "?", "a", ("a",), "", {"em": 1.0, "f1": 0.5, "sub_em": 1.0})
-
-
 class OnlyRewards:
     """The long document's environment without exact match: its reward is all that it says, and once a count."""
 

@@ -14,8 +14,8 @@ from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
+from atommem.train.logs.episodes import COLUMNS
 from atommem.train.logs.reporters import prepare_reporters, report_table
-from atommem.train.logs.sample_episodes import COLUMNS
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
 from tests.train.loops.test_end_to_end import make_tasks, save_model

@@ -15,8 +15,17 @@ from atommem.description import TaskDescription
 from atommem.envs.task import describe_task
 from atommem.episode_stats import add_sums
 from atommem.memory.log import Contents
-from atommem.train.logs.rollout_log import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
-from atommem.train.logs.sample_episodes import COLUMNS, SampleEpisodes, best_and_worst, describe
+from atommem.train.logs.episodes import (
+    COLUMNS,
+    EPISODES,
+    SYNC,
+    WAIT,
+    RolloutLog,
+    SampleEpisodes,
+    best_and_worst,
+    describe,
+    rollout_means,
+)
 from tests.atommem.test_episode import ANSWER, TASK, runner
 from tests.train.toys import make_episode
 
@@ -90,7 +99,7 @@ async def test_sample_episodes_show_the_memory_of_every_step(
 ) -> None:
     tables: list[Any] = []
     monkeypatch.setattr(
-        "atommem.train.logs.sample_episodes.report_table", lambda *table: tables.append(table)
+        "atommem.train.logs.episodes.report_table", lambda *table: tables.append(table)
     )
     steps = [CREATE, "<read_memory>Ann</read_memory><create_memory>", ANSWER]
     episode = await runner(steps).run(TASK, sample=4)

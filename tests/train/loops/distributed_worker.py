@@ -16,9 +16,7 @@ import torch
 from atommem.episode import Episode
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.update_step import Batch
-from atommem.train.rollout.adapters import AdapterPublisher
-from atommem.train.rollout.full_weights import FullWeightSync
-from atommem.train.rollout.server_backend import AdapterSync
+from atommem.train.rollout.weight_sync import AdapterPublisher, AdapterSync, FullWeightSync
 from tests.fake_vllm import Cluster
 from tests.train.harness import make_config, make_trainer
 from tests.train.loops.test_async_trainer import make_trainer as make_async_trainer

@@ -19,7 +19,7 @@ from atommem.episode import Episode, Step
 from atommem.trace import read_trace
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.logs.console import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from atommem.train.logs.sample_episodes import trace_writer
+from atommem.train.logs.episodes import trace_writer
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts

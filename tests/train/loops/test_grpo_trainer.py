@@ -15,7 +15,6 @@ from atommem.episode import Episode
 from atommem.observation import StopReason
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.advantages import group_advantages
-from atommem.train.rollout.groups import replacement_tasks
 from tests.train.harness import (
     assert_equal_gradients,
     episodes_of,
@@ -23,7 +22,7 @@ from tests.train.harness import (
     make_trainer,
     reference_gradients,
 )
-from tests.train.toys import ToyTask, make_episode, make_model, mixed_episode, random_episode
+from tests.train.toys import make_episode, make_model, mixed_episode, random_episode
 
 TASKS = ["t0", "t1", "t2", "t3"]
 
@@ -225,40 +224,3 @@ def test_model_without_tree_attention_is_padded_with_a_warning(
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
         check(tmp_path, model=model)
     assert "rows are padded: its attention has a sliding window of 4096 tokens" in caplog.text
-
-
-def test_dynamic_sampling_replaces_groups_without_variance(tmp_path: Path) -> None:
-
-    def write(task_id: str, sample: int) -> Episode:
-        episode = mixed_episode(task_id, sample)
-        if int(task_id[1:]) >= 4:
-            episode.reward = (
-                float(sample) if int(task_id[1:]) % 2 else 1.0
-            )  # every other one teaches nothing either
-        return episode
-
-    config = make_config(
-        tmp_path, per_device_train_batch_size=16, dynamic_sampling=2, micro_batch_tokens=10_000
-    )
-    trainer, recorder, runner = make_trainer(make_model(), config, write, tasks=14)
-    trainer.train()
-    ran = [task for task, sample in runner.jobs if sample == 0]
-    assert set(TASKS) <= set(ran)
-    replacements = replacement_tasks(
-        [ToyTask(f"t{index}") for index in range(14)], TASKS, 4, 2, "42/0"
-    )
-    drawn = [[task.id for task in tasks] for tasks in replacements]
-    trained = ["t0", "t1", "t2", "t3"]
-    for place in (1, 2):
-        taken = next((n for n, task in enumerate(drawn[place]) if int(task[1:]) % 2), 1)
-        trained[place] = drawn[place][taken]
-        assert [task for task in ran if task in drawn[place]] == drawn[place][: taken + 1]
-    assert not set(ran) & {*drawn[0], *drawn[3]}
-    logged = trainer.state.log_history[0]
-    assert logged["frac_reward_zero_std"] == 0.5
-    assert logged["dynamic_sampling/replaced_groups"] == len(ran) - 4
-    episodes = episodes_of(write, trained, 4)
-    advantages = group_advantages([episode.reward for episode in episodes], 4)
-    assert_equal_gradients(
-        recorder.gradients[0], reference_gradients(make_model(), episodes, advantages, "token")[1]
-    )

@@ -61,7 +61,7 @@ class FakeRunner(WrittenRunner):
         self.runs.append((task.id, sample, self.agent.sampling.seed))
         result = self.outcome(task.id, sample, before)
         if isinstance(result, OutageError):
-            return Episode(task.id, sample, error=str(result))
+            return Episode(task.id, sample, stop_reason=StopReason.FAILED, error=str(result))
         if isinstance(result, Exception):
             raise result
         await self.agent.policy.complete([sample], self.agent.sampling)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.utils.logging import warning_once
 
 from atommem.episode import Episode
 from atommem.train.loops.update_step import Batch, load_batches, save_batches
@@ -161,23 +160,3 @@ def test_load_batches_on_other_numbers_of_ranks(tmp_path: Path) -> None:
         2.0,
     )
     assert load_batches(tmp_path / "ended", 0, 1) == (-1, [])
-
-
-def test_mostly_masked_update_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The written log-probabilities have nothing to do with the model."""
-    config = make_config(tmp_path, use_vllm=True, max_steps=2)
-    trainer, _, _ = make_trainer(
-        make_model(),
-        config,
-        lambda task, sample: make_episode(task, sample, float(sample == 0), [(3, 6)]),
-    )
-    warning_once.cache_clear()
-    with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
-        trainer.train()
-    assert trainer.state.log_history[0][MASKED] > 0.5
-    messages = [
-        record.message
-        for record in caplog.records
-        if "masks or truncates most tokens" in record.message
-    ]
-    assert len(messages) == 1

@@ -12,7 +12,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.packing.micro_batch import IGNORED, pack_rows, pad_rows
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.tree import kernel_arguments
+from atommem.train.packing.tree_attention import kernel_arguments
 from tests.train.toys import make_row
 
 

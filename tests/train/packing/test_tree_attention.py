@@ -12,13 +12,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from trl.experimental.async_grpo.packing import tree_attention as trl_kernel
-from trl.trainer.utils import add_fused_lm_head
 
 from atommem.train.packing import tree_attention as module
 from atommem.train.packing.micro_batch import pack_rows
 from atommem.train.packing.planning import lexicographic
-from atommem.train.packing.tree import Tree, flex_mask
 from atommem.train.packing.tree_attention import (
+    Tree,
+    flex_mask,
     flex_tree_attention,
     has_flash_attention_3,
     register_tree_attention,
@@ -26,7 +26,6 @@ from atommem.train.packing.tree_attention import (
     tree_obstacle,
     use_tree_attention,
 )
-from tests.train.harness import completion_logps
 from tests.train.toys import make_model, make_row
 
 # Two roots; the first has two branches of which one branches again.
@@ -66,20 +65,6 @@ def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: flo
     for a, b in zip((out, *got), (expected, *wanted), strict=True):
         assert a.dtype == dtype
         assert torch.allclose(a.float(), b, atol=tolerance, rtol=tolerance)
-
-
-def test_tree_attention_under_autocast() -> None:
-    model = make_model(spread=0.1)
-    add_fused_lm_head(model)
-    register_tree_attention()
-    rows = [make_row([1, 2, 3], [4, token]) for token in (5, 6, 7)]
-    with use_tree_attention(model), torch.autocast("cpu", torch.bfloat16):
-        scored, _ = pack_rows(rows).score(model)
-    scored.sum().backward()
-    expected = torch.cat(
-        [completion_logps(model, row.prompt_ids, row.completion_ids, 1.0) for row in rows]
-    )
-    assert torch.allclose(scored, expected, atol=0.05)
 
 
 def test_tree_is_not_copied_by_fsdp2(

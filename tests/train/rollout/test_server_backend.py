@@ -17,19 +17,19 @@ from atommem.errors import ConfigError
 from atommem.policy.server_pool import ServerPool
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.adapters import AdapterPublisher
-from atommem.train.rollout.full_weights import (
+from atommem.train.rollout.server_backend import (
+    ServerBackend,
+    counter_growth,
+    rollout_metrics,
+)
+from atommem.train.rollout.weight_sync import (
+    AdapterPublisher,
+    AdapterSync,
     FullWeightSync,
+    WeightSync,
     check_devices,
     describe_weights,
     vllm_name,
-)
-from atommem.train.rollout.server_backend import (
-    AdapterSync,
-    ServerBackend,
-    WeightSync,
-    counter_growth,
-    rollout_metrics,
 )
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
@@ -196,7 +196,7 @@ def test_broken_transfer_ends_the_run_after_all_gathers(
             next(iterator)
             raise RuntimeError("NCCL went away")
 
-    monkeypatch.setattr("atommem.train.rollout.full_weights.named_weights", gathered)
+    monkeypatch.setattr("atommem.train.rollout.weight_sync.named_weights", gathered)
     with pytest.raises(
         RolloutFailedError,
         match=r"broke during a weight transfer: RuntimeError\('NCCL went away'\)",

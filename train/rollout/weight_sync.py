@@ -1,20 +1,158 @@
-"""Full weights to a vLLM server over NCCL, with TRL's client. Needs GPUs on both sides.
+"""How vLLM gets the trained weights: LoRA adapters as folders, full weights over NCCL.
 
-One server is supported; `vllm serve --data-parallel-size N` makes one of N engines.
+Full weights go to one server with TRL's client, which needs GPUs on both sides; `vllm serve
+--data-parallel-size N` makes a server of N engines.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor
 
 from atommem.errors import ConfigError, OutageError
-from atommem.policy.server_pool import ServerPool
+from atommem.policy.server_pool import Adapter, ServerPool
+from atommem.train.errors import WRITE_ERRORS
+
+
+class WeightSync(Protocol):
+    """Brings the trainer's weights to the servers of a pool; all ranks call it together."""
+
+    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+        """Send the weights; in asynchronous training only the main process has a pool.
+
+        Raises:
+            OutageError: No server takes them.
+        """
+        ...
+
+    async def close(self, pool: ServerPool) -> None:
+        """Remove what is left on disk and servers."""
+        ...
+
+
+class AdapterSync:
+    """LoRA: the adapter is saved to a folder, and every server loads it under a new name."""
+
+    def __init__(self, publisher: AdapterPublisher) -> None:
+        self._publisher = publisher
+        self._main = False
+
+    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+        """Save and load the adapter, and unload outdated ones.
+
+        Every rank makes all servers load it: loading twice is a no-op, and ranks need not agree on
+        which servers are lost.
+        """
+        adapter, outdated = self._publisher.save(trainer)
+        if pool is None:
+            return
+        trainer.run_async(pool.use_adapter(adapter))
+        self._main = trainer.accelerator.is_main_process
+        if self._main:
+            for old in outdated:
+                trainer.run_async(_unload(pool, old.name))
+            self._publisher.remove(outdated)
+
+    async def close(self, pool: ServerPool) -> None:
+        """Unload and delete all adapters."""
+        if self._main:
+            for old in self._publisher.close():
+                await _unload(pool, old.name)
+
+
+async def _unload(pool: ServerPool, name: str) -> None:
+    await asyncio.gather(*(server.admin.unload_adapter(name) for server in pool.serving))
+
+
+KEPT = 2
+"""Versions on disk; late requests may still name the one before the last."""
+
+
+class AdapterPublisher:
+    """Saves the trained LoRA adapter under a new name for every update.
+
+    vLLM keys its prefix cache by the adapter's name, so replacing an adapter in place would serve
+    attention keys and values of old weights. Names hold a random number of this run, because a
+    server may have served another run.
+
+    Args:
+        folder: Where the versions go; servers read them there.
+        kept: Versions that requests may still name.
+    """
+
+    def __init__(self, folder: Path, kept: int = KEPT) -> None:
+        self.folder = folder.absolute()
+        self._kept = kept
+        self._run = ""
+        self._count = 0
+        self._saved: deque[Adapter] = deque()
+
+    def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
+        """Save the current adapter; returns it and the versions that are no longer needed.
+
+        Collective: every rank gets the same result.
+
+        Raises:
+            ConfigError: vLLM cannot serve the adapter.
+            OutageError: It cannot be written.
+        """
+        # Imported here because it takes seconds.
+        from trl.experimental.async_grpo.async_grpo_trainer import save_lora_adapter
+
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if not self._run:
+            check_servable(model)
+            self._run = broadcast_object_list([secrets.token_hex(4)])[0]
+        self._count += 1
+        name = f"atommem-{self._run}-v{self._count}"
+        adapter = Adapter(name, str(self.folder / name))
+        adapted = [parameter for key, parameter in model.named_parameters() if "lora_" in key]
+        problem = ""
+        with trainer._dist.gather_params(adapted):
+            try:
+                active = model.active_adapters[0]
+                save_lora_adapter(model, trainer.accelerator, active, adapter.path)
+            except WRITE_ERRORS as error:
+                problem = f"the adapter could not be written to {adapter.path}: {error}"
+        # The other ranks wait here for the one that writes.
+        problem = broadcast_object_list([problem])[0]
+        if problem:
+            raise OutageError(problem)
+        self._saved.append(adapter)
+        return adapter, [self._saved.popleft() for _ in range(len(self._saved) - self._kept)]
+
+    def remove(self, adapters: list[Adapter]) -> None:
+        """Delete the folders of these versions."""
+        for adapter in adapters:
+            shutil.rmtree(adapter.path, ignore_errors=True)
+
+    def close(self) -> list[Adapter]:
+        """Delete all folders; returns the versions that were still there."""
+        left = list(self._saved)
+        self._saved.clear()
+        self.remove(left)
+        return left
+
+
+def check_servable(model: Any) -> None:
+    """Raise ConfigError if vLLM cannot serve the model's adapter (TRL's rules)."""
+    from trl.experimental.async_grpo.async_grpo_trainer import validate_lora_for_vllm_sync
+
+    try:
+        validate_lora_for_vllm_sync(model)
+    except ValueError as error:
+        raise ConfigError(f"vLLM cannot serve this adapter: {error}") from error
+
 
 USE_LORA = "Train a LoRA adapter instead (use_peft: true), with vLLM started with --enable-lora."
 START_SERVER = (
@@ -184,3 +322,10 @@ def vllm_name(name: str) -> str:
     """Return a parameter's name in the checkpoint, without what wrappers add."""
     name = name.removeprefix("module.").replace("_checkpoint_wrapped_module.", "")
     return name.replace("_orig_mod.", "")
+
+
+def make_weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:
+    """Make what sends the trained weights; `kept` versions of an adapter stay loaded."""
+    if lora:
+        return AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters", kept))
+    return FullWeightSync(args.vllm_server_timeout)
