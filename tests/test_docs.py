@@ -180,8 +180,7 @@ def test_what_only_documents_allow_is_refused_by_name(
     ]
     assert cli.main([*evaluation, "--method", "rag"]) == 2
     assert (
-        "method=rag: reads documents, and environment 'atlas' has none"
-        in capsys.readouterr().err
+        "method=rag: reads documents, and environment 'atlas' has none" in capsys.readouterr().err
     )
     plan = [
         "train",
