@@ -216,8 +216,10 @@ class Headings:
         self._stops: dict[tuple[str, str], re.Pattern[str]] = {}
         self._finder = cache(self._make_finder)
         for name, parts in templates.items():
-            for at in range(len(parts)):
-                self._read(name, parts[at:], parts[at - 1] if at else None)
+            self._read(name, parts, None)
+            for at in range(1, len(parts)):
+                if not all(part.is_number for part in parts[:at]):  # data stands before it
+                    self._read(name, parts[at:], parts[at - 1])
 
     def guard(self, text: str, template: str, placeholder: str) -> str:
         """`text` as data of a placeholder."""

@@ -11,10 +11,9 @@ from typing import Any
 
 from atommem.arguments import Command, Parser, make, run_command
 from atommem.envs.benchmarks.rows import Row, read_rows
-from atommem.envs.scoring.judge import make_judge
+from atommem.envs.scoring.judge import NOT_ATTEMPTED, RIGHT, WRONG, Verdict, make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.scoring.statistics import clustered_estimate
-from atommem.envs.scoring.verdicts import NOT_ATTEMPTED, RIGHT, WRONG, Verdict
 from atommem.envs.task import Question
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, DataError, check_writable

@@ -1,4 +1,4 @@
-"""``atommem eval``: a checkpoint or a server on a task file, with scores, intervals and traces."""
+"""``atommem eval``: evaluate a checkpoint or a server on a task file, or run a suite."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from atommem.environment import find_environment
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.errors import BudgetSpentError, check_writable
-from atommem.eval.console_report import (
-    EXIT_BUDGET_SPENT,
-    EXIT_TOO_MANY_FAILED,
-    breakdown_table,
-    complain,
-    interrupted,
-    report_tables,
-    wide_console,
-)
+from atommem.eval.context import EvalContext
 from atommem.eval.eval_config import EvalRun, parse_arguments
 from atommem.eval.output import EPISODES, SUMMARY, trace_path
 from atommem.eval.runner import evaluate
-from atommem.eval.workbench import Workbench
+from atommem.eval.summary import (
+    EXIT_BUDGET_SPENT,
+    EXIT_TOO_MANY_FAILED,
+    breakdown_table,
+    make_console,
+    print_error,
+    print_interrupted,
+    summary_table,
+)
 from atommem.policy.opening import model_folder
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``atommem eval``.
+    """Run ``atommem eval``.
 
     Returns:
-        0; 3 when more episodes failed, or overflowed, than ``--max_failed_fraction`` allows; 4 when the budget was
-        spent before all had run; 130 after Ctrl-C or SIGTERM.
+        0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if the
+        budget was spent before all had run; 130 after Ctrl-C or SIGTERM.
 
     Raises:
         AtomMemError: A setting or file is wrong, or the policy refused a request.
     """
     argv = sys.argv[1:] if argv is None else argv
     if any(argument.partition("=")[0] == "--suite" for argument in argv):
-        from atommem.eval.suites.suite_cli import main as run_suite
+        from atommem.eval.suite_cli import main as run_suite
 
         return run_suite(argv)
     evaluation = parse_arguments(argv)
@@ -53,26 +53,26 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result = asyncio.run(_run(evaluation))
     except KeyboardInterrupt:
-        return interrupted(config.out)
+        return print_interrupted(config.out)
     except BudgetSpentError as error:
-        complain(
-            f"{error} Every episode that ended is in {config.out}; the same command with a larger --budget_tokens, "
-            "--budget_money, --call_budget or --cost_budget continues from there."
+        print_error(
+            f"{error} Every finished episode is in {config.out}; the same command with a larger "
+            "--budget_tokens, --budget_money, --call_budget or --cost_budget continues there."
         )
         return EXIT_BUDGET_SPENT
-    _print_report(result, Path(config.out))
+    _print_summary(result, Path(config.out))
     count, most = len(result.records), config.max_failed_fraction
     if result.failed_fraction > most:
-        complain(
-            f"{result.failed} of {count} episodes failed: more than --max_failed_fraction {most:g}. The scores cover "
-            "the others only."
+        print_error(
+            f"{result.failed} of {count} episodes failed: more than --max_failed_fraction "
+            f"{most:g}. Scores cover the others only."
         )
         return EXIT_TOO_MANY_FAILED
     if result.overflowed > most * count:
-        complain(
-            f"{result.overflowed} of {count} episodes overflowed: a prompt did not fit the policy's window. They are "
-            "in no score, and the others are no fair draw: give a longer --context_tokens to a policy that has it, or "
-            "smaller chunks."
+        print_error(
+            f"{result.overflowed} of {count} episodes overflowed: a prompt did not fit the "
+            "policy's window. Scores cover the others only, which is not a fair sample. Give a "
+            "longer --context_tokens to a policy that has it, or smaller chunks."
         )
         return EXIT_TOO_MANY_FAILED
     return 0
@@ -80,11 +80,10 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(evaluation: EvalRun) -> EvalResult:
     config = evaluation.config
-    tasks = find_environment(evaluation.run.environment.environment).read_tasks(config.data)[
-        : config.limit
-    ]
-    async with Workbench() as session:
-        method, settings = await session.open(evaluation)
+    environment = find_environment(evaluation.run.environment.environment)
+    tasks = environment.read_tasks(config.data)[: config.limit]
+    async with EvalContext() as context:
+        method, settings = await context.open(evaluation)
         return await evaluate(
             tasks,
             method,
@@ -95,14 +94,11 @@ async def _run(evaluation: EvalRun) -> EvalResult:
         )
 
 
-def _print_report(result: EvalResult, out: Path) -> None:
-    summary = result.summary()
-    console = wide_console()
-    for table in report_tables(summary, console):
-        console.print(table)
-    if rows := breakdowns(
-        result.records, [name for name in (summary["metric"], "f1") if name in summary["metrics"]]
-    ):
+def _print_summary(result: EvalResult, out: Path) -> None:
+    summary, console = result.summary(), make_console()
+    console.print(summary_table(summary))
+    metrics = [name for name in (summary["metric"], "f1") if name in summary["metrics"]]
+    if rows := breakdowns(result.records, metrics):
         console.print(breakdown_table(rows))
     for error, count in sorted(summary["errors"].items(), key=lambda item: -item[1]):
         console.print(f"failed {count} x: {error}", markup=False)

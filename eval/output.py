@@ -1,11 +1,11 @@
-"""The folder of one evaluation: it can be interrupted at any moment and continued later.
+"""The output folder of an evaluation, which can be killed at any time and continued.
 
-=================  ==================================================================================
-``run.json``       what is evaluated on what; a rerun with anything else is refused
-``episodes.jsonl``  one line per episode that ended, on disk before the next one is counted
-``traces/``        one trace per episode, for ``atommem trace``
-``summary.json``   written when every episode has ended
-=================  ==================================================================================
+==================  ============================================================================
+``run.json``        the settings and tasks; a rerun with others is refused
+``episodes.jsonl``  a line per finished episode, on disk before the next one counts
+``traces/``         a trace per episode
+``summary.json``    written when every episode has finished
+==================  ============================================================================
 """
 
 from __future__ import annotations
@@ -34,26 +34,25 @@ TRACES = "traces"
 
 
 class OutputFolder:
-    """Holds the records of earlier runs and takes those of this one. A context manager: closing unlocks it.
+    """Loads finished records and stores new ones; a context manager that holds a lock.
 
     Args:
-        path: Created when it is not there.
-        manifest: What is evaluated on what, as JSON values. Must equal that of the run that began the folder.
+        path: Created if missing.
+        manifest: Settings and tasks as JSON values; must equal those of the folder.
 
     Raises:
-        ConfigError: The folder belongs to another evaluation, or one is running in it right now.
-        DataError: ``episodes.jsonl`` is damaged elsewhere than in its last line.
+        ConfigError: The folder has another evaluation, or one is running in it.
+        DataError: ``episodes.jsonl`` is damaged before its last line.
 
     Attributes:
-        finished: The latest record of every episode that earlier runs ended.
-        used: What earlier runs spent, episodes that failed and were run again included.
+        finished: The latest record of each finished episode.
+        used: Tokens used by earlier runs, including failed episodes.
     """
 
     def __init__(self, path: str | Path, manifest: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
-        # JSON has no tuples: compare what will be read back.
-        self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))
+        self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back
         self._file = _open_locked(self.path / EPISODES)
         self.used = Usage()
         try:
@@ -70,18 +69,18 @@ class OutputFolder:
         self._file.close()
 
     def add(self, task: TaskDescription, episode: Episode, record: EpisodeRecord) -> None:
-        """Store an episode for good: first its trace, then its line."""
+        """Store an episode durably: first its trace, then its line."""
         write_trace(trace_path(self.path, record), episode, task.to_json(), self.manifest)
         self._file.write(json.dumps(record.to_json()).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``, whole or not at all."""
+        """Write ``summary.json`` atomically."""
         write_json(self.path / SUMMARY, summary)
 
     def services(self) -> dict[str, Any]:
-        """What its summary says of services: of the run that ended the evaluation, whatever later ones found done."""
+        """Return the usage of services in the summary of the run that finished."""
         try:
             found = json.loads((self.path / SUMMARY).read_text(encoding="utf-8")).get("services")
         except (OSError, ValueError, AttributeError):
@@ -89,61 +88,52 @@ class OutputFolder:
         return found if isinstance(found, dict) else {}
 
     def drop_summary(self) -> None:
-        """Remove the summary of an earlier run, which the episodes to come will make wrong."""
+        """Remove the summary, which new episodes will outdate."""
         (self.path / SUMMARY).unlink(missing_ok=True)
 
     def _check_manifest(self) -> None:
         path = self.path / MANIFEST
-        if not self._file.seek(0, os.SEEK_END):
-            # Without an episode the folder holds nothing that another evaluation could be mixed with.
+        if not self._file.seek(0, os.SEEK_END):  # a folder without episodes belongs to nobody
             write_json(path, self.manifest)
             return
-        if not path.exists():
-            raise ConfigError(
-                f"{self.path} holds {EPISODES} but no {MANIFEST}: give another output folder."
-            )
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path} has {EPISODES} but no {MANIFEST}. Give another output folder."
+            ) from None
         except ValueError as error:
+            raise ConfigError(f"{path} is not valid JSON. Give another output folder.") from error
+        if differences := list(_differences(stored, self.manifest)):
             raise ConfigError(
-                f"{path} is not valid JSON ({error}): give another output folder."
-            ) from error
-        differences = list(_differences(stored, self.manifest))
-        if differences:
-            raise ConfigError(
-                f"{self.path} holds another evaluation: {'; '.join(differences)}. "
-                "Give another output folder, or the settings and data that it was begun with."
+                f"{self.path} has another evaluation: {'; '.join(differences)}. Give another "
+                "output folder, or the folder's settings and data."
             )
 
     def _load(self) -> dict[tuple[str, int], EpisodeRecord]:
-        """The latest record of every episode; a line that an interruption cut off is removed from the file."""
         self._file.seek(0)
         content = self._file.read()
         end = content.rfind(b"\n") + 1
         if end < len(content):
             self._file.truncate(end)
         records: dict[tuple[str, int], EpisodeRecord] = {}
-        for record in _records(content[:end], self.path / EPISODES):
+        for record in _parse_lines(content[:end], self.path / EPISODES):
             self.used += usage_of(record)
             records[record.key] = record
         return records
 
 
 def usage_of(record: EpisodeRecord) -> Usage:
-    """What an episode spent."""
+    """Return the tokens that an episode used."""
     return Usage(record.prompt_tokens, record.completion_tokens)
 
 
 def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRecord]:
-    """The latest record of every episode from the whole lines of the file `path`.
-
-    Raises:
-        DataError: A line is no record.
-    """
-    return {record.key: record for record in _records(content, path)}
+    """Parse whole lines into the latest record of each episode; raises DataError."""
+    return {record.key: record for record in _parse_lines(content, path)}
 
 
-def _records(content: bytes, path: Path) -> Iterator[EpisodeRecord]:
+def _parse_lines(content: bytes, path: Path) -> Iterator[EpisodeRecord]:
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             yield EpisodeRecord.from_json(json.loads(line))
@@ -154,12 +144,12 @@ def _records(content: bytes, path: Path) -> Iterator[EpisodeRecord]:
 
 
 def trace_path(folder: Path, record: EpisodeRecord) -> Path:
-    """Where the trace of `record` lies in an evaluation's folder."""
+    """Return the path of a record's trace."""
     return folder / TRACES / f"{file_stem(record.task_id)}.{record.sample}.jsonl"
 
 
 def file_stem(task_id: str) -> str:
-    """A file name for `task_id`: itself if it can be one, otherwise a readable form with a digest."""
+    """Return a file name for `task_id`: itself, or a readable form with a digest."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", task_id)[:80]
     if safe == task_id:
         return safe
@@ -168,36 +158,33 @@ def file_stem(task_id: str) -> str:
 
 
 def _open_locked(path: Path) -> BinaryIO:
-    """Open for appending, with a lock that the operating system frees when the process ends."""
+    """Open for appending with a lock, which the operating system frees at exit."""
     file = path.open("a+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
         raise ConfigError(
-            f"an evaluation is running in {path.parent}: wait for it or give another folder."
+            f"an evaluation is running in {path.parent}. Wait for it, or give another folder."
         ) from error
     return file
 
 
-_MISSING = object()
+_UNSET = object()
 
 
 def _differences(stored: Any, given: Any, name: str = "") -> Iterator[str]:
-    """What differs between two JSON values, as "memory.layout is 'paper' there and 'prefix' now"."""
+    """Name what differs: "memory.layout is 'paper' there and 'prefix' now"."""
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in sorted(stored.keys() | given.keys()):
-            yield from _differences(
-                stored.get(key, _MISSING),
-                given.get(key, _MISSING),
-                f"{name}.{key}" if name else key,
-            )
+            place = f"{name}.{key}" if name else key
+            yield from _differences(stored.get(key, _UNSET), given.get(key, _UNSET), place)
     elif stored != given:
-        yield f"{name} is {_shown(stored)} there and {_shown(given)} now"
+        yield f"{name} is {_format_value(stored)} there and {_format_value(given)} now"
 
 
-def _shown(value: Any) -> str:
-    if value is _MISSING:
+def _format_value(value: Any) -> str:
+    if value is _UNSET:
         return "not set"
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
         return f"{value[:8]}..."

@@ -1,4 +1,4 @@
-"""``atommem retention``: list admission and retention rules, and check that one keeps its contract."""
+"""``atommem retention``: list admission and retention rules, or check one."""
 
 from __future__ import annotations
 

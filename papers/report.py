@@ -63,12 +63,12 @@ class Report:
         self.checks.append(Check(name, bool(holds), str(found), str(wanted)))
 
     def step(self, name: str, journal: Journal, run: Callable[[Report], None]) -> float:
-        """Add the findings of `run`, or those stored by an interrupted run; returns seconds."""
+        """Add the findings of `run`, or those stored by an interrupted run; returns CPU seconds."""
 
         def compute() -> dict[str, Any]:
-            start, part = time.perf_counter(), Report(self.name, self.source)
+            start, part = time.process_time(), Report(self.name, self.source)
             run(part)
-            return {**asdict(part), "seconds": time.perf_counter() - start}
+            return {**asdict(part), "seconds": time.process_time() - start}
 
         found = journal.once(name, compute)
         self.tables += [Table(**table) for table in found["tables"]]

@@ -41,12 +41,8 @@ def _frozen_leftovers() -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make reports without charts, which take a tenth of a second each."""
-    from atommem.eval.reporting import charts, page, report_cli
+    from atommem.eval.reporting import report_cli
 
-    monkeypatch.setattr(
-        charts.Chart, "svg", '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
-    )
-    monkeypatch.setattr(page, "_vega", lambda: "")
     monkeypatch.setattr(report_cli, "make_charts", lambda *data: [])
 
 

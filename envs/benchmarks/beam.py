@@ -20,7 +20,7 @@ from typing import Any
 
 from atommem.envs.benchmarks.conversations import Asked, grouped_tasks
 from atommem.envs.benchmarks.rows import Row, load_json, shown
-from atommem.envs.scoring.abstention import ABSTENTION, hint
+from atommem.envs.scoring.metrics import ABSTENTION, hint
 from atommem.envs.task import Document, Question, Task
 
 SOURCE = "beam"

@@ -17,8 +17,7 @@ from random import Random
 
 from atommem.config import check_choice, check_least
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.scoring.abstention import hint
-from atommem.envs.scoring.metrics import normalize
+from atommem.envs.scoring.metrics import hint, normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from atommem.envs.benchmarks.conversations import QUESTIONS, Asked, grouped_tasks
 from atommem.envs.benchmarks.rows import Row, read_rows
-from atommem.envs.scoring.abstention import ABSTENTION, hint
 from atommem.envs.scoring.locomo_scores import CATEGORIES, LOCOMO_SOURCE
+from atommem.envs.scoring.metrics import ABSTENTION, hint
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 

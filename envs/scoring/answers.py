@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from atommem.config import check_choice
 from atommem.environment import Score
-from atommem.envs.scoring.abstention import abstains
-from atommem.envs.scoring.judge import LLMJudge
+from atommem.envs.scoring.judge import LLMJudge, Verdict
 from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_exact_match, locomo_f1
-from atommem.envs.scoring.metrics import exact_match, f1, f1_rule, sub_exact_match
-from atommem.envs.scoring.verdicts import Verdict
+from atommem.envs.scoring.metrics import abstains, exact_match, f1, f1_rule, sub_exact_match
 from atommem.envs.scoring.web_scores import GAIA_SOURCE, WEB_SOURCES, gaia_score, web_scores
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError

@@ -1,30 +1,97 @@
-"""A language model as the judge of answers, behind any server that speaks OpenAI's ``/v1/chat/completions``.
+"""A language model as judge of answers, behind OpenAI's ``/v1/chat/completions``.
 
-An answer is data: the judge sees it line by line behind ``> ``, cut at a limit, the control forms of chat templates in
-it broken. One that gets no verdict out of the judge is wrong: it must not escape its group's mean as a failed episode.
+An answer is data: the judge sees it quoted line by line behind ``> ``, cut at a limit, and without
+control forms of chat templates. An answer without a verdict is wrong: as a failed episode it would
+be left out of its group's mean.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from functools import partial
 
 from atommem.dialects import fill
 from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
-from atommem.envs.scoring.verdicts import Verdict, is_three_way, read_verdict
 from atommem.envs.task import Question
 from atommem.errors import JudgeError, OutageError
-from atommem.servers.chat import ChatClient
+from atommem.servers.chat import ChatClient, ChatReply
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
 
 _ATTEMPTS = 3
-"""How often a verdict is asked for, each time with another seed, until one can be read."""
+"""Requests for a verdict, each with another seed, until one can be read."""
 _CACHED = 65_536
 _ENOUGH = 20
-"""Fewest verdicts from which a rate is taken."""
+"""Fewest verdicts for a rate of unreadable ones."""
+RIGHT, WRONG, NOT_ATTEMPTED = "correct", "incorrect", "not_attempted"
+_VERDICT = re.compile(
+    r"[^\w>]*(?:(?:verdict|grade|judge?ment)\W+)?(?:[abc]\W+)?(correct|incorrect|not[ _]attempted)\W*",
+    re.IGNORECASE,
+)
+_YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(yes|no)\W*", re.IGNORECASE)
+_LETTER = re.compile(r"[^\w>]*(?:grade\W+)?([abc])\W*", re.IGNORECASE)
+_LETTERS = {"a": RIGHT, "b": WRONG, "c": NOT_ATTEMPTED}
+_YES = {"yes": RIGHT, "no": WRONG}
+_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judge's verdict on one answer.
+
+    Attributes:
+        score: 1.0 for a right answer, else 0.0, also without a verdict.
+        text: The end of the reply, or why there is no verdict.
+        readable: Whether there is a verdict.
+        attempted: Whether the answer tries to answer; None if the judge is not asked that.
+    """
+
+    score: float
+    text: str = ""
+    readable: bool = True
+    attempted: bool | None = None
+
+
+def is_three_way(prompt: str) -> bool:
+    """Whether a prompt offers the grade NOT_ATTEMPTED."""
+    return re.search("not[ _]attempted", prompt, re.IGNORECASE) is not None
+
+
+def read_verdict(reply: ChatReply, three_way: bool = False) -> Verdict | None:
+    """Return the verdict in the last line of a reply that is not blank, or None.
+
+    It is CORRECT, INCORRECT or NOT_ATTEMPTED, a letter for one of these if the judge was offered three
+    (`is_three_way`), or ``correct: yes`` or ``correct: no``, also in the last line but one. Quoted
+    lines (``> CORRECT``) and thoughts (up to ``</think>``) do not count. Servers that separate
+    thoughts may put a short reply there as a whole: then its last line counts.
+    """
+    text = reply.text
+    if not text.strip() and reply.finish_reason == "stop":
+        text = reply.reasoning
+    spoken = text.rpartition("</think>")[2]
+    if "<think>" in spoken:
+        return None
+    grade = _grade([line.strip() for line in spoken.splitlines() if line.strip()], three_way)
+    if grade is None:
+        return None
+    attempted = grade != NOT_ATTEMPTED if three_way else None
+    return Verdict(float(grade == RIGHT), spoken.strip()[-_KEPT:], attempted=attempted)
+
+
+def _grade(lines: list[str], three_way: bool) -> str | None:
+    if not lines:
+        return None
+    if match := _VERDICT.fullmatch(lines[-1]):
+        grade = match[1].lower().replace(" ", "_")
+        return grade if three_way or grade != NOT_ATTEMPTED else None
+    if three_way and (match := _LETTER.fullmatch(lines[-1])):
+        return _LETTERS[match[1].lower()]
+    said = [match[1].lower() for line in lines[-2:] if (match := _YES_NO.fullmatch(line))]
+    return _YES[said[0]] if len(said) == 1 else None
 
 
 class LLMJudge:

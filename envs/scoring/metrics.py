@@ -1,20 +1,12 @@
-"""Exact match, sub-EM and token F1, as the evaluation scripts of HotpotQA, 2WikiMultihopQA and MuSiQue define them.
+"""Exact match, sub-EM, token F1 and abstention, as the scripts of the benchmarks define them.
 
-All three normalise as SQuAD does and take the best score over the gold answers. They differ in F1 alone:
+HotpotQA, 2WikiMultihopQA and MuSiQue normalise as SQuAD does and take the best score over the gold
+answers. They differ in F1: HotpotQA and 2WikiMultihopQA (v1.1) score yes, no and noanswer 0 unless
+both sides normalise to the same word; for MuSiQue they are ordinary words (`f1_rule`).
 
-==================  ============================================  =========================
-rule                yes / no / noanswer                           neither text keeps a token
-==================  ============================================  =========================
-``hotpotqa``        an all-or-nothing answer: on either side, 0   0 (see below)
-                    unless both normalise to the same word
-``musique``         words like any others                         1 (see below)
-==================  ============================================  =========================
-
-2WikiMultihopQA's script (v1.1) has HotpotQA's rule; `f1_rule` says which rule a source has.
-
-One definition is ours, for all: an answer such as "A" or "!!!" normalises to nothing, and would by the letter of
-the scripts be matched by any article or punctuation mark. Such an answer is matched only by the same text, letter
-case and white space aside, and then EM and F1 are both 1. An empty prediction never earns anything.
+One definition is ours: an answer such as "A" or "!!!" normalises to nothing, and the scripts would
+match it with any article or punctuation mark. Here it matches only the same text, except for case
+and white space, and EM and F1 are then 1. An empty prediction scores 0.
 """
 
 from __future__ import annotations
@@ -27,18 +19,20 @@ from typing import Literal
 
 F1Rule = Literal["hotpotqa", "musique"]
 
+ABSTENTION = "not mentioned"
+_ABSTENTIONS = ("no information available", ABSTENTION)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
 def normalize(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, white space collapsed (SQuAD's normalisation)."""
+    """Return text in SQuAD's normalisation: lower case, no punctuation, no articles."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
-    """1.0 if `prediction` normalises to the same text as one of `answers` (gold and its aliases), else 0.0."""
+    """Return 1.0 if `prediction` normalises to the same text as one of `answers`, else 0.0."""
     if prediction is None:
         return 0.0
     normalized = normalize(prediction)
@@ -46,12 +40,11 @@ def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
 
 
 def f1(prediction: str | None, answers: Sequence[str], rule: F1Rule = "hotpotqa") -> float:
-    """Harmonic mean of token precision and recall, in [0, 1], the best over `answers`.
+    """Return the best token F1 over `answers`, in [0, 1].
 
     Args:
-        prediction: What was answered; None or blank earns 0.
-        answers: Gold answer and its aliases.
-        rule: Whose script to follow (see the module's table).
+        prediction: None or blank scores 0.
+        rule: Whose script to follow.
     """
     if prediction is None:
         return 0.0
@@ -60,12 +53,11 @@ def f1(prediction: str | None, answers: Sequence[str], rule: F1Rule = "hotpotqa"
 
 
 def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
-    """1.0 if, normalised, the prediction contains one of `answers` or is contained in one, as MemAgent scores.
+    """Return 1.0 if one of `answers` contains the prediction or is contained in it, normalised.
 
-    Source: ``sub_em`` of MemAgent's ``taskutils/memory_eval``. Substrings need not be whole words there, and are not
-    here. Two things are ours: it holds the prediction against the first answer only, and a prediction that normalises
-    to nothing would be contained in every answer; here all answers count, and such a prediction earns what exact match
-    gives it.
+    Source: ``sub_em`` of MemAgent's ``taskutils/memory_eval``; substrings need not be whole words.
+    Unlike there, all answers count, and a prediction that normalises to nothing scores as in
+    `exact_match` instead of being contained in every answer.
     """
     if prediction is None:
         return 0.0
@@ -77,12 +69,12 @@ def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
 
 
 def f1_rule(source: str) -> F1Rule:
-    """The F1 rule of a task's `source` (``hotpotqa``, ``2wikimultihopqa``, ``musique``, ...)."""
+    """Return the F1 rule of a task's source."""
     return "musique" if "musique" in source else "hotpotqa"
 
 
 def _equal(prediction: str, normalized: str, answer: str) -> bool:
-    """Whether a prediction (raw and normalised) matches one gold answer."""
+    """Whether a prediction, raw and normalised, matches a gold answer."""
     gold = normalize(answer)
     if gold:
         return normalized == gold
@@ -108,3 +100,13 @@ def _f1(prediction: str, normalized: str, answer: str, rule: F1Rule) -> float:
 
 def _fold(text: str) -> str:
     return " ".join(text.lower().split())
+
+
+def abstains(answer: str | None) -> bool:
+    """Whether an answer says that the text does not tell, in the words of LoCoMo's script."""
+    return answer is not None and any(phrase in answer.lower() for phrase in _ABSTENTIONS)
+
+
+def hint(what: str) -> str:
+    """Return what follows every question of a file in which some have no answer."""
+    return f' (If the {what} does not tell, answer "{ABSTENTION}".)'

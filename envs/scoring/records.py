@@ -137,11 +137,7 @@ class EpisodeRecord:
 
 
 def _read_question(values: dict[str, Any]) -> QuestionRecord:
-    # Records of versions before had two of the scores apart: folders of evaluations are kept for long.
-    metrics = {name: values.pop(name) for name in ("em", "f1") if name in values} | values.pop(
-        "metrics"
-    )
-    return QuestionRecord(**{**values, "golds": tuple(values["golds"]), "metrics": metrics})
+    return QuestionRecord(**{**values, "golds": tuple(values["golds"])})
 
 
 def record_of(

@@ -10,12 +10,9 @@ from atommem.episode_runner import EpisodeRunner
 from atommem.eval.methods.a_mem import AMem
 from atommem.eval.methods.baseline import Baseline, Method, Reader, Setup, documents
 from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
-from atommem.eval.methods.full_context import FullContext
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
-from atommem.eval.methods.no_memory import NoMemory
-from atommem.eval.methods.oracle import Oracle
-from atommem.eval.methods.rag import VanillaRAG
+from atommem.eval.methods.readers import FullContext, NoMemory, Oracle, VanillaRAG
 from atommem.session import Agent
 
 __all__ = ["METHODS", "READERS", "Method", "Setup", "make_method"]

@@ -2,7 +2,7 @@
 
 `atommem.episode_runner.EpisodeRunner` is a method as it is. A `Baseline` asks the same policy with prompts of its
 own; every call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
-What each one does as its authors do, and what it does not, is told in docs/methods.md.
+What each one does as its authors do, and what it does not, is told in docs/evaluate.md.
 """
 
 from __future__ import annotations

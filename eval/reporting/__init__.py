@@ -1,1 +1,1 @@
-"""What evaluations say together: comparisons, result files, tables, plots and the page for the browser."""
+"""Reports: comparisons, result files, tables, charts and the page for the browser."""

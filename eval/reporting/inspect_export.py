@@ -1,11 +1,8 @@
-"""Evaluations as logs of Inspect (inspect_ai), in its JSON format: ``inspect view --log-dir FOLDER`` opens them.
+"""Evaluations as logs of Inspect (inspect_ai): ``inspect view --log-dir FOLDER`` opens them.
 
-A log is an evaluation, a sample an episode: its id is the task's, its epoch the number of the episode of this task. Its
-messages are the episode's steps from the trace: what was new and what the memory showed, and the completion. Its scores
-are the episode's metrics; those of the log are ours, over questions, with both ends of their intervals, and not
-Inspect's own mean over samples. What Inspect has no place for (memory operations, settings) is metadata.
-
-The format is JSON that its reader checks, so that nothing of Inspect needs to be installed to write it.
+A log is an evaluation, a sample an episode: its id is the task's, its epoch the sample. Messages
+are the steps of the trace. Scores of samples are the episode's; those of the log are ours, over
+questions, with their intervals. The format is JSON, so nothing of Inspect needs to be installed.
 """
 
 from __future__ import annotations
@@ -26,59 +23,53 @@ from atommem.text_safety import clean
 from atommem.trace import read_trace
 
 VERSION = 2
-"""Of the log's format."""
+"""Version of Inspect's log format."""
+_METRICS = {"mean": "mean", "ci_low": "low", "ci_high": "high", "questions": "n"}
 
 
 def write_inspect_logs(evaluations: Sequence[Evaluation], out: Path) -> list[Path]:
-    """Write a log for each evaluation into the folder `out`, made if it is not there.
+    """Write a log for each evaluation into `out`.
 
-    Names begin with the time at which an evaluation was begun, for by that Inspect tells logs from other JSON.
+    Names begin with the start time, by which Inspect recognises logs. A missing trace leaves a
+    sample without messages.
 
     Raises:
-        TraceError: A trace is broken. One that is missing leaves a sample without messages.
+        TraceError: A trace is damaged.
     """
-    written = []
+    paths = []
     for item in evaluations:
         log = inspect_log(item)
         stem = file_stem(f"{log['eval']['task']}_{log['eval']['task_id']}".replace("/", "-"))
         path = out / f"{log['eval']['created'].replace(':', '-')}_{stem}.json"
         write_text(path, clean(json.dumps(log, ensure_ascii=False, indent=1)))
-        written.append(path)
-    return written
+        paths.append(path)
+    return paths
 
 
 def inspect_log(item: Evaluation) -> dict[str, Any]:
-    """One evaluation as the values of an ``EvalLog``."""
+    """Return one evaluation as the values of an ``EvalLog``."""
     summary = summarize(item.records)
-    model = str(_policy(item.manifest))
-    begun, ended = _written(item.folder / MANIFEST), _written(item.folder / EPISODES)
-    identifier = hashlib.sha256(
-        f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}".encode()
-    ).hexdigest()[:22]
-    finished = item.planned is None or len(item.records) >= item.planned
-    documents = f", {item.documents} documents" if item.documents else ""
-    counted = len(item.records) - summary["failed"] - summary["overflow"]
-    parts = {"mean": "mean", "ci_low": "low", "ci_high": "high", "questions": "n"}
+    model = _model_name(item.manifest)
+    start, end = _modified(item.folder / MANIFEST), _modified(item.folder / EPISODES)
+    name = f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}"
+    identifier = hashlib.sha256(name.encode()).hexdigest()[:22]
+    complete = item.planned is None or len(item.records) >= item.planned
     scores = [
         {
-            "name": name,
-            "scorer": name,
-            "scored_samples": counted,
-            "metrics": {key: {"name": key, "value": estimate[part]} for key, part in parts.items()},
+            "name": metric,
+            "scorer": metric,
+            "scored_samples": len(item.records) - summary["failed"] - summary["overflow"],
+            "metrics": {key: {"name": key, "value": score[part]} for key, part in _METRICS.items()},
         }
-        for name, estimate in summary["metrics"].items()
+        for metric, score in summary["metrics"].items()
     ]
-    total = {
-        "total_samples": item.planned or len(item.records),
-        "completed_samples": len(item.records),
-    }
     return {
         "version": VERSION,
-        "status": "success" if finished else "started",
+        "status": "success" if complete else "started",
         "eval": {
             **dict.fromkeys(("eval_id", "run_id", "task_id"), identifier),
-            "created": begun,
-            "task": f"{item.row} on {item.dataset}{documents}",
+            "created": start,
+            "task": f"{item.row} on {item.column}",
             "dataset": {
                 "name": item.dataset,
                 "samples": len({record.task_id for record in item.records}),
@@ -88,38 +79,39 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             "metadata": {"manifest": item.manifest, "seed": item.seed, "setting": item.setting},
         },
         "plan": {"name": "atommem", "steps": [{"solver": item.method, "params": {}}], "config": {}},
-        "results": total | {"scores": scores},
+        "results": {
+            "total_samples": item.planned or len(item.records),
+            "completed_samples": len(item.records),
+            "scores": scores,
+        },
         "stats": {
-            "started_at": begun,
-            "completed_at": ended,
+            "started_at": start,
+            "completed_at": end,
             "model_usage": {model: _usage(item.records)},
         },
         "samples": [_sample(item, record, model) for record in item.records],
     }
 
 
-def _written(path: Path) -> str:
-    """When a file was written last, to the second, in UTC."""
+def _modified(path: Path) -> str:
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat()
 
 
-def _policy(manifest: Mapping[str, Any]) -> Any:
+def _model_name(manifest: Mapping[str, Any]) -> str:
     policy = manifest.get("policy", manifest.get("model", "unknown"))
-    return (
-        policy.get("model") or policy.get("name") or "policy"
-        if isinstance(policy, Mapping)
-        else policy or "unknown"
-    )
+    if isinstance(policy, Mapping):
+        policy = policy.get("model") or policy.get("name") or "policy"
+    return str(policy or "unknown")
 
 
 def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, Any]:
     path = item.trace(record)
     messages = list(_messages(read_trace(path).episode, model)) if path.is_file() else []
     answers = [question.answer for question in record.questions]
-    answer = {"role": "assistant", "content": "\n".join(answer or "" for answer in answers)}
-    scored = {} if record.overflowed or record.failed else record.metrics
-    said = "\n".join(answer or "(none)" for answer in answers)
-    details = [question.metrics | question.attributes for question in record.questions]
+    answer = {"role": "assistant", "content": "\n".join(text or "" for text in answers)}
+    answer_text = "\n".join(text or "(none)" for text in answers)
+    scores = {} if record.overflowed or record.failed else record.metrics
+    key = f"{record.task_id}/{record.sample}".encode("utf-8", "replace")
     sample: dict[str, Any] = {
         "id": record.task_id,
         "epoch": record.sample + 1,
@@ -127,17 +119,15 @@ def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, An
         "target": [gold for question in record.questions for gold in question.golds[:1]],
         "messages": messages,
         "output": {"model": model, "choices": [{"message": answer, "stop_reason": "stop"}]},
-        "scores": {name: {"value": value, "answer": said} for name, value in scored.items()},
+        "scores": {name: {"value": value, "answer": answer_text} for name, value in scores.items()},
         "metadata": {
             "source": record.source,
             "stop_reason": record.stop_reason,
-            "questions": details,
+            "questions": [question.metrics | question.attributes for question in record.questions],
         },
         "model_usage": {model: _usage([record])},
         "total_time": record.seconds,
-        "uuid": hashlib.sha256(
-            f"{record.task_id}/{record.sample}".encode("utf-8", "replace")
-        ).hexdigest()[:22],
+        "uuid": hashlib.sha256(key).hexdigest()[:22],
     }
     if record.failed:
         text = record.error or "unknown"
@@ -147,7 +137,7 @@ def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, An
 
 def _messages(episode: Episode, model: str) -> Iterator[dict[str, Any]]:
     for step in episode.steps:
-        yield {"role": "user", "content": _shown(step), "source": "input"}
+        yield {"role": "user", "content": _observation_text(step), "source": "input"}
         yield {
             "role": "assistant",
             "content": step.text,
@@ -157,13 +147,13 @@ def _messages(episode: Episode, model: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _shown(step: Step) -> str:
-    """What a step showed, in words: a prompt that can be made again from it is not kept."""
+def _observation_text(step: Step) -> str:
+    """Describe an observation; a trace omits prompts that can be rendered again."""
     if step.prompt is not None:
         return step.prompt
     lines = [f"[{step.observation.label or step.observation.phase}]"]
     lines += [
-        str(value)
+        value
         for piece in step.observation.pieces
         for _, value in piece.walk()
         if isinstance(value, str)
@@ -179,8 +169,5 @@ def _shown(step: Step) -> str:
 def _usage(records: Sequence[EpisodeRecord]) -> dict[str, int]:
     prompt = sum(record.prompt_tokens for record in records)
     completion = sum(record.completion_tokens for record in records)
-    return {
-        "input_tokens": prompt,
-        "output_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+    total = prompt + completion
+    return {"input_tokens": prompt, "output_tokens": completion, "total_tokens": total}

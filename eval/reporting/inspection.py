@@ -1,16 +1,17 @@
-"""What a trace says about the way of an answer through memory, how precise retrieval was, and how the store grew.
+"""Findings in traces: where answers were lost, retrieval precision, store sizes.
 
-A gold answer counts as held by a text if its normalised words (SQuAD's normalisation) follow one another in the text's.
-Answers that no text can be expected to hold (yes, no) are not located: their questions are left out here, and counted.
+A text holds a gold answer if its normalised words (SQuAD's normalisation) contain the answer's in
+sequence. Answers that no text can hold (yes, no) are left out, and counted.
 
-Where an answer was lost is told in two ways, never mixed in one comparison: by supporting-fact recall, where the tasks
-mark their gold documents (the scores ``fact_entered``, ``fact_kept`` and ``fact_retrieved``), or else by these words.
+Where an answer was lost follows from supporting-fact recall, if the tasks mark gold documents
+(``fact_entered``, ``fact_kept``, ``fact_retrieved``), or else from these words. One comparison
+never mixes the two.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -19,15 +20,15 @@ from typing import Any
 
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
-from atommem.episode import Episode, Step
-from atommem.eval.reporting.scores import FACTS
+from atommem.episode import Episode
 from atommem.memory.log import POLICY, Contents, Operation, Outcome
 
-_NOWHERE = frozenset({"", "yes", "no", "noanswer"})
+FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
+_NOT_IN_TEXT = frozenset({"", "yes", "no", "noanswer"})
 
 
-class Fate(StrEnum):
-    """How a question ended. Every question that is counted has one of these."""
+class Stage(StrEnum):
+    """How a question ended: right, or the first stage at which its answer was lost."""
 
     RIGHT = "right"
     RIGHT_OTHERWISE = "right_otherwise"
@@ -37,52 +38,30 @@ class Fate(StrEnum):
     NEVER_ENTERED = "never_entered"
 
 
-FATES = {
-    Fate.RIGHT: "right",
-    Fate.RIGHT_OTHERWISE: "right otherwise",  # from the chunk, by knowledge, reworded, or by luck
-    Fate.MISREAD: "shown, answered wrong",
-    Fate.NOT_RETRIEVED: "kept, not shown",
-    Fate.FORGOTTEN: "entered, then lost",  # overwritten, deleted or evicted
-    Fate.NEVER_ENTERED: "never entered",
+STAGES = {
+    Stage.RIGHT: "right",
+    Stage.RIGHT_OTHERWISE: "right otherwise",  # from the chunk, by knowledge or by luck
+    Stage.MISREAD: "shown, answered wrong",
+    Stage.NOT_RETRIEVED: "kept, not shown",
+    Stage.FORGOTTEN: "entered, then lost",  # overwritten, deleted or evicted
+    Stage.NEVER_ENTERED: "never entered",
 }
-"""Their headings. What is shown, kept or entered is what it takes to be right."""
+"""Headings."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSource:
-    """A text in front of the policy, when it answered, that holds the answer it gave.
+class AnswerPath:
+    """A gold answer's path through memory.
 
     Attributes:
-        kind: ``entry``, ``scratchpad``, or the piece of the stream (``chunk``).
-        entry_id, handle: Of an entry.
-        written: The step whose completion wrote the text as it was shown; None for what the environment showed.
+        entered: It was written to the store or the scratchpad.
+        kept: Memory held it when the question was answered (at the last step otherwise).
+        shown: A retrieved entry or the scratchpad held it at that step.
     """
 
-    kind: str
-    entry_id: int | None = None
-    handle: int | None = None
-    written: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerTrail:
-    """The way of the gold answers of one question through memory, by their words.
-
-    Attributes:
-        located: Whether a text can hold a gold answer; if not, the next three are False.
-        entered: A gold answer was written to the store or the scratchpad.
-        kept: Memory still held one when the question was answered (at the last step otherwise).
-        shown: One of the retrieved entries, or the scratchpad, held one at that step.
-        sources: What in front of the policy held the answer that it gave.
-        step: Index of the step at which it was answered; None if it was not.
-    """
-
-    located: bool
-    entered: bool
-    kept: bool
-    shown: bool
-    sources: tuple[AnswerSource, ...]
-    step: int | None
+    entered: bool = False
+    kept: bool = False
+    shown: bool = False
 
 
 @dataclass
@@ -90,19 +69,18 @@ class Inspection:
     """Sums over the episodes of a row and column.
 
     Attributes:
-        by: ``facts`` or ``words``: how it is told where an answer was lost.
-        fates: How many questions had which; None for those without (no sentence, or no text, can hold the answer).
-        retrieved, relevant: Entries shown at answering steps, and those of them that hold a gold answer of a
-            question asked there (located ones only).
-        operations, writes: Memory actions of the policy that had an effect, and operations that wrote a text.
-        sizes, steps: By step index, the sum of store sizes and the number of episodes that took the step.
-        ended: By number of steps, the sum of store sizes of the episodes that ended with it.
-        episodes: Episodes looked at: those that did not fail and have a trace.
-        missing: Episodes that did not fail but whose trace is not there.
+        by: ``facts`` or ``words``.
+        stages: Questions by stage; None for those that cannot be located.
+        retrieved, relevant: Entries shown at answering steps, and those with a gold answer.
+        operations, writes: Effective actions of the policy, and operations that wrote a text.
+        sizes, steps: By step, the sum of store sizes and the number of episodes that reached it.
+        ended: By number of steps, the sum of final store sizes.
+        episodes: Episodes inspected.
+        missing: Episodes without a trace.
     """
 
     by: str = "facts"
-    fates: Counter[Fate | None] = field(default_factory=Counter)
+    stages: Counter[Stage | None] = field(default_factory=Counter)
     retrieved: int = 0
     relevant: int = 0
     operations: int = 0
@@ -113,158 +91,106 @@ class Inspection:
     episodes: int = 0
     missing: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Its numbers as in ``results.json``, but for `lost`. Precision is None where nothing was retrieved.
+    def add(self, record: EpisodeRecord, episode: Episode | None) -> None:
+        """Count an episode with its trace, or without one."""
+        paths: Sequence[AnswerPath | None] = [None] * len(record.questions)
+        if not record.failed:
+            if episode is None:
+                self.missing += 1
+            else:
+                self._add_trace(episode, record)
+                paths = answer_paths(episode, record)
+        if not record.overflowed:
+            questions = zip(record.questions, paths, strict=True)
+            self.stages.update(self.stage(question, path) for question, path in questions)
 
-        The mean store size is that over all episodes: one that has ended keeps its size, as else it would be of the
-        long ones.
-        """
-        longest = range(len(self.steps))
-        after = accumulate(self.ended[step] for step in longest)
-        means = [
-            (self.sizes[step] + kept) / self.episodes
-            for step, kept in zip(longest, after, strict=True)
-        ]
-        return {
-            "retrieval_precision": self.relevant / self.retrieved if self.retrieved else None,
-            "store_size_by_step": means,
-            "episodes_by_step": [self.steps[step] for step in longest],
-            "traces_missing": self.missing,
-        }
-
-    @property
-    def only_retrieves(self) -> bool:
-        """Whether its memory is the documents themselves (RAG): entries were shown that nothing wrote."""
-        return self.retrieved > 0 and self.writes == 0
-
-    def lost(self) -> dict[str, Any]:
-        """Where answers were lost, as in ``results.json``."""
-        counts = {str(fate): self.fates[fate] for fate in Fate}
-        if self.only_retrieves:  # nothing has to enter a memory that is the documents themselves
-            counts[Fate.NOT_RETRIEVED] += counts[Fate.NEVER_ENTERED]
-            counts[Fate.NEVER_ENTERED] = 0
-        return {
-            "by": self.by,
-            "questions": self.fates.total(),
-            "counted": sum(counts.values()),
-            **counts,
-        }
-
-    def fate(self, question: QuestionRecord, trail: AnswerTrail | None) -> Fate | None:
-        """The fate of a question; by words it takes the episode's trace."""
+    def stage(self, question: QuestionRecord, path: AnswerPath | None) -> Stage | None:
+        """Return a question's stage; None if its answer cannot be located."""
         if self.by == "facts":
             facts = [question.metrics.get(name) for name in FACTS]
         else:
-            facts = (
-                [trail.entered, trail.kept, trail.shown]
-                if trail is not None and trail.located
-                else [None]
-            )
+            facts = [path.entered, path.kept, path.shown] if path is not None else [None]
         if question.right is None or facts[0] is None:
             return None
         entered, kept, shown = facts
         if question.right:
-            return Fate.RIGHT if shown else Fate.RIGHT_OTHERWISE
+            return Stage.RIGHT if shown else Stage.RIGHT_OTHERWISE
         if shown:
-            return Fate.MISREAD
+            return Stage.MISREAD
         if kept:
-            return Fate.NOT_RETRIEVED
-        return Fate.FORGOTTEN if entered else Fate.NEVER_ENTERED
+            return Stage.NOT_RETRIEVED
+        return Stage.FORGOTTEN if entered else Stage.NEVER_ENTERED
 
-    def add(self, episode: Episode, record: EpisodeRecord) -> None:
-        """Count one episode that did not fail."""
+    def lost(self) -> dict[str, Any]:
+        """Return the number of questions at each stage."""
+        counts = {str(stage): self.stages[stage] for stage in Stage}
+        if self.retrieved and not self.writes:  # RAG: its memory is the documents themselves
+            counts[Stage.NOT_RETRIEVED] += counts[Stage.NEVER_ENTERED]
+            counts[Stage.NEVER_ENTERED] = 0
+        counted = sum(counts.values())
+        return {"by": self.by, "questions": self.stages.total(), "counted": counted, **counts}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return precision (None without retrieval) and the mean store size by step.
+
+        An episode that has ended keeps its last size in the mean.
+        """
+        steps = range(len(self.steps))
+        after = accumulate(self.ended[step] for step in steps)
+        sizes = [
+            (self.sizes[step] + ended) / self.episodes
+            for step, ended in zip(steps, after, strict=True)
+        ]
+        return {
+            "retrieval_precision": self.relevant / self.retrieved if self.retrieved else None,
+            "store_size_by_step": sizes,
+            "traces_missing": self.missing,
+        }
+
+    def _add_trace(self, episode: Episode, record: EpisodeRecord) -> None:
         self.episodes += 1
         if episode.steps:
             self.ended[len(episode.steps)] += episode.steps[-1].store_size
         for step in episode.steps:
             self.sizes[step.index] += step.store_size
             self.steps[step.index] += 1
+            self.writes += sum(map(_writes, step.operations))
             self.operations += sum(
                 item.outcome is Outcome.APPLIED and item.actor == POLICY for item in step.operations
             )
-            self.writes += sum(map(_writes, step.operations))
             asked = record.questions[step.observation.asked.start : step.observation.asked.stop]
             if golds := [gold for question in asked for gold in _golds(question)]:
                 self.retrieved += len(step.view.retrieved)
                 self.relevant += sum(holds([item.text], golds) for item in step.view.retrieved)
 
 
-def only_retrieves(episode: Episode) -> bool:
-    """Whether its memory is the documents themselves (RAG): entries were shown, and nothing wrote one."""
-    operations = (operation for step in episode.steps for operation in step.operations)
-    return any(step.view.retrieved for step in episode.steps) and not any(map(_writes, operations))
-
-
-def _writes(operation: Operation) -> bool:
-    return operation.outcome is Outcome.APPLIED and operation.kind in (
-        "create",
-        "update",
-        "scratchpad",
-    )
-
-
-def answer_trails(episode: Episode, record: EpisodeRecord) -> tuple[AnswerTrail, ...]:
-    """One `AnswerTrail` for each question of an episode that did not fail."""
-    wanted = [_golds(question) for question in record.questions]
-    entered = [False] * len(wanted)
-    # Without steps there is no way to tell of.
-    trails = [AnswerTrail(bool(golds), False, False, False, (), None) for golds in wanted]
-    # A question is decided at its last step, or at the episode's if it had none.
-    last = dict.fromkeys(range(len(wanted)), len(episode.steps) - 1)
+def answer_paths(episode: Episode, record: EpisodeRecord) -> list[AnswerPath | None]:
+    """Return the path of each question's answer; None if no text can hold it."""
+    golds = [_golds(question) for question in record.questions]
+    entered = [False] * len(golds)
+    paths: list[AnswerPath | None] = [AnswerPath() if found else None for found in golds]
+    # A question is decided at its last step, or at the episode's last step if it had none.
+    last = dict.fromkeys(range(len(golds)), len(episode.steps) - 1)
     last |= {
         index: place for place, step in enumerate(episode.steps) for index in step.observation.asked
     }
-    # Where memory stands just before each step, and which step wrote what (None: the scratchpad).
     memory = Contents()
-    written: dict[int | None, int] = {}
     for place, step in enumerate(episode.steps):
-        view = step.view
-        answered = any(action.kind == "answer" for action in step.actions)
-        for index, golds in enumerate(wanted):
-            if last[index] == place:
-                trails[index] = AnswerTrail(
-                    located=bool(golds),
-                    entered=entered[index],
-                    kept=holds(
-                        [*(entry.text for entry in memory.entries.values()), memory.scratchpad],
-                        golds,
-                    ),
-                    shown=holds([*(item.text for item in view.retrieved), view.scratchpad], golds),
-                    sources=tuple(_sources(record.questions[index].answer, step, written))
-                    if answered
-                    else (),
-                    step=step.index if answered else None,
-                )
+        for index, found in enumerate(golds):
+            if found and last[index] == place:
+                held = [*(entry.text for entry in memory.entries.values()), memory.scratchpad]
+                shown = [*(item.text for item in step.view.retrieved), step.view.scratchpad]
+                paths[index] = AnswerPath(entered[index], holds(held, found), holds(shown, found))
         for operation in step.operations:
             memory.apply(operation)
             if _writes(operation):
-                written[operation.entry_id] = step.index
-                entered = [
-                    had or holds([operation.after or ""], golds)
-                    for had, golds in zip(entered, wanted, strict=True)
-                ]
-    return tuple(trails)
-
-
-def _sources(
-    answer: str | None, step: Step, written: Mapping[int | None, int]
-) -> Iterator[AnswerSource]:
-    """What in front of the policy held the answer that it gave."""
-    given = normalize(answer or "")
-    if given in _NOWHERE:
-        return
-    for item in step.view.retrieved:
-        if holds([item.text], [given]):
-            yield AnswerSource("entry", item.entry_id, item.handle, written.get(item.entry_id))
-    if holds([step.view.scratchpad], [given]):
-        yield AnswerSource("scratchpad", written=written.get(None))
-    for piece in step.observation.stream:
-        if holds([value for _, value in piece.walk() if isinstance(value, str)], [given]):
-            yield AnswerSource(piece.name)
+                texts = [operation.after or ""]
+                entered = [a or holds(texts, b) for a, b in zip(entered, golds, strict=True)]
+    return paths
 
 
 def holds(texts: Iterable[str], normalized: Sequence[str]) -> bool:
-    """Whether one of some normalised answers occurs in one of the texts as whole words."""
+    """Return whether a text contains one of the normalised answers as whole words."""
     return bool(normalized) and any(
         f" {answer} " in _padded(text) for text in texts for answer in normalized
     )
@@ -272,10 +198,13 @@ def holds(texts: Iterable[str], normalized: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _padded(text: str) -> str:
-    """Normalised, between spaces; an entry is looked at once for each question, and there may be thousands."""
     return f" {normalize(text)} "
 
 
 def _golds(question: QuestionRecord) -> list[str]:
-    """The gold answers that a text can hold, normalised."""
-    return [gold for gold in map(normalize, question.golds) if gold not in _NOWHERE]
+    return [gold for gold in map(normalize, question.golds) if gold not in _NOT_IN_TEXT]
+
+
+def _writes(operation: Operation) -> bool:
+    kinds = ("create", "update", "scratchpad")
+    return operation.outcome is Outcome.APPLIED and operation.kind in kinds

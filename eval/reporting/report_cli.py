@@ -1,12 +1,13 @@
-"""``atommem report``: evaluations as tables, plots, and a page for the browser."""
+"""``atommem report``: evaluations as tables, charts and a page, and exports for other tools."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from atommem.arguments import Parser
 from atommem.config import fields_of
@@ -15,12 +16,53 @@ from atommem.errors import ConfigError, DataError, check_writable, format_error
 from atommem.eval.reporting.charts import make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.inspect_export import write_inspect_logs
-from atommem.eval.reporting.page import PageData, render_page
+from atommem.eval.reporting.inspection import Inspection
+from atommem.eval.reporting.page import render_page
 from atommem.eval.reporting.predictions import write_predictions
-from atommem.eval.reporting.published import beside, table_of
-from atommem.eval.reporting.results import RESULTS, make_cells, make_results
-from atommem.eval.reporting.templates import latex_tables, markdown_tables
+from atommem.eval.reporting.published import load_table, set_beside
+from atommem.eval.reporting.results import RESULTS, group_evaluations, make_results
+from atommem.eval.reporting.tables import incomplete_note, make_tables, score_frame
 from atommem.text_safety import clean
+from atommem.trace import read_trace
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``atommem report``; raises AtomMemError for wrong settings and damaged files."""
+    parser = Parser(prog="atommem report", description=__doc__)
+    add = parser.add_argument
+    folders = "Output folder of `atommem eval` with its row's name, or a folder with results.json."
+    add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
+    add("--out", type=Path, required=True, help="Folder of report.html, tables, plots and results.")
+    add("--title", default="Evaluation", help="Title of tables and page.")
+    add("--reference", help="Row that every other row is tested against.")
+    add("--paper", help="Published table to show beside ours: table1, table2, ...")
+    add("--deltas", action="store_true", help="Show the distance of scores from --reference.")
+    add("--training", help="metrics.jsonl of a training run, or its folder.")
+    add("--max_episodes", type=int, default=300, help="Most episodes listed on the page.")
+    formats = ("png", "svg", "pdf")
+    add("--plots", nargs="+", choices=formats, default=["png", "svg"], help="Formats of plots/.")
+    add("--efficiency", action="store_true", help="Show seconds, which differ between runs.")
+    exports = "Write logs for inspect_ai (inspect/), or the benchmarks' own formats (predictions/)."
+    add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
+    add("--gold", type=Path, help="The benchmark's file: order of MuSiQue's predictions.")
+    given = vars(parser.parse_args(list(argv)))
+    check_writable("out", given["out"], folder=True)
+    folders, out, export, gold = (given.pop(n) for n in ("evaluations", "out", "export", "gold"))
+    if given["max_episodes"] < 0:
+        raise ConfigError(f"max_episodes={given['max_episodes']}: must be 0 or more.")
+    if given["deltas"] and given["reference"] is None:
+        raise ConfigError("--deltas needs --reference, the row to measure from.")
+    if gold is not None and "predictions" not in export:
+        raise ConfigError("--gold orders predictions. Add --export predictions.")
+    evaluations = read_evaluations(folders)
+    write_report(evaluations, out, **given, progress=True)
+    print(f"{out / 'report.html'}; also tables.md, tables.tex, scores.csv, {RESULTS} and plots/")
+    if "inspect" in export:
+        logs = write_inspect_logs(evaluations, out / "inspect")
+        print(f"{len(logs)} logs: inspect view --log-dir {out / 'inspect'}")
+    if "predictions" in export:
+        print(*write_predictions(evaluations, out / "predictions", gold), sep="\n")
+    return 0
 
 
 def write_report(
@@ -37,83 +79,96 @@ def write_report(
     plots: Sequence[str] = ("png", "svg"),
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Write ``results.json``, ``tables.md``, ``tables.tex``, ``report.html`` and ``plots/``.
+    """Write ``results.json``, tables, ``scores.csv``, ``report.html`` and ``plots/``.
 
-    The same records and traces give the same files byte for byte, in whatever order episodes ended, as long as the
-    evaluations lie at the same place relative to `out` and no seconds are shown.
+    Equal records and traces give equal files, in whatever order episodes ended, if folders have
+    the same relative place and no seconds are shown.
 
     Args:
         evaluations: In the order of the tables' rows.
-        out: Folder; made if it is not there.
-        title: Of tables and page.
-        reference: Row that every other one is tested against, besides best against runner-up.
-        training: A run's ``metrics.jsonl``, or its folder: action rates over training are drawn from it.
-        max_episodes: Most episodes to embed in the page; its numbers cover all.
-        efficiency: Show wall-clock seconds, which differ from run to run.
-        deltas: Show beside each score how far it is from that of `reference`.
-        paper: Published table to show ours beside (`atommem.eval.reporting.published`).
-        plots: In what formats charts are written: ``png``, ``svg``, ``pdf``.
-        progress: Say on standard error what is being done.
+        reference: Row that every other row is tested against.
+        training: A run's ``metrics.jsonl`` or folder, for charts over training.
+        max_episodes: Most episodes listed on the page.
+        deltas: Show each score's distance from the reference.
+        paper: Published table to show beside ours.
 
     Returns:
         The contents of ``results.json``.
 
     Raises:
-        ConfigError: There is no evaluation, two are the same one to the tables, or `reference` is no row.
-        DataError: `training` cannot be read.
-        TraceError: A trace is broken.
+        AtomMemError: Evaluations cannot be told apart, there is no such row or table, or a trace
+            or `training` is damaged.
     """
-    published = None if paper is None else table_of(paper)
-    cells = make_cells(evaluations)
+    out, published = Path(out), None if paper is None else load_table(paper)
     metrics = read_training(training) if training is not None else []
-    page = PageData(cells, max_episodes=max_episodes, efficiency=efficiency, progress=progress)
-    if progress:
-        print(f"comparing {len(cells)} cells", file=sys.stderr)
-    out = Path(out)
-    results = make_results(cells, title=title, reference=reference, base=out, efficiency=efficiency)
-    results |= {"deltas": deltas, "published": published and beside(published, results)}
-    write_json(out / RESULTS, results)
-    write_text(out / "tables.md", clean(markdown_tables(results)))
-    write_text(out / "tables.tex", clean(latex_tables(results)))
-    if progress:
-        print("drawing the charts and the page", file=sys.stderr)
+    results = make_results(
+        evaluations,
+        inspect_traces(evaluations, progress),
+        title=clean(title),
+        reference=reference,
+        base=out,
+        efficiency=efficiency,
+    )
+    results |= {"deltas": deltas, "published": published and set_beside(published, results)}
+    tables, note = make_tables(results), incomplete_note(results)
+    markdown = [
+        f"# {title}\n",
+        *([f"**{note}**\n"] if note else []),
+        *(t.markdown() for t in tables),
+    ]
+    printed = [t.latex() for t in tables if t.section not in ("comparisons", "provenance")]
     charts = make_charts(results, metrics)
-    write_text(out / "report.html", clean(render_page(page, results, charts)))
+    write_json(out / RESULTS, results)
+    write_text(out / "tables.md", clean("\n".join(markdown)))
+    write_text(out / "tables.tex", clean("% Needs booktabs and graphicx.\n" + "\n".join(printed)))
+    write_text(out / "scores.csv", clean(score_frame(evaluations).to_csv(index=False)))
+    page = render_page(results, evaluations, charts, out, max_episodes)
+    write_text(out / "report.html", clean(page))
     write_charts(charts, out / "plots", plots)
     return results
 
 
-def read_training(path: str | Path) -> list[dict[str, Any]]:
-    """The entries of ``metrics.jsonl`` (a file, or the folder of a training run).
+def inspect_traces(
+    evaluations: Sequence[Evaluation], progress: bool = False
+) -> dict[tuple[str, str], Inspection]:
+    """Read every trace once, and sum up its findings by row and column."""
+    groups = group_evaluations(evaluations)
+    by_words = {  # one method for a whole column, whose rows are compared
+        item.column for item in evaluations if not item.records_facts
+    }
+    total = sum(len(item.records) for item in evaluations)
+    found = {}
+    with tqdm(total=total, desc="reading traces", unit="episode", disable=not progress) as bar:
+        for (row, column), group in groups.items():
+            inspection = Inspection("words" if column in by_words else "facts")
+            for item in group:
+                for record in item.records:
+                    path, episode = item.trace(record), None
+                    if path.is_file() and not record.failed:
+                        episode = read_trace(path).episode
+                    inspection.add(record, episode)
+                    bar.update()
+            found[row, column] = inspection
+    return found
 
-    Raises:
-        DataError: There is no such file, or it is damaged.
-    """
+
+def read_training(path: str | Path) -> list[dict[str, Any]]:
+    """Read the entries of ``metrics.jsonl`` (a file, or a training run's folder)."""
     path = Path(path)
     if path.is_dir():
         path = path / "metrics.jsonl"
     try:
-        entries = [
-            json.loads(line)
-            for line in path.read_text(encoding="utf-8").splitlines()
-            if line.strip()
-        ]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        entries = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise DataError(
-            f"cannot read the metrics of a training run from {path}: {format_error(error)}"
+            f"{path}: cannot read metrics of training: {format_error(error)}"
         ) from error
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
-    """Evaluations from the command line: FOLDER, NAME=FOLDER, or a folder with ``results.json``.
-
-    Of the last one all evaluations are read anew, under the labels that stand in it.
-
-    Raises:
-        ConfigError: A folder holds neither.
-        DataError: A file is damaged.
-    """
+    """Read FOLDER, NAME=FOLDER, or every evaluation that a folder's ``results.json`` lists."""
     found: list[Evaluation] = []
     for item in given:
         name, equals, folder = item.partition("=")
@@ -128,72 +183,5 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
                 own = fields_of(Evaluation, labels)
                 found.append(read_evaluation(listed.parent / own.pop("folder"), **own))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{listed} does not list evaluations as `atommem report` writes them: {error!r}"
-            ) from error
+            raise DataError(f"{listed} was not written by `atommem report`: {error!r}.") from error
     return found
-
-
-def main(argv: Sequence[str]) -> int:
-    """Entry point of ``atommem report``.
-
-    Raises:
-        AtomMemError: A folder or a file cannot be read, or evaluations cannot be told apart.
-    """
-    parser = Parser(prog="atommem report", description=__doc__)
-    add = parser.add_argument
-    folders = "Output folder of `atommem eval`, with the name of its row; or a folder with an earlier results.json."
-    add("evaluations", nargs="+", metavar="[NAME=]FOLDER", help=folders)
-    add(
-        "--out",
-        type=Path,
-        required=True,
-        help="Folder for report.html, tables, plots and results.json.",
-    )
-    add("--title", default="Evaluation", help="Of tables and page (default: %(default)s).")
-    add("--reference", help="Row that every other one is tested against.")
-    add("--paper", help="Published table whose numbers are shown beside: table1, table2, ...")
-    add(
-        "--deltas",
-        action="store_true",
-        help="Show beside scores how far they are from --reference.",
-    )
-    add("--training", help="metrics.jsonl of a training run, or its folder.")
-    most = "Most episodes to embed in the page (default: %(default)s)."
-    add("--max_episodes", type=int, default=300, help=most)
-    add(
-        "--plots",
-        nargs="+",
-        choices=("png", "svg", "pdf"),
-        default=["png", "svg"],
-        help="Formats of plots/.",
-    )
-    seconds = "Show wall-clock seconds. Without them, the same evaluations give the same report byte for byte."
-    add("--efficiency", action="store_true", help=seconds)
-    exports = "Also write logs for inspect_ai (inspect/), or answers in the benchmarks' own formats (predictions/)."
-    add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
-    add(
-        "--gold",
-        type=Path,
-        help="The benchmark's file, whose order MuSiQue's predictions must have.",
-    )
-    given = vars(parser.parse_args(list(argv)))
-    check_writable("out", given["out"], folder=True)
-    evaluations, out, export, gold = (
-        given.pop(name) for name in ("evaluations", "out", "export", "gold")
-    )
-    if given["max_episodes"] < 0:
-        raise ConfigError(f"max_episodes is {given['max_episodes']}: give 0 or more.")
-    if given["deltas"] and given["reference"] is None:
-        raise ConfigError("deltas are distances from a row: give it with --reference.")
-    if gold is not None and "predictions" not in export:
-        raise ConfigError("gold is the order of predictions: give --export predictions.")
-    evaluations = read_evaluations(evaluations)
-    write_report(evaluations, out, **given, progress=True)
-    print(f"{out / 'report.html'}; tables.md, tables.tex, results.json and plots/ lie beside it")
-    if "inspect" in export:
-        logs = write_inspect_logs(evaluations, out / "inspect")
-        print(f"{len(logs)} logs: inspect view --log-dir {out / 'inspect'}")
-    if "predictions" in export:
-        print(*write_predictions(evaluations, out / "predictions", gold), sep="\n")
-    return 0

@@ -1,197 +1,224 @@
-"""``results.json``: a set of evaluations as numbers. Its fields are described in docs/evaluation.md."""
+"""``results.json``: evaluations as flat records of scores, breakdowns, means and tests."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EpisodeRecord, summarize
-from atommem.envs.scoring.statistics import holm, seed_spread
+from atommem.envs.scoring.records import EpisodeRecord, metric_names, summarize
+from atommem.envs.scoring.statistics import clustered_estimate, holm, seed_spread
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.inspection import Inspection
-from atommem.eval.reporting.scores import METRICS, episode_metrics, metrics_of
+from atommem.text_safety import clean
 
 RESULTS = "results.json"
-FORMAT = 3
+FORMAT = 4
 ALPHA = 0.05
-
 BOUNDS = ("no_memory", "oracle")
-"""Methods that say how low and how high a score can be. They compete with nothing: not tested, and never bold."""
+"""Methods that bound the possible scores; they enter no test."""
+METRICS = ("em", "f1", "sub_em", "gaia", "judge", "reward")
+"""Scores of answers, which are tested."""
+FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
+"""Supporting-fact recall (`atommem.envs.longdoc.fact_recall`)."""
+LABELS = {
+    "em": "EM",
+    "f1": "F1",
+    "sub_em": "sub-EM",
+    "gaia": "GAIA",
+    "judge": "Judge",
+    "judge_unreadable": "Judge unreadable",
+    "reward": "Reward",
+    "fact_entered": "Fact entered",
+    "fact_kept": "Fact kept",
+    "fact_retrieved": "Fact retrieved",
+    "sufficiency": "Sufficiency",
+    "group_answer_sufficiency_f1": "Grouped F1",
+    "group_answer_sufficiency_em": "Grouped EM",
+    "evidence_recall": "Evidence recall",
+    "evidence_shown": "Evidence shown",
+    "truncated": "Truncated",
+    "context_kept": "Context kept",
+}
 
-Column = tuple[str, int | None]
-
-
-@dataclass
-class Cell:
-    """All evaluations of one row and column: one per seed, by seed.
-
-    `inspection` is what the traces say (`atommem.eval.reporting.page.PageData` reads them).
-    """
-
-    row: str
-    column: Column
-    evaluations: list[Evaluation] = field(default_factory=list)
-    inspection: Inspection | None = None
-
-    @cached_property
-    def records(self) -> list[EpisodeRecord]:
-        """Of all seeds, with tasks told apart by their data."""
-        return [record for evaluation in self.evaluations for record in evaluation.paired_records()]
-
-    @property
-    def planned(self) -> int | None:
-        """Episodes that it has when all its evaluations are finished; None where that is not known."""
-        known = [item.planned for item in self.evaluations if item.planned is not None]
-        return sum(known) if len(known) == len(self.evaluations) else None
-
-    @property
-    def bound(self) -> bool:
-        """Whether its method is one of `BOUNDS`, by whatever name its row goes."""
-        names = (
-            item.manifest.get("method", {}).get("name", item.method) for item in self.evaluations
-        )
-        return any(name in BOUNDS for name in names)
-
-    @property
-    def keeps_memory(self) -> bool:
-        """Whether its method has a memory to lose answers in: it runs the loop, or did something to one."""
-        loop = any("memory" in item.manifest for item in self.evaluations)
-        return loop or (self.inspection is not None and self.inspection.operations > 0)
+Group = list[Evaluation]
+"""The evaluations of one row and column, one per seed."""
 
 
-def make_cells(evaluations: Sequence[Evaluation]) -> list[Cell]:
-    """Group evaluations by row and column, in the order in which rows come first.
+def label(metric: str) -> str:
+    """Return a score's heading."""
+    return LABELS.get(metric, metric)
+
+
+def ordered(metrics: Iterable[str]) -> list[str]:
+    """Sort scores: those of answers, others by name, fact recall."""
+    found = set(metrics)
+    others = sorted(found - {*METRICS, *FACTS})
+    return [name for name in (*METRICS, *others, *FACTS) if name in found]
+
+
+def group_evaluations(evaluations: Sequence[Evaluation]) -> dict[tuple[str, str], Group]:
+    """Group evaluations by row and column, in order of appearance.
 
     Raises:
-        ConfigError: Two evaluations have row, column and seed in common, or there is none.
+        ConfigError: There is no evaluation, or two have the same row, column and seed.
     """
     if not evaluations:
-        raise ConfigError(
-            "there is no evaluation to report: give at least one folder of `atommem eval`."
-        )
-    cells: dict[tuple[str, Column], Cell] = {}
-    seen: dict[tuple[str, Column, int], Path] = {}
+        raise ConfigError("There is no evaluation. Give at least one folder of `atommem eval`.")
+    groups: dict[tuple[str, str], Group] = {}
     for item in evaluations:
-        key = (item.row, item.column, item.seed)
-        if key in seen:
-            raise ConfigError(
-                f"{seen[key]} and {item.folder} are both {item.row!r} on {column_name(item.column)} with seed "
-                f"{item.seed}: give one of them another name, NAME=FOLDER."
-            )
-        seen[key] = item.folder
-        cells.setdefault((item.row, item.column), Cell(item.row, item.column)).evaluations.append(
-            item
-        )
-    for cell in cells.values():
-        cell.evaluations.sort(key=lambda item: item.seed)
-    return list(cells.values())
+        group = groups.setdefault((item.row, item.column), [])
+        for other in group:
+            if other.seed == item.seed:
+                raise ConfigError(
+                    f"{other.folder} and {item.folder} are both {item.row!r} on {item.column} "
+                    f"with seed {item.seed}. Rename one: NAME=FOLDER."
+                )
+        group.append(item)
+    for group in groups.values():
+        group.sort(key=lambda item: item.seed)
+    return groups
 
 
 def make_results(
-    cells: Sequence[Cell],
+    evaluations: Sequence[Evaluation],
+    inspections: Mapping[tuple[str, str], Inspection] | None = None,
     *,
     title: str = "Evaluation",
     reference: str | None = None,
     base: Path | None = None,
     efficiency: bool = False,
 ) -> dict[str, Any]:
-    """The contents of ``results.json``.
+    """Compute the contents of ``results.json``.
 
     Args:
-        cells: From `make_cells`; where `Cell.inspection` is set, its numbers are included.
-        title: Of tables and report.
-        reference: A row that all others of its column are tested against, besides best against runner-up. Bounds, and
-            cells with prompts that did not fit, are in no test.
-        base: Folder that the evaluations' paths are given relative to.
-        efficiency: With wall-clock seconds: then no two runs give the same results.
+        inspections: Findings in the traces, by row and column.
+        reference: Row that every other row is tested against, beside best against runner-up.
+        base: Folder that paths are relative to.
+        efficiency: Include wall-clock seconds, which differ between runs.
 
     Raises:
-        ConfigError: There is no such row.
+        ConfigError: There is no such row, or evaluations cannot be told apart.
     """
-    if reference is not None and reference not in {cell.row for cell in cells}:
-        rows = ", ".join(repr(row) for row in dict.fromkeys(cell.row for cell in cells))
-        raise ConfigError(f"reference is {reference!r}: give one of the rows {rows}.")
-    found = [_cell(cell, efficiency) for cell in cells]
-    return {
+    groups = group_evaluations(evaluations)
+    rows = dict.fromkeys(row for row, _ in groups)
+    if reference is not None and reference not in rows:
+        raise ConfigError(f"reference={reference!r}: not a row. Choose of {', '.join(rows)}.")
+    results: dict[str, Any] = {
         "format": FORMAT,
         "title": title,
         "alpha": ALPHA,
         "reference": reference,
         "efficiency": efficiency,
-        "evaluations": [_evaluation(item, base) for cell in cells for item in cell.evaluations],
-        "cells": found,
-        "comparisons": _comparisons(cells, found, reference),
+        "evaluations": [_evaluation(item, base) for group in groups.values() for item in group],
+        "groups": [],
+        "scores": [],
+        "breakdowns": [],
     }
+    for (row, column), group in groups.items():
+        records = paired_records(group)
+        summary = summarize(records)
+        if not efficiency:
+            summary["means"].pop("seconds", None)
+        key = {"row": row, "column": column}
+        planned = [item.planned for item in group]
+        results["groups"].append(
+            {
+                **key,
+                **{name: getattr(group[0], name) for name in ("method", "setting", "parameters")},
+                "documents": group[0].documents,
+                "dataset": group[0].dataset,
+                "seeds": [item.seed for item in group],
+                "planned": None if None in planned else sum(map(int, filter(None, planned))),
+                "bound": any(_method(item) in BOUNDS for item in group),
+                **{name: value for name, value in summary.items() if name != "metrics"},
+                "episode_metrics": episode_metrics(records),
+                "provenance": _provenance([item.manifest for item in group]),
+                **_inspected(group, (inspections or {}).get((row, column))),
+            }
+        )
+        by_seed = [summarize(item.records)["metrics"] for item in group]
+        for metric in ordered(summary["metrics"]):
+            means = [found[metric]["mean"] for found in by_seed if metric in found]
+            spread = asdict(seed_spread(means))
+            results["scores"].append(
+                key | {"metric": metric, **summary["metrics"][metric], "between_seeds": spread}
+            )
+        results["breakdowns"] += [
+            key | line | {"value": clean(line["value"])} for line in breakdowns(records)
+        ]
+    results["comparisons"] = _comparisons(groups, results, reference)
+    return results
 
 
-def column_name(column: Column) -> str:
-    """A column as its heading."""
-    name, documents = column
-    return name if documents is None else f"{name}, {documents} documents"
+def paired_records(group: Group) -> list[EpisodeRecord]:
+    """Return the records of all seeds; equal task ids mean equal tasks."""
+    return [record for item in group for record in item.paired_records()]
 
 
-def column_of(item: Mapping[str, Any]) -> Column:
-    """The column of an evaluation, a cell or a comparison of ``results.json``."""
-    return item["dataset"], item["documents"]
+def overflow_note(group: Mapping[str, Any]) -> str:
+    """Return a warning about prompts that did not fit, or an empty text."""
+    count, total = group["overflow"], group["episodes"]
+    return f"{count:,} of {total:,} episodes overflow" if count else ""
+
+
+def best_rows(results: Mapping[str, Any], metric: str) -> dict[str, str]:
+    """Return by column the row that beats the runner-up in a corrected test."""
+    first: dict[str, Mapping[str, Any]] = {}
+    for test in results["comparisons"]:
+        if test["metric"] == metric:  # a column's first test is best against runner-up
+            first.setdefault(test["column"], test)
+    won = (test for test in first.values() if test["significant"] and test["difference"] > 0)
+    return {test["column"]: test["second"] for test in won}
+
+
+def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, dict[str, Any]]:
+    """Estimate metrics of whole episodes in [0, 1] that are not scores (``truncated``)."""
+    of_questions = {
+        name for record in records for item in record.questions for name in item.metrics
+    }
+    names = {name for record in records for name in record.metrics}
+    found = {}
+    for name in sorted(names - (of_questions or {*metric_names(records)})):
+        items = [record for record in records if name in record.metrics]
+        values = [record.metrics[name] for record in items]
+        if all(0 <= value <= 1 for value in values):
+            units = [record.group or record.task_id for record in items]
+            found[name] = asdict(clustered_estimate(values, units))
+    return found
 
 
 def _evaluation(item: Evaluation, base: Path | None) -> dict[str, Any]:
     folder = item.folder.resolve()
-    summary = summarize(item.records)
     return {
         "folder": os.path.relpath(folder, base.resolve()) if base is not None else str(folder),
         **item.labels,
         "seed": item.seed,
         "tasks_sha256": item.tasks_digest,
         "planned": item.planned,
-        **{key: summary[key] for key in ("episodes", "failed", "overflow", "metric", "metrics")},
+        "episodes": len(item.records),
     }
 
 
-def _cell(cell: Cell, efficiency: bool) -> dict[str, Any]:
-    records = cell.records
-    summary = summarize(records)
-    if not efficiency:
-        summary["means"].pop("seconds", None)
-    result: dict[str, Any] = {
-        "row": cell.row,
-        **cell.evaluations[0].labels,
-        "seeds": [item.seed for item in cell.evaluations],
-        "planned": cell.planned,
-        "bound": cell.bound,
-        "provenance": _provenance([item.manifest for item in cell.evaluations]),
-        **summary,
-        "episode_metrics": episode_metrics(records),
-        "breakdowns": breakdowns(records),
-    }
-    seeds = (
-        [summarize(item.records) for item in cell.evaluations]
-        if len(cell.evaluations) > 1
-        else [summary]
-    )
-    for metric in metrics_of([result]):
-        scores = [
-            score for score in (item["metrics"].get(metric) for item in seeds) if score is not None
-        ]
-        result["metrics"][metric] |= {
-            "between_seeds": asdict(seed_spread([item["mean"] for item in scores]))
-        }
-    if cell.inspection is not None:
-        result["lost"] = cell.inspection.lost() if cell.keeps_memory else None
-        result |= cell.inspection.to_json()
-    return result
+def _method(item: Evaluation) -> str:
+    return str(item.manifest.get("method", {}).get("name", item.method))
+
+
+def _inspected(group: Group, inspection: Inspection | None) -> dict[str, Any]:
+    if inspection is None:
+        return {}
+    memory = any("memory" in item.manifest for item in group) or inspection.operations > 0
+    return {"lost": inspection.lost() if memory else None, **inspection.to_json()}
 
 
 def _provenance(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What numbers were made with, by heading, from ``run.json``; different values of several seeds side by side."""
+    """Name checkpoint, embedder and settings; different values of seeds stand side by side."""
     found: dict[str, dict[str, None]] = {}
     for manifest in manifests:
         policy, memory, method = (manifest.get(name, {}) for name in ("policy", "memory", "method"))
@@ -210,52 +237,48 @@ def _provenance(manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             "capacity": memory.get("capacity"),
         }.items():
             if value is not None:
-                text = _place(value) if isinstance(value, str) else f"{value:,}"
+                text = _short_path(value) if isinstance(value, str) else f"{value:,}"
                 found.setdefault(heading, {})[text] = None
     return {heading: " / ".join(values) for heading, values in found.items()}
 
 
-def _place(name: str) -> str:
-    """A name, or a folder by its last two parts (RUN/checkpoint-300): a page must not say whose machine it is of."""
+def _short_path(name: str) -> str:
+    """Keep the last two parts of a folder, so that reports do not name their machine."""
     parts = re.sub(r"^/(home/[^/]+/|Users/[^/]+/|root/)?", "", name.rstrip("/")).split("/")
     return "/".join(parts[-2:])
 
 
 def _comparisons(
-    cells: Sequence[Cell], results: Sequence[Mapping[str, Any]], reference: str | None
+    groups: Mapping[tuple[str, str], Group], results: Mapping[str, Any], reference: str | None
 ) -> list[dict[str, Any]]:
-    """Best against runner-up in each column, every row against the reference; p-values Holm-corrected per metric."""
-    found: list[dict[str, Any]] = []
-    for metric in (name for name in metrics_of(results) if name in METRICS):
-        family: list[dict[str, Any]] = []
-        for column in dict.fromkeys(cell.column for cell in cells):
-            members = {
-                cell.row: (cell.records, float(score["mean"]))
-                for cell, result in zip(cells, results, strict=True)
-                if cell.column == column
-                and competes(result)
-                and (score := result["metrics"].get(metric)) is not None
-            }
-            for second, first in _pairs(
-                {row: mean for row, (_, mean) in members.items()}, reference
-            ):
-                names = {
-                    "dataset": column[0],
-                    "documents": column[1],
-                    "first": first,
-                    "second": second,
-                }
-                family.append(
-                    names | compare(members[first][0], members[second][0], metric).to_json()
-                )
-        for item, p_value in zip(family, holm([item["p_value"] for item in family]), strict=True):
-            item |= {"p_holm": p_value, "significant": p_value <= ALPHA}
-        found += family
-    return found
+    """Test best against runner-up, and rows against the reference; Holm-corrected per metric."""
+    tested = {
+        (group["row"], group["column"])
+        for group in results["groups"]
+        if not group["bound"] and not group["overflow"]
+    }
+    scores = [score for score in results["scores"] if (score["row"], score["column"]) in tested]
+    columns = dict.fromkeys(column for _, column in groups)
+    tests: list[dict[str, Any]] = []
+    for metric in METRICS:
+        means: dict[str, dict[str, float]] = {column: {} for column in columns}
+        for score in scores:
+            if score["metric"] == metric:
+                means[score["column"]][score["row"]] = score["mean"]
+        family = []
+        for column, by_row in means.items():
+            records = {row: paired_records(groups[row, column]) for row in by_row}
+            for second, first in _pairs(by_row, reference):
+                found = compare(records[first], records[second], metric).to_json()
+                family.append({"column": column, "first": first, "second": second, **found})
+        for test, p_value in zip(family, holm([test["p_value"] for test in family]), strict=True):
+            test |= {"p_holm": p_value, "significant": p_value <= ALPHA}
+        tests += family
+    return tests
 
 
 def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str, str]]:
-    """(second, first): the one with the higher mean and the one it is held against."""
+    """Return pairs to test: (better row, other row), then (row, reference)."""
     ranked = sorted(means, key=lambda row: -means[row])
     pairs = [(ranked[0], ranked[1])] if len(ranked) > 1 else []
     if reference is not None and reference in means:
@@ -265,19 +288,3 @@ def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str,
             if row != reference and {row, reference} != {*ranked[:2]}
         ]
     return pairs
-
-
-def competes(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell of ``results.json`` takes part in tests and ranking: no bound, and all of its prompts fit."""
-    return not cell["bound"] and not cell["overflow"]
-
-
-def best_rows(results: Mapping[str, Any], metric: str) -> dict[Column, str]:
-    """By column, the row whose number may be set bold: the best one, if it beats the runner-up by a corrected test."""
-    first: dict[Column, Mapping[str, Any]] = {}
-    for item in results["comparisons"]:
-        if item["metric"] == metric:
-            # A column's first comparison is that of the best with the runner-up (`_pairs`).
-            first.setdefault(column_of(item), item)
-    won = (item for item in first.values() if item["significant"] and (item["difference"] or 0) > 0)
-    return {column_of(item): item["second"] for item in won}

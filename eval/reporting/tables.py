@@ -1,29 +1,27 @@
-"""The tables of a report, made once from ``results.json`` and written as Markdown, LaTeX and HTML alike."""
+"""The tables of a report: data frames of text, as Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from statistics import fmean
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
-from atommem.episode_stats import action_names
-from atommem.eval.reporting.inspection import FATES
-from atommem.eval.reporting.results import Column, best_rows, column_name, column_of
-from atommem.eval.reporting.scores import FACTS, METRICS, label, main_score, metrics_of
+import pandas as pd
 
-SECTIONS = (
-    "scores",
-    "published",
-    "facts",
-    "breakdowns",
-    "lost",
-    "costs",
-    "rates",
-    "provenance",
-    "comparisons",
+from atommem.episode_stats import action_names
+from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.inspection import STAGES
+from atommem.eval.reporting.results import (
+    FACTS,
+    METRICS,
+    best_rows,
+    label,
+    ordered,
+    overflow_note,
 )
+
 COSTS = (
     ("seconds", "seconds", 1),
     ("prompt tokens", "tokens/prompt", 0),
@@ -32,402 +30,386 @@ COSTS = (
     ("retrievals", "retrievals", 1),
     ("entries at the end", "store_size", 1),
 )
-"""Means per task (episode): heading, key of ``means``, digits."""
+"""Means per task: heading, key of ``means``, digits."""
 RATES = (
     ("malformed", "malformed"),
     ("unknown handle", "wasted/unknown_handle"),
     ("rejected", "wasted/rejected"),
     ("disabled", "wasted/disabled"),
 )
-"""Means per step, after those of actions: heading, key of ``means``."""
+"""Means per step beside those of actions: heading, key of ``means``."""
 SCORES_NOTE = (
-    "Percent [95% interval: Wilson, at the effective sample size]; n: questions scored. Bold: better than the "
-    "runner-up of its column, paired sign-flip test of the difference, Holm-corrected at {alpha:g} over all "
-    "comparisons of the score. Bounds (oracle, no_memory) are not ranked, nor is a cell in which a prompt did not fit "
-    "(overflow: no score). Episodes that an outage ended (failed) are in no score."
+    "Percent [95% interval: Wilson, at the effective sample size]; n: questions scored. Bold: "
+    "beats the runner-up of its column in a paired sign-flip test, Holm-corrected at {alpha:g} "
+    "over all comparisons of the score. Bounds (oracle, no_memory) are not ranked, nor are groups "
+    "in which a prompt did not fit (overflow). Failed episodes are in no score."
 )
 FACTS_NOTE = (
-    "Percent [95% interval] of the questions whose answer stands in a sentence of a gold document: a write to memory "
-    "carried that sentence's fact (entered), memory held it when the episode ended (kept), it was shown when the "
-    "question was asked (retrieved). Not tested, hence nothing is bold."
+    "Percent [95% interval] of questions with an answer in a sentence of a gold document: a write "
+    "carried its fact (entered), memory held it at the end (kept), it was shown when the question "
+    "was asked (retrieved). Not tested."
 )
-_COST_NOTES = {
-    "retrieval precision": "Retrieval precision: of the entries shown when a question was answered, the fraction that "
-    "hold the words of a gold answer.",
-    "Truncated": "Truncated: percent of episodes whose text did not fit; context kept: percent of it shown.",
-    "seconds": "Seconds are an episode's own, from its first step to its last, while others run beside it.",
-}
+COSTS_NOTE = (
+    "Means per task. Seconds are an episode's own, while others run beside it. Retrieval "
+    "precision: share of shown entries that hold a gold answer. Truncated: episodes whose text did not fit."
+)
 COMPARED_NOTE = (
-    "Mean difference over the questions that both have a score of [95%], how many (n) and of how many independent "
-    "units, tasks on which the first one is better, worse, equal, p of the sign-flip test of the difference. Bold: "
-    "significant at {alpha:g} after Holm's correction over the {count} comparisons of the score."
+    "Mean difference over questions scored in both [95%], their number (n) and independent "
+    "units, tasks better, worse, equal, p of the sign-flip test. Bold: significant at {alpha:g} "
+    "after Holm."
 )
 PUBLISHED_NOTE = (
-    "Paper: {source}. Difference: ours minus the paper's [95% of ours: how sure the paper's number is, is not "
-    "printed]. What our set-up does otherwise stands in docs/paper.md."
+    "Paper: {source}. Difference: ours minus the paper's [95% of ours]. docs/paper.md lists the "
+    "divergences."
 )
-BREAKDOWNS_NOTE = (
-    "Percent [95% interval]; n: questions scored. Evidence: in which fifths of the text a question's first and last "
-    "gold document lie. Not tested, hence nothing is bold."
+LOST_NOTE = (
+    "Percent of the questions counted (n), by the first stage at which the answer was lost. "
+    "Located by the facts of gold sentences, or by the words of the gold answer where none are marked."
 )
-PROVENANCE_NOTE = (
-    "From each run.json; several values are those of several seeds. n: questions scored."
-)
+BREAKDOWNS_NOTE = "Percent [95% interval]; n: questions scored. Not tested."
+PROVENANCE_NOTE = "From each run.json; several values are those of several seeds."
 INCOMPLETE_NOTE = (
-    "{count} of {all} evaluations are not finished: their numbers cover the episodes that ended so far, which are the "
-    "shorter ones rather than a fair draw."
+    "{count} of {all} evaluations are incomplete: their numbers cover the finished episodes, "
+    "which tend to be shorter."
 )
-_BY = {
-    "facts": "What it takes to be right is the fact of a gold sentence, as in the supporting-fact recall.",
-    "words": "No gold documents are marked: what it takes to be right is a text with the words of a gold answer.",
-}
 
-Item = Mapping[str, Any]
-Rows = dict[str, dict[Any, "Value"]]
-"""By name of the row, its values by heading: a text, or (text above several columns, text)."""
+Results = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Value:
-    """A number of a table, its interval, a note, a warning that must not be overlooked, and whether a test supports it
-    (`bold`: `atommem.eval.reporting.results.best_rows`)."""
-
-    text: str = "-"
-    interval: str = ""
-    note: str = ""
-    warning: str = ""
-    bold: bool = False
-
-
 class Table:
-    """One table.
+    """A table of text; ``**`` marks bold numbers.
 
     Attributes:
-        section: One of `SECTIONS`.
-        key: What tells tables of a section apart: a metric, or a column's name; empty for none.
-        title, note: Above and below it.
-        column: The column that it is about; empty for all.
-        headings: Of all values that there are, in the order in which they come first, each with what stands above it.
-        lines: By row, a value under each of the headings.
+        section: ``scores``, ``published``, ``comparisons``, ``facts``, ``breakdowns``, ``lost``,
+            ``costs``, ``rates`` or ``provenance``.
+        frame: Rows by name, columns by heading.
     """
 
-    def __init__(
-        self, section: str, key: str, title: str, note: str, rows: Rows, column: str = ""
-    ) -> None:
-        self.section, self.key, self.title, self.note, self.column = (
-            section,
-            key,
-            title,
-            note,
-            column,
+    section: str
+    title: str
+    frame: pd.DataFrame
+    note: str = ""
+
+    def markdown(self) -> str:
+        """Render a heading, the table and its note."""
+        return f"## {self.title}\n\n{_pipe_table(self.frame)}\n\n{self.note}\n".rstrip() + "\n"
+
+    def latex(self) -> str:
+        """Render a ``table`` environment; needs booktabs and graphicx."""
+        frame = self.frame.map(_latex)
+        frame.index, frame.columns = frame.index.map(_latex), frame.columns.map(_latex)
+        body = frame.to_latex(escape=False, column_format="l" + "r" * len(frame.columns))
+        if len(frame.columns) > 6:
+            body = f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}\n"
+        caption = _latex(f"{self.title}. {self.note}")
+        return (
+            f"\\begin{{table}}\n\\centering\\small\n\\caption{{{caption}}}\n{body}\\end{{table}}\n"
         )
-        found = dict.fromkeys(heading for values in rows.values() for heading in values)
-        self.headings = [
-            ("", heading) if isinstance(heading, str) else heading for heading in found
+
+    def html(self) -> str:
+        """Render a ``table`` element; all text is escaped."""
+        cells = self.frame.map(lambda text: _bold(escape(text), "<strong>", "</strong>"))
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in cells.columns)
+        lines = [
+            f"<tr><th>{escape(str(row))}</th>{''.join(f'<td>{text}</td>' for text in values)}</tr>"
+            for row, values in zip(cells.index, cells.to_numpy().tolist(), strict=True)
         ]
-        self.lines = [
-            (row, [values.get(heading, Value()) for heading in found])
-            for row, values in rows.items()
-        ]
+        return (
+            f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        )
 
 
-def make_tables(results: Item) -> list[Table]:
-    """All tables of a report, in the order in which they are read. What nothing has a number of is left out."""
-    tables = [*_score_tables(results), *_published_table(results), *_comparison_tables(results)]
-    for column in columns_of(results):
-        cells, name = cells_of(results, column), column_name(column)
-        tables += [
-            *_breakdown_tables(cells, name),
-            _lost_table(cells, name),
-            *_means_tables(cells, name),
-        ]
-    tables.sort(key=lambda table: SECTIONS.index(table.section))
-    return [
-        table
-        for table in tables
-        if {name for _, name in table.headings} - {"n", "episodes", "seeds"}
+def make_tables(results: Results) -> list[Table]:
+    """Make every table for which `results` has numbers, in reading order."""
+    columns = list(dict.fromkeys(group["column"] for group in results["groups"]))
+    tables = [*_score_tables(results), *_published_tables(results), *_comparison_tables(results)]
+    for column in columns:
+        groups = [group for group in results["groups"] if group["column"] == column]
+        tables += [*_breakdown_tables(results, column), *_lost_tables(groups, column)]
+        tables += _mean_tables(groups, column)
+    return [table for table in tables if len(table.frame.columns)]
+
+
+def score_frame(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
+    """Return every score of every question, one a line, for analyses of one's own."""
+    lines = [
+        {
+            "row": item.row,
+            "column": item.column,
+            "seed": item.seed,
+            "task": record.task_id,
+            "sample": record.sample,
+            "group": record.group,
+            "question": place,
+            "metric": metric,
+            "score": score,
+        }
+        for item in evaluations
+        for record in item.records
+        for metric in ordered({name for each in record.questions for name in each.metrics})
+        for place, _, score in record.placed(metric)
     ]
+    return pd.DataFrame(lines, dtype=object)
 
 
-def columns_of(results: Item) -> list[Column]:
-    """The columns, in the order in which they come first."""
-    return list(dict.fromkeys(map(column_of, results["cells"])))
-
-
-def rows_of(results: Item) -> list[str]:
-    """The rows, likewise."""
-    return list(dict.fromkeys(cell["row"] for cell in results["cells"]))
-
-
-def cells_of(results: Item, column: Column) -> list[Item]:
-    """The cells of one column."""
-    return [cell for cell in results["cells"] if column_of(cell) == column]
-
-
-def incomplete_note(results: Item) -> str:
-    """What to say of evaluations that are not finished; empty where all are."""
-    parts = results["evaluations"]
+def incomplete_note(results: Results) -> str:
+    """Return a warning about incomplete evaluations, or an empty text."""
+    items = results["evaluations"]
     count = sum(
-        item["planned"] is not None and item["episodes"] < item["planned"] for item in parts
+        item["planned"] is not None and item["episodes"] < item["planned"] for item in items
     )
-    return INCOMPLETE_NOTE.format(count=count, all=len(parts)) if count else ""
+    return INCOMPLETE_NOTE.format(count=count, all=len(items)) if count else ""
 
 
-def overflow_note(cell: Item) -> str:
-    """In how many of a cell's episodes a prompt did not fit."""
-    return f"{cell['overflow']:,} of {cell['episodes']:,} episodes overflow"
+def format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
+    """Format a proportion in percent with its interval."""
+    mean, low, high = (100 * float(score[name]) for name in ("mean", "low", "high"))
+    return f"{_mark(f'{mean:.1f}', bold)} [{low:.1f}, {high:.1f}]"
 
 
-def _score_tables(results: Item) -> Iterator[Table]:
-    """With one column a table with the scores side by side, else a table for each score."""
-    columns, cells = columns_of(results), results["cells"]
+def format_scores(results: Results, metric: str, warned: bool = True) -> pd.DataFrame:
+    """Format one score by row and column, with warnings about failed and missing episodes."""
+    scores = {(s["row"], s["column"]): s for s in results["scores"] if s["metric"] == metric}
+    best = best_rows(results, metric)
+    lines: dict[str, dict[str, str]] = {}
+    for group in results["groups"]:
+        row, column = group["row"], group["column"]
+        score = scores.get((row, column))
+        if group["overflow"]:
+            text = "overflow"
+            if score is not None:
+                text += f", {100 * score['mean']:.1f} in those that fit"
+            parts = [text, _mark(overflow_note(group))]
+        elif score is None:
+            parts = ["-" if group["metric"] != metric else "no score"]
+        else:
+            parts = [
+                format_estimate(score, best.get(column) == row),
+                _delta(results, group, metric),
+            ]
+            if (sd := score["between_seeds"]["sd"]) is not None:
+                parts.append(f"sd {100 * sd:.1f} over {score['between_seeds']['seeds']} seeds")
+        if warned:
+            parts.append(_mark(episode_warning(group)))
+        lines.setdefault(row, {})[column] = " ".join(filter(None, parts))
+    return _frame(lines)
+
+
+def episode_warning(group: Mapping[str, Any]) -> str:
+    """Return the number of failed and missing episodes, or an empty text."""
+    parts = [f"{group['failed']:,} failed"] if group["failed"] else []
+    if group["planned"] is not None and group["episodes"] < group["planned"]:
+        parts.append(f"{group['episodes']:,} of {group['planned']:,} episodes")
+    return ", ".join(parts)
+
+
+def _score_tables(results: Results) -> Iterator[Table]:
+    scores = pd.DataFrame(results["scores"], columns=["row", "column", "metric", "mean", "n"])
+    groups = results["groups"]
+    columns = list(dict.fromkeys(group["column"] for group in groups))
+    names = ordered(scores["metric"]) or list(dict.fromkeys(group["metric"] for group in groups))
     for section, title, note in (
         ("scores", "Scores", SCORES_NOTE.format(alpha=results["alpha"])),
         ("facts", "Supporting-fact recall", FACTS_NOTE),
     ):
-        # Where no cell has any score (no prompt fits, every episode failed), the table says why.
-        names = metrics_of(cells) or list(dict.fromkeys(cell["metric"] for cell in cells))
-        metrics = [metric for metric in names if (metric in FACTS) == (section == "facts")]
-        if len(columns) == 1:
-            rows: Rows = {}
-            for cell in cells:
-                n = max(
-                    (
-                        cell["metrics"][metric]["n"]
-                        for metric in metrics
-                        if cell["metrics"].get(metric)
-                    ),
-                    default=0,
-                )
-                scores = {
-                    label(metric): score_of(results, cell, metric, warned=False)
-                    for metric in metrics
-                }
-                rows[cell["row"]] = {**scores, "n": _number(n), "episodes": _episodes(cell)}
-            yield Table(section, "", f"{title}: {column_name(columns[0])}", note, rows)
-        for metric in metrics if len(columns) > 1 else ():
-            yield Table(section, metric, label(metric), note, _score_rows(results, metric))
-
-
-def _score_rows(results: Item, metric: str) -> Rows:
-    """One score in all columns, and its average where a row has it in each of them."""
-    rows: Rows = {row: {} for row in rows_of(results)}
-    columns = columns_of(results)
-    for dataset, documents in columns:
-        cells = cells_of(results, (dataset, documents))
-        counted = _range(cell["metrics"].get(metric) for cell in cells)
-        heading = (
-            (dataset, f"{documents:,} documents ({counted})")
-            if documents is not None
-            else f"{dataset} ({counted})"
-        )
-        for cell in cells:
-            rows[cell["row"]][heading] = score_of(results, cell, metric)
-    for row, line in rows.items():
-        own = [cell for cell in results["cells"] if cell["row"] == row and not cell["overflow"]]
-        scores = [score for cell in own if (score := cell["metrics"].get(metric))]
-        if len(scores) == len(columns):
-            # Every column counts the same; the interval is the mean of theirs, as if they varied together.
-            line["average"] = _estimate(
-                {key: fmean(score[key] for score in scores) for key in ("mean", "low", "high")}
+        metrics = [name for name in names if (name in FACTS) == (section == "facts")]
+        if len(columns) == 1 and metrics:
+            frames = {name: format_scores(results, name, warned=False) for name in metrics}
+            frame = pd.concat(
+                [part.rename(columns={columns[0]: label(name)}) for name, part in frames.items()],
+                axis=1,
             )
-    return rows
+            known = scores[scores["metric"].isin(metrics)]
+            frame["n"] = known.groupby("row")["n"].max().reindex(frame.index, fill_value=0)
+            frame["n"] = frame["n"].map("{:,.0f}".format)
+            frame["episodes"] = [
+                " ".join(filter(None, [f"{each['episodes']:,}", _mark(episode_warning(each))]))
+                for each in groups
+            ]
+            yield Table(section, f"{title}: {columns[0]}", frame, note)
+        for metric in metrics if len(columns) > 1 else ():
+            own = [score for score in results["scores"] if score["metric"] == metric]
+            frame = format_scores(results, metric)
+            full = _averages(results, own, len(columns))
+            if full:
+                frame["average"] = pd.Series(full).reindex(frame.index, fill_value="-")
+            counts = pd.DataFrame(own).groupby("column")["n"].agg(["min", "max"])
+            frame = frame.rename(columns={name: f"{name} ({_n(counts, name)})" for name in columns})
+            yield Table(section, label(metric), frame, note)
 
 
-def _published_table(results: Item) -> Iterator[Table]:
-    """Published numbers beside ours."""
-    if not (found := results.get("published")):
-        return
-    rows: Rows = {row["name"]: {} for row in found["rows"]}
-    for row in found["rows"]:
-        for column, value in zip(found["columns"], row["values"], strict=True):
-            if value is not None:
-                ends = f"[{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
-                rows[row["name"]] |= {
-                    (column, "paper"): _number(value["paper"], 1),
-                    (column, "ours"): Value(
-                        f"{value['ours']:,.1f}", note=f"n {value['n']:,}" if "n" in value else ""
-                    ),
-                    (column, "difference"): Value(f"{value['difference']:+,.1f}", ends),
-                }
-    note = PUBLISHED_NOTE.format(source=found["source"])
-    yield Table("published", "", f"Published and ours: {found['title']}", note, rows)
+def _averages(
+    results: Results, scores: Sequence[Mapping[str, Any]], columns: int
+) -> dict[str, str]:
+    """Average over columns, with the mean of their intervals, as if they varied together."""
+    overflow = {group["row"] for group in results["groups"] if group["overflow"]}
+    frame = pd.DataFrame(scores)
+    frame = frame[~frame["row"].isin(overflow)]
+    means = frame.groupby("row")[["mean", "low", "high"]].agg("mean")
+    complete = frame.groupby("row").size() == columns
+    return {row: format_estimate(values) for row, values in means[complete].iterrows()}
 
 
-def _breakdown_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
-    """A score by a property of the question."""
-    apart = [(cell, item) for cell in cells if not cell["overflow"] for item in cell["breakdowns"]]
-    for way, metric in dict.fromkeys((item["by"], item["metric"]) for _, item in apart):
-        own = [
-            (cell, item) for cell, item in apart if (item["by"], item["metric"]) == (way, metric)
-        ]
-        # Every score of answers by category, which benchmarks report so; only the main one by all else.
-        if metric not in METRICS or (way != "category" and metric != own[0][0]["metric"]):
-            continue
-        rows: Rows = {cell["row"]: {} for cell, _ in own}
-        for value in dict.fromkeys(item["value"] for _, item in own):
-            found = [(cell, item) for cell, item in own if item["value"] == value]
-            heading = f"{value} ({_range(item for _, item in found)})"
-            for cell, item in found:
-                rows[cell["row"]][heading] = _estimate(item)
-        title = f"{label(metric)} by {way}: {name}"
-        yield Table("breakdowns", f"{metric}, {way}, {name}", title, BREAKDOWNS_NOTE, rows, name)
+def _n(counts: pd.DataFrame, name: str) -> str:
+    if name not in counts.index:
+        return "n 0"
+    low, high = counts.loc[name, ["min", "max"]]
+    return f"n {low:,}" if low == high else f"n {low:,}-{high:,}"
 
 
-def _lost_table(cells: Sequence[Item], name: str) -> Table:
-    """Where answers are lost."""
-    rows: Rows = {}
-    kept = [cell for cell in cells if cell.get("lost") and cell["lost"]["counted"]]
-    for cell in kept:
-        lost = cell["lost"]
-        shares = {
-            said: _number(100 * lost[fate] / lost["counted"], 1) for fate, said in FATES.items()
-        }
-        rows[cell["row"]] = {"n": _number(lost["counted"]), **shares}
-    notes = ["Percent of the questions counted (n), at the first place where the answer was lost."]
-    notes += [_BY[cell["lost"]["by"]] for cell in kept[:1]]
-    if left_out := max(
-        (cell["lost"]["questions"] - cell["lost"]["counted"] for cell in kept), default=0
-    ):
-        notes.append(
-            f"Up to {left_out:,} questions of a row have no such answer (yes, no) and are not counted."
-        )
-    if without := [cell["row"] for cell in cells if cell.get("lost", 0) is None]:
-        notes.append(f"Without a memory, and not in the table: {', '.join(without)}.")
-    return Table("lost", name, f"Where answers are lost: {name}", " ".join(notes), rows, name)
-
-
-def _means_tables(cells: Sequence[Item], name: str) -> Iterator[Table]:
-    """What a task costs, what is done in a step, and what the numbers were made with."""
-    costs, rates, made = Rows(), Rows(), Rows()
-    actions = [
-        (action, f"actions/{action}") for action in action_names(*(cell["means"] for cell in cells))
-    ]
-    # A column in which nobody did anything says nothing, and is left out with its zeros.
-    done = [
-        (said, key)
-        for said, key in (*actions, *RATES)
-        if any(cell["means"].get(key) for cell in cells)
-    ]
-    for cell in cells:
-        means, row = cell["means"], cell["row"]
-        # What an episode cost that a prompt ended which did not fit, is not what the task costs.
-        cut = overflow_note(cell) if cell["overflow"] else ""
-        episodes = {"episodes": Value(f"{cell['episodes']:,}", warning=cut)}
-        spent = {
-            said: _number(means[key], digits)
-            for said, key, digits in COSTS
-            if means.get(key) is not None
-        }
-        if cell.get("retrieval_precision") is not None:
-            spent["retrieval precision"] = _number(cell["retrieval_precision"], 3)
-        shares = {
-            label(name): _estimate(score)
-            for name, score in reversed(cell["episode_metrics"].items())
-        }
-        costs[row] = episodes | spent | shares
-        rates[row] = episodes | {said: _number(means.get(key) or 0.0, 3) for said, key in done}
-        score, seeds = main_score(cell), Value(", ".join(map(str, cell["seeds"])))
-        counted = {"n": _number(score["n"])} if score else {}
-        said = {heading: Value(text) for heading, text in cell.get("provenance", {}).items()}
-        made[row] = said | counted | {"seeds": seeds}
-    note = " ".join(
-        [
-            "Means per task.",
-            *(
-                text
-                for heading, text in _COST_NOTES.items()
-                if heading in {*chain(*costs.values())}
-            ),
-        ]
-    )
-    yield Table("costs", name, f"Costs: {name}", note, costs, name)
-    yield Table("rates", name, f"Actions per step: {name}", "", rates, name)
-    yield Table("provenance", name, f"Provenance: {name}", PROVENANCE_NOTE, made, name)
-
-
-def _comparison_tables(results: Item) -> Iterator[Table]:
-    several = len(columns_of(results)) > 1
-    counts = {
-        "n": "questions",
-        "units": "units",
-        "better": "wins",
-        "worse": "losses",
-        "equal": "ties",
-    }
-    for metric in METRICS:
-        items = [item for item in results["comparisons"] if item["metric"] == metric]
-        rows: Rows = {}
-        for item in items:
-            low, mean, high = (100 * (item[key] or 0) for key in ("low", "difference", "high"))
-            place = f" on {column_name(column_of(item))}" if several else ""
-            rows[f"{item['second']} - {item['first']}{place}"] = {
-                "points": Value(f"{mean:+.1f}", f"[{low:+.1f}, {high:+.1f}]")
-                if item["units"]
-                else Value(),
-                **{heading: _number(item[key]) for heading, key in counts.items()},
-                "p": Value(f"{item['p_value']:.2g}"),
-                "p (Holm)": Value(f"{item['p_holm']:.2g}", bold=item["significant"]),
-            }
-        note = COMPARED_NOTE.format(alpha=results["alpha"], count=len(items))
-        yield Table("comparisons", metric, f"Comparisons: {label(metric)}", note, rows)
-
-
-def score_of(results: Item, cell: Item, metric: str, *, warned: bool = True) -> Value:
-    """A score with what belongs to it; `warned`: failed and missing episodes too."""
-    score, warning = cell["metrics"].get(metric), _episodes(cell).warning if warned else ""
-    if cell["overflow"]:
-        fits = f"{100 * score['mean']:.1f} in those that fit" if score is not None else ""
-        return Value(
-            "overflow", note=fits, warning=", ".join(filter(None, (overflow_note(cell), warning)))
-        )
-    if score is None:
-        return Value("-" if cell["metrics"] else "no score", warning=warning)
-    spread = score["between_seeds"]
-    seeds = (
-        f"sd {100 * spread['sd']:.1f} over {spread['seeds']} seeds"
-        if spread["sd"] is not None
-        else ""
-    )
-    note = ", ".join(filter(None, (_delta(results, cell, metric), seeds)))
-    bold = best_rows(results, metric).get(column_of(cell)) == cell["row"]
-    return replace(_estimate(score), note=note, warning=warning, bold=bold)
-
-
-def _delta(results: Item, cell: Item, metric: str) -> str:
-    """How far a cell's score is from the reference's, on the questions that both have."""
-    for item in results["comparisons"] if results.get("deltas") else ():
-        pair = (item["first"], item["second"])
-        same = (
-            item["metric"] == metric
-            and column_of(item) == column_of(cell)
-            and item["difference"] is not None
-        )
-        if same and set(pair) == {cell["row"], results["reference"]}:
-            return f"({100 * item['difference'] * (1 if pair[1] == cell['row'] else -1):+.1f})"
+def _delta(results: Results, group: Mapping[str, Any], metric: str) -> str:
+    """Return the distance from the reference, on the questions scored in both."""
+    for test in results["comparisons"] if results.get("deltas") else ():
+        pair = (test["first"], test["second"])
+        same = test["metric"] == metric and test["column"] == group["column"]
+        if same and test["units"] and set(pair) == {group["row"], results["reference"]}:
+            sign = 1 if pair[1] == group["row"] else -1
+            return f"({100 * test['difference'] * sign:+.1f})"
     return ""
 
 
-def _estimate(score: Item) -> Value:
-    """A proportion in percent."""
-    mean, low, high = (100 * float(score[key]) for key in ("mean", "low", "high"))
-    return Value(f"{mean:.1f}", f"[{low:.1f}, {high:.1f}]")
+def _published_tables(results: Results) -> Iterator[Table]:
+    found = results.get("published")
+    if not found:
+        return
+    lines: dict[str, dict[str, str]] = {}
+    for row in found["rows"]:
+        line = lines.setdefault(row["name"], {})
+        for column, value in zip(found["columns"], row["values"], strict=True):
+            if value is not None:
+                ends = f" [{value['low']:+.1f}, {value['high']:+.1f}]" if "low" in value else ""
+                count = f", n {value['n']:,}" if "n" in value else ""
+                line |= {
+                    f"{column}, paper": f"{value['paper']:,.1f}",
+                    f"{column}, ours": f"{value['ours']:,.1f}{count}",
+                    f"{column}, difference": f"{value['difference']:+,.1f}{ends}",
+                }
+    note = PUBLISHED_NOTE.format(source=found["source"])
+    yield Table("published", f"Published and ours: {found['title']}", _frame(lines), note)
 
 
-def _episodes(cell: Item) -> Value:
-    """How many, with a warning of failed and missing ones."""
-    parts = [f"{cell['failed']:,} failed"] if cell["failed"] else []
-    if cell["planned"] is not None and cell["episodes"] < cell["planned"]:
-        parts.append(f"{cell['episodes']:,} of {cell['planned']:,} episodes")
-    return Value(f"{cell['episodes']:,}", warning=", ".join(parts))
+def _comparison_tables(results: Results) -> Iterator[Table]:
+    headings = {"questions": "n", "units": "units", "wins": "better", "losses": "worse"}
+    headings["ties"] = "equal"
+    several = len({group["column"] for group in results["groups"]}) > 1
+    for metric in METRICS:
+        lines: dict[str, dict[str, str]] = {}
+        for test in results["comparisons"]:
+            if test["metric"] == metric:
+                name = f"{test['second']} - {test['first']}"
+                line = {"points": "-"}
+                if test["units"]:
+                    low, mean, high = (100 * test[key] for key in ("low", "difference", "high"))
+                    line["points"] = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+                line |= {heading: f"{test[key]:,}" for key, heading in headings.items()}
+                line["p"] = f"{test['p_value']:.2g}"
+                line["p (Holm)"] = _mark(f"{test['p_holm']:.2g}", test["significant"])
+                lines[f"{name} on {test['column']}" if several else name] = line
+        note = COMPARED_NOTE.format(alpha=results["alpha"])
+        yield Table("comparisons", f"Comparisons: {label(metric)}", _frame(lines), note)
 
 
-def _range(scores: Iterable[Item | None]) -> str:
-    """How many questions are scored, from the fewest to the most of several rows."""
-    counts = [score["n"] for score in scores if score is not None] or [0]
-    ends = dict.fromkeys((f"{min(counts):,}", f"{max(counts):,}"))
-    return f"n {'-'.join(ends)}"
+def _breakdown_tables(results: Results, column: str) -> Iterator[Table]:
+    """A score by a property of questions: every score by category, else the main one only."""
+    groups = {g["row"]: g for g in results["groups"] if g["column"] == column and not g["overflow"]}
+    found = [
+        line for line in results["breakdowns"] if line["column"] == column and line["row"] in groups
+    ]
+    for by, metric in dict.fromkeys((line["by"], line["metric"]) for line in found):
+        own = [line for line in found if (line["by"], line["metric"]) == (by, metric)]
+        main = groups[own[0]["row"]]["metric"]
+        if metric in METRICS and (by == "category" or metric == main):
+            counts = pd.DataFrame(own).groupby("value")["n"].agg(["min", "max"])
+            lines: dict[str, dict[str, str]] = {}
+            for line in own:
+                heading = f"{line['value']} ({_n(counts, line['value'])})"
+                lines.setdefault(line["row"], {})[heading] = format_estimate(line)
+            title = f"{label(metric)} by {by}: {column}"
+            yield Table("breakdowns", title, _frame(lines), BREAKDOWNS_NOTE)
 
 
-def _number(value: float, digits: int = 0) -> Value:
-    return Value(f"{value:,.{digits}f}")
+def _lost_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[Table]:
+    lines = {
+        group["row"]: {"n": f"{lost['counted']:,}"}
+        | {name: f"{100 * lost[stage] / lost['counted']:.1f}" for stage, name in STAGES.items()}
+        for group in groups
+        if (lost := group.get("lost")) and lost["counted"]
+    }
+    yield Table("lost", f"Where answers are lost: {column}", _frame(lines), LOST_NOTE)
+
+
+def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[Table]:
+    costs: dict[str, dict[str, str]] = {}
+    rates: dict[str, dict[str, str]] = {}
+    provenance: dict[str, dict[str, str]] = {}
+    actions = [(name, f"actions/{name}") for name in action_names(*(g["means"] for g in groups))]
+    occurring = [
+        (heading, key)
+        for heading, key in (*actions, *RATES)
+        if any(group["means"].get(key) for group in groups)
+    ]
+    for group in groups:
+        means, row = group["means"], group["row"]
+        warning = _mark(overflow_note(group))
+        episodes = {"episodes": " ".join(filter(None, [f"{group['episodes']:,}", warning]))}
+        costs[row] = episodes | {
+            heading: f"{means[key]:,.{digits}f}"
+            for heading, key, digits in COSTS
+            if means.get(key) is not None
+        }
+        if group.get("retrieval_precision") is not None:
+            costs[row]["retrieval precision"] = f"{group['retrieval_precision']:.3f}"
+        for name, score in group["episode_metrics"].items():
+            costs[row][label(name)] = format_estimate(score)
+        rates[row] = {heading: f"{means.get(key) or 0:,.3f}" for heading, key in occurring}
+        seeds = ", ".join(map(str, group["seeds"]))
+        provenance[row] = {**group["provenance"], "seeds": seeds}
+    yield Table("costs", f"Costs: {column}", _frame(costs), COSTS_NOTE)
+    yield Table("rates", f"Actions per step: {column}", _frame(rates))
+    yield Table("provenance", f"Provenance: {column}", _frame(provenance), PROVENANCE_NOTE)
+
+
+def _frame(lines: Mapping[str, Mapping[str, str]]) -> pd.DataFrame:
+    """Make a frame of rows by name; headings keep their order of appearance."""
+    headings = list(dict.fromkeys(heading for line in lines.values() for heading in line))
+    values = [[line.get(heading, "-") for heading in headings] for line in lines.values()]
+    return pd.DataFrame(values, index=list(lines), columns=headings)
+
+
+def _mark(text: str, bold: bool = True) -> str:
+    return f"**{text}**" if bold and text else text
+
+
+def _bold(text: str, start: str, end: str) -> str:
+    return re.sub(r"\*\*(.+?)\*\*", rf"{start}\1{end}", text)
+
+
+def _pipe_table(frame: pd.DataFrame) -> str:
+    lines = [["", *map(_markdown, frame.columns)], ["---", *["---:"] * len(frame.columns)]]
+    lines += [
+        [_markdown(row), *map(_markdown, values)]
+        for row, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _markdown(text: str) -> str:
+    """Escape what Markdown reads; names come from data and folders."""
+    return re.sub(r"([\\|<`])", r"\\\1", " ".join(str(text).split()))
+
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{character: "\\" + character for character in "{}&%$#_"},
+    }
+)
+
+
+def _latex(text: str) -> str:
+    escaped = " ".join(str(text).split()).translate(_LATEX)
+    bold = _bold(escaped, r"\\textbf{", "}")
+    return "{}" + bold if bold[:1] in ("[", "*") else bold

@@ -24,7 +24,7 @@ from atommem.demo.recipe import BOUNDED, Recipe, quick
 from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, check_writable
-from atommem.eval.suites.suite_file import load_suite
+from atommem.eval.suite import load_suite
 from papers.cli import print_progress, run_safely
 from papers.inputs import default_embedder_model
 from papers.journal import resumable, settings_of

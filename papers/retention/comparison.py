@@ -9,12 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from atommem.config import EmbedderConfig
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.synthetic.expert import Expert
 from atommem.envs.synthetic.expert_policy import ExpertPolicy
@@ -27,11 +24,9 @@ from atommem.eval.output import SUMMARY
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
-from atommem.eval.suites.board import Board
-from atommem.eval.suites.cells import Cell, make_cells
-from atommem.eval.suites.suite import Suite, SyntheticData, slug
-from atommem.eval.suites.suite_run import run_cells
-from atommem.eval.suites.task_cache import TaskCache
+from atommem.eval.suite import Suite, SuiteRun, SyntheticData, expand, slug
+from atommem.eval.suite_cli import run_all
+from atommem.eval.suite_tasks import TaskCache
 from atommem.policy.local import LocalPolicy
 from atommem.run import build_agent
 from papers.retention.claims import Column, mean_em, near_specialist
@@ -55,8 +50,7 @@ class Comparison:
 
     def __init__(self, suite: Suite, policies: Sequence[Path], out: Path, chosen: int) -> None:
         self.suite, self.policies, self.out, self.chosen = suite, policies, out, chosen
-        environment = str(suite.settings.get("environment", DEFAULT_ENVIRONMENT))
-        self._tasks = TaskCache(out / "data", None).load(suite.columns, environment)
+        self._tasks = TaskCache(out / "data", None).load(suite.columns, suite.environment)
 
     def prepare(self) -> None:
         """Write what the rows of the fitted scorer and of the oracle read: `linear.json`, `needs.json`."""
@@ -79,10 +73,8 @@ class Comparison:
     ) -> None:
         """Run rows on columns (unset: all) with one policy."""
         suite = self.suite.select(columns, rows).with_policies({})
-        cells = self._cells(suite, policy, out)
-        budget = cells[0].evaluation.config.make_budget()
-        board = Board(cells, Console(stderr=True, highlight=False))
-        asyncio.run(run_cells(cells, self._tasks, budget, board))
+        runs = self._expand(suite, policy, out)
+        asyncio.run(run_all(runs, self._tasks, runs[0].evaluation.config.make_budget()))
 
     def run_scripted(self) -> None:
         """The scripted writer through the suite."""
@@ -91,22 +83,21 @@ class Comparison:
     async def _scripted(self) -> None:
         """The faultless script as writer and reader: what it writes is the same under every keeper."""
         tokenizer = LocalPolicy.from_pretrained(self.policies[0]).tokenizer
-        for cell in self._cells(
-            self.suite.with_policies({}), self.policies[0], self.out / SCRIPTED
-        ):
-            run = cell.evaluation.run
+        suite = self.suite.with_policies({})
+        for item in self._expand(suite, self.policies[0], self.out / SCRIPTED):
+            run = item.evaluation.run
             memory = run.memory
             sampling = replace(run.sampling, temperature=0.0)
             dialect = get_dialect(memory.dialect, memory.templates)
             expert = Expert(get_prose("compact"), dialect)
             policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
             agent = build_agent(replace(run, sampling=sampling), policy, tokenizer=tokenizer)
-            most = cell.evaluation.policy.max_in_flight
+            most = item.evaluation.policy.max_in_flight
             runner = EpisodeRunner(agent, max_in_flight=most)
-            await evaluate(self._tasks[cell.column.key], runner, cell.folder, progress=False)
+            await evaluate(self._tasks[item.column.key], runner, item.folder, progress=False)
 
-    def _cells(self, suite: Suite, policy: Path, out: Path) -> list[Cell]:
-        return make_cells(suite, ["--policy", str(policy), "--max_in_flight", "256"], out)
+    def _expand(self, suite: Suite, policy: Path, out: Path) -> list[SuiteRun]:
+        return expand(suite, ["--policy", str(policy), "--max_in_flight", "256"], out)
 
     def evaluations(self, column: str, folders: Sequence[str]) -> dict[str, list[Evaluation]]:
         """What there is of a column, by row: one evaluation for each of these folders of `out`."""
@@ -117,7 +108,7 @@ class Comparison:
                 cell = (
                     self.out
                     / folder
-                    / "cells"
+                    / "runs"
                     / row.key
                     / slug(column)
                     / f"seed_{self.suite.seeds[0]}"

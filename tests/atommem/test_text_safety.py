@@ -240,6 +240,12 @@ def test_headings_without_a_letter_count_in_their_own_piece() -> None:
     assert prompts._headings.guard("A\n2. B", "chunk", "chunk") == "A\n2. B"
 
 
+def test_headings_in_words_are_whole_words() -> None:
+    guard = builder("words", "compact")._headings.guard
+    assert guard("a : b memory c 2 : d 5", "memory.entry", "text") == "a : b \\memory c \\2 : d 5"
+    assert guard("2 : a 3 : b querying", "chunk", "chunk") == "\\2 : a 3 : b querying"
+
+
 def test_headings_literal_behind_data_is_broken_inside() -> None:
     headings = headings_of({"page": 'Page "{title}" (by {name}):\n{text}'})
     assert headings.guard('x" (by y', "page", "title") == 'x"\\ (by y'

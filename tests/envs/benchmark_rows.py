@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,47 +127,3 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
-
-
-MISSING = object()
-WRONG = (
-    MISSING,
-    None,
-    7,
-    True,
-    " ",
-    "x",
-    "{",
-    [],
-    {},
-    [None],
-    [1],
-    ["x"],
-    [[]],
-    [["x"]],
-    [{"x": 1}],
-    {"x": [1]},
-)
-"""What stands in files in place of what should."""
-
-
-def damaged(row: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Copies of a row with something wrong in one place, each with the field that it is in; of lists, both ends."""
-
-    def places(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        if path:
-            yield path
-        if isinstance(value, dict) or (isinstance(value, list) and value):
-            for key in value if isinstance(value, dict) else {0, len(value) - 1}:
-                yield from places(value[key], (*path, key))
-
-    for *path, last in places(row, ()):
-        for wrong in WRONG:
-            made = inner = copy.deepcopy(row)
-            for key in path:
-                inner = inner[key]
-            if wrong is MISSING:
-                del inner[last]
-            else:
-                inner[last] = wrong
-            yield [*path, last][0], made

@@ -10,9 +10,8 @@ import pytest
 
 from atommem.envs.benchmarks.locomo import PROTOCOL, Wording, read_locomo, read_wording
 from atommem.envs.chunking import joined_text
-from atommem.envs.scoring.abstention import hint
-from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1
-from atommem.envs.scoring.porter import stem
+from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1, stem
+from atommem.envs.scoring.metrics import hint
 from atommem.envs.task import Question
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
@@ -138,57 +137,9 @@ def test_f1_by_hand(category: str, gold: str, answer: str | None, expected: floa
     assert locomo_f1(question, answer) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        # From Porter's paper, and where NLTK's default mode differs from it (the second half).
-        *(
-            ("caresses", "caress"),
-            ("ponies", "poni"),
-            ("feed", "feed"),
-            ("agreed", "agre"),
-            ("plastered", "plaster"),
-        ),
-        *(
-            ("motoring", "motor"),
-            ("sing", "sing"),
-            ("conflated", "conflat"),
-            ("hopping", "hop"),
-            ("falling", "fall"),
-        ),
-        *(
-            ("failing", "fail"),
-            ("filing", "file"),
-            ("happy", "happi"),
-            ("relational", "relat"),
-            ("digitizer", "digit"),
-        ),
-        *(
-            ("triplicate", "triplic"),
-            ("hopeful", "hope"),
-            ("revival", "reviv"),
-            ("adoption", "adopt"),
-        ),
-        *(
-            ("probate", "probat"),
-            ("rate", "rate"),
-            ("controll", "control"),
-            ("roll", "roll"),
-            ("Running", "run"),
-        ),
-        *(
-            ("dies", "die"),
-            ("died", "die"),
-            ("dying", "die"),
-            ("skies", "sky"),
-            ("enjoy", "enjoy"),
-            ("by", "by"),
-        ),
-        *(("geology", "geolog"), ("news", "news"), ("hopefully", "hope"), ("spied", "spi")),
-    ],
-)
-def test_stems(word: str, expected: str) -> None:
-    assert stem(word) == expected
+def test_stem_is_nltk_s_default_mode() -> None:
+    words = {"relational": "relat", "dying": "die", "skies": "sky", "geology": "geolog"}
+    assert {word: stem(word) for word in words} == words
 
 
 def test_the_real_sample() -> None:
@@ -272,7 +223,7 @@ def test_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((path, "--out", out, "--questions", 0), "questions=0: must be at least 1"),
         ((path, "--out", tmp_path / "x.csv"), "the name must end in .parquet or .jsonl"),
         ((lines, "--out", lines), "would overwrite the input"),
-        ((write_json(tmp_path / "none.json", []), "--out", out), "has no rows. Give one that has"),
+        ((write_json(tmp_path / "none.json", []), "--out", out), "has no rows"),
         (
             (lines, "--out", tmp_path / "o.jsonl", "--wording", "official"),
             "field 'sample_id' is missing",

@@ -164,7 +164,7 @@ def test_the_command_writes_the_generated_tasks(
     assert (provenance["world"]["corrections"], provenance["seed"]) == (0.8, 3)
     assert str(out) in capsys.readouterr().out
     for options, message in (
-        (["--n", "0"], "n is 0"),
+        (["--n", "0"], "n=0"),
         (["--n", "1", "--hops", "9"], "hops is 9-9"),
     ):
         assert synthetic(["synthetic", "--out", str(out), *options]) == 2

@@ -1,4 +1,4 @@
-"""`atommem eval` as a command: where its settings come from, what it prints, writes and returns."""
+"""`atommem eval` as a command: settings, output, exit statuses."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from atommem import cli
-from atommem.config import EmbedderConfig, MemoryConfig, PolicyConfig, save_config
+from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.environment import environment_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import AtomMemError, ConfigError, PromptTooLongError
 from atommem.eval import eval_cli
 from atommem.eval.eval_config import parse_arguments
-from atommem.eval.reporting.report_cli import main as report_main
 from atommem.policy.opening import policy_identity
-from atommem.trace_view import main as trace_main
 from tests.eval.toys import GONE, ToyPolicy, make_task
 
 TASKS = [
@@ -37,145 +33,70 @@ TASKS = [
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    path = tmp_path / "tasks.jsonl"
-    save_tasks(TASKS, path)
-    return path
+    save_tasks(TASKS, tmp_path / "tasks.jsonl")
+    return tmp_path / "tasks.jsonl"
 
 
 def arguments(data: Path, *more: str) -> list[str]:
     settings = ["--embedder", "hashing", "--chunking", "documents", "--max_in_flight", "1"]
-    return [
-        "--policy",
-        "toy",
-        "--data",
-        str(data),
-        "--out",
-        str(data.parent / "out"),
-        *settings,
-        *more,
-    ]
+    out = str(data.parent / "out")
+    return ["--policy", "toy", "--data", str(data), "--out", out, *settings, *more]
 
 
-def test_evaluates_and_continues(
+def test_eval_prints_scores_by_source_and_continues(
     data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert eval_cli.main(arguments(data)) == 0
     output = capsys.readouterr().out
-    assert re.search(
-        r"EM \[95% interval\]\W+0\.833 \[0\.\d+, 0\.\d+\]\W+0\.800 .*\W+1\.000 ", output
-    )
+    assert re.search(r"EM \[95% interval\]\W+0\.833 \[0\.\d+, 0\.\d+\]\W+0\.800 .*\W+1\.0", output)
     assert re.search(r"independent units / questions\W+4 / 6\W+3 / 5\W+1 / 1", output)
-    for row, value in (
-        ("create / step", "0.571"),
-        ("delete / step", "0.000"),
-        ("model calls / episode", "3.5"),
-    ):
-        assert re.search(rf"{row}\W+{value}", output), row
+    assert re.search(r"create / step\W+0\.571", output)
     assert re.search(r"ended: answered\W+100\.0%", output)
-    assert not re.search("tool / step|unknown handle", output)
     assert "atommem trace" in output
     asked = len(policy.asked)
     assert eval_cli.main(arguments(data)) == 0
     assert len(policy.asked) == asked
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_tasks_without_gold_answers(
-    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known, unknown = make_task("a"), make_task("b")
-    unknown = replace(
-        unknown, questions=tuple(replace(question, answers=()) for question in unknown.questions)
-    )
-    save_tasks([unknown], data)
-    assert eval_cli.main(arguments(data)) == 0
-    assert re.search(r"independent units / questions\W+0 / 0", capsys.readouterr().out)
-    record = json.loads((data.parent / "out" / "episodes.jsonl").read_text())
-    assert (record["stop_reason"], record["reward"], record["questions"][0]["answer"]) == (
-        "answered",
-        None,
-        "b-0",
-    )
-    save_tasks([known, unknown], data)
-    out = ["--out", str(data.parent / "both")]
-    assert eval_cli.main(arguments(data, *out)) == 0
-    summary = json.loads((data.parent / "both" / "summary.json").read_text())
-    assert (summary["metrics"]["em"]["mean"], summary["metrics"]["em"]["n"], summary["failed"]) == (
-        1.0,
-        1,
-        0,
-    )
-    assert (
-        report_main(
-            [
-                str(data.parent / "both"),
-                str(data.parent / "out"),
-                "--out",
-                str(data.parent / "report"),
-            ]
-        )
-        == 0
-    )
-    capsys.readouterr()
-    assert trace_main([str(data.parent / "both" / "traces" / "b.0.jsonl")]) == 0
-    assert "reward: none" in capsys.readouterr().out
-
-
-FAILED = (
-    "1 of 4 episodes failed: more than --max_failed_fraction 0.05",
-    "failed 1 x: server gone",
-    "no score",
-)
-OVERFLOWED = (
-    "1 of 4 episodes overflowed: a prompt",
-    "prompt did not fit (not scored)",
-    "in those that fit",
-)
-
-
 @pytest.mark.parametrize(
-    ("error", "said"), [(GONE, FAILED), (PromptTooLongError("300 tokens"), OVERFLOWED)]
+    ("error", "texts"),
+    [
+        (GONE, ["1 of 4 episodes failed", "failed 1 x: server gone"]),
+        (PromptTooLongError("300 tokens"), ["1 of 4 episodes overflowed", "in those that fit"]),
+    ],
 )
-def test_too_many_episodes_without_a_score_are_an_exit_status(
+def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
     error: AtomMemError,
-    said: tuple[str, ...],
+    texts: list[str],
     data: Path,
     policy: ToyPolicy,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    policy.errors = {"c": error}  # the only task of its source
+    policy.errors = {"c": error}
     assert eval_cli.main(arguments(data)) == 3
     captured = capsys.readouterr()
-    assert [text for text in said if text not in captured.err + captured.out] == []
+    assert all(text in captured.err + captured.out for text in texts)
     assert eval_cli.main(arguments(data, "--max_failed_fraction", "0.25")) == 0
     policy.errors = {}
-    assert eval_cli.main(arguments(data)) == (0 if error is GONE else 3), "what failed is run again"
+    assert eval_cli.main(arguments(data)) == (0 if error is GONE else 3)
 
 
-def test_a_spent_budget_is_status_4_and_a_larger_one_continues(
+def test_eval_exits_with_4_on_a_spent_budget(
     data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert eval_cli.main(arguments(data, "--budget_tokens", "1")) == 4
-    message = capsys.readouterr().err
-    said = (
-        "the budget is spent",
-        "3 of 4 episodes have not run",
-        "the same command with a larger --budget_tokens",
-    )
-    assert [text for text in said if text not in message] == []
+    assert "3 of 4 episodes have not run" in capsys.readouterr().err
     money = ["--budget_money", "0.5", "--prompt_price", "1", "--completion_price", "2"]
     assert eval_cli.main(arguments(data, *money)) == 0
-    with pytest.raises(ConfigError, match="no price is known"):
-        eval_cli.main(arguments(data, *money[:2]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_says_how_to_continue(
+def test_eval_continues_after_an_interruption(
     number: signal.Signals, data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy.until["c"] = lambda: os.kill(os.getpid(), number) is not None
     assert cli.main(["eval", *arguments(data)]) == 130
-    assert "the same command continues from there" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert len((data.parent / "out" / "episodes.jsonl").read_text().splitlines()) == 2
     policy.until.clear()
     policy.asked.clear()
@@ -183,104 +104,81 @@ def test_an_interruption_says_how_to_continue(
     assert set(policy.asked) == {"c", "d"}
 
 
-def test_ctrl_c_does_not_wait_for_a_model_to_be_loaded(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: list[Any] = []
-
-    def load(config: PolicyConfig) -> None:
-        signal.raise_signal(signal.SIGINT)
-        loaded.append(config)
-
-    monkeypatch.setattr("atommem.eval.workbench.open_policy", load)
-    assert cli.main(["eval", *arguments(data)]) == 130
-    assert not loaded
-
-
-async def test_policy_identity_notices_new_weights(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    weights = tmp_path / "model.bin"
-    weights.write_bytes(b"1234")
-    config = PolicyConfig([str(tmp_path)])
-    first = await policy_identity(config, None)
-    (tmp_path / "eval").mkdir()
-    assert await policy_identity(config, None) == first  # results beside the weights are no change
-    os.utime(weights, ns=(1, 1))
-    assert await policy_identity(config, None) != first
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from tests.eval.toys import evaluated, make_task
+tasks = [make_task(f"t{number}") for number in range(40)]
+print("start", flush=True)
+asyncio.run(evaluated(tasks, Path(sys.argv[1]), samples_per_task=2))
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "flag"), [("eval.eval_cli", "--samples_per_task"), ("demo.demo_cli", "--seed")]
-)
-def test_help_loads_no_model_library(module: str, flag: str) -> None:
-    quiet = "with suppress(SystemExit), redirect_stdout(StringIO()) as said: main(['--help'])"
-    imports = (
-        f"from contextlib import *\nfrom io import StringIO\nfrom atommem.{module} import main"
-    )
-    script = f"{imports}\n{quiet}\nassert {flag!r} in said.getvalue()\nimport sys\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+def test_eval_killed_at_random_moments_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+    for kill in range(20):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "out")]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            child.wait(timeout=0.01 * kill)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        path = tmp_path / "out" / "episodes.jsonl"
+        content = path.read_bytes() if path.exists() else b""
+        for line in content[: content.rfind(b"\n") + 1].decode().splitlines():
+            record = json.loads(line)
+            key = f"{record['task_id']} {record['sample']}"
+            assert seen.setdefault(key, line) == line, "an episode ran twice"
+        assert len(seen) == content.count(b"\n"), "a record was lost"
+    assert subprocess.run(command, check=True, stdout=subprocess.PIPE).returncode == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["episodes"] == 80
+
+
+async def test_policy_identity_changes_with_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.bin"
+    weights.write_bytes(b"1234")
+    choice = parse_arguments(settings(tmp_path)).policy
+    first = await policy_identity(choice, None)
+    (tmp_path / "eval").mkdir()
+    assert await policy_identity(choice, None) == first
+    os.utime(weights, ns=(1, 1))
+    assert await policy_identity(choice, None) != first
 
 
 def settings(policy: Path | str, *more: str) -> list[str]:
     return ["--policy", str(policy), "--data", "tasks.parquet", "--out", "runs/x", *more]
 
 
-def test_flag_beats_file_beats_checkpoint_beats_default(tmp_path: Path) -> None:
-    memory = MemoryConfig(
-        dialect="released", templates="compact", capacity=20, disabled_actions=["delete"]
-    )
-    save_config(
-        tmp_path,
-        memory,
-        EmbedderConfig(embedder="hashing"),
-        environment_config("longdoc", chunk_tokens=96),
-    )
+def test_parse_arguments_ranks_flag_file_checkpoint_default(tmp_path: Path) -> None:
+    memory = MemoryConfig(dialect="released", templates="compact", capacity=20)
+    longdoc = environment_config("longdoc", chunk_tokens=96)
+    save_config(tmp_path, memory, EmbedderConfig(embedder="hashing"), longdoc)
     file = tmp_path / "eval.yaml"
     file.write_text(yaml.safe_dump({"capacity": 10, "chunk_tokens": 50, "temperature": 0.0}))
-    path = tmp_path / "atommem_config.json"
-    more = {"max_tokens": 48, "chat_template_kwargs": {"a": 1}, "learning_rate": 1}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    found = parse_arguments(
-        settings(
-            tmp_path,
-            "--config",
-            str(file),
-            "--chunk_tokens",
-            "7",
-            "--disabled_actions",
-            "read",
-            "update",
-        )
-    )
-    run, memory = found.run, found.run.memory
-    assert (memory.dialect, run.sampling.max_tokens) == ("released", 48)  # checkpoint
-    assert run.chat_template_kwargs == {"a": 1}
-    assert memory.capacity == 10  # file over checkpoint
-    assert run.sampling.temperature == 0.0  # file over default
-    assert run.environment.chunk_tokens == 7  # type: ignore[attr-defined]  # flag over file and checkpoint
-    assert memory.disabled_actions == ["read", "update"]
+    flags = ["--config", str(file), "--chunk_tokens", "7", "--disabled_actions", "read", "update"]
+    run = parse_arguments(settings(tmp_path, *flags)).run
+    assert run.memory.dialect == "released"
+    assert run.memory.capacity == 10
+    assert run.sampling.temperature == 0.0
+    assert run.environment.chunk_tokens == 7
+    assert run.memory.disabled_actions == ["read", "update"]
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    "more",
     [
-        (["--limit", "0"], "limit=0"),
-        (["--samples_per_task", "0"], "samples_per_task=0"),
-        (["--max_failed_fraction", "2"], "max_failed_fraction=2"),
-        (["--layout", "sideways"], "layout=sideways"),
-        (["--tokenizer", "x"], "are for servers"),
-        (["--policy", "m", "http://b"], "one model folder, or URLs"),
+        ["--limit", "0"],
+        ["--max_failed_fraction", "2"],
+        ["--layout", "sideways"],
+        ["--tokenizer", "x"],
+        ["--policy", "m", "http://b"],
     ],
 )
-def test_wrong_settings_are_refused(more: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_parse_arguments_rejects_wrong_settings(more: list[str]) -> None:
+    with pytest.raises(ConfigError, match=more[0].removeprefix("--")):
         parse_arguments(settings("model", *more))
-
-
-def test_several_servers_or_one_folder(tmp_path: Path) -> None:
-    servers = ["http://a:8000", "http://b:8000"]
-    file = tmp_path / "eval.yaml"
-    file.write_text(yaml.safe_dump({"policy": servers, "tokenizer": "t", "data": "d", "out": "o"}))
-    config = parse_arguments(["--config", str(file)]).policy
-    assert (config.policy, config.is_server) == (servers, True)

@@ -13,13 +13,13 @@ from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
-from atommem.eval import workbench
-from atommem.eval.console_report import breakdown_table
+from atommem.eval import context
 from atommem.eval.methods import make_method
 from atommem.eval.output import parse_records
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
+from atommem.eval.summary import breakdown_table
 from atommem.trace import read_trace
 from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
 from tests.envs.test_benchmarks_memagent import eval_row, train_row
@@ -211,7 +211,7 @@ def test_the_command_takes_memagents_files_unchanged(
     )
     before = data.read_bytes()
     _, policy = make_setup(replies_to)
-    monkeypatch.setattr(workbench, "open_policy", lambda config: policy)
+    monkeypatch.setattr(context, "open_policy", lambda config: policy)
     out = tmp_path / "out"
     command = ["--policy", "toy", "--data", str(data), "--out", str(out), "--method", method]
     assert (

@@ -106,7 +106,7 @@ def test_locomo_by_conversation(tmp_path: Path) -> None:
 
 def test_what_has_no_format_or_no_ids(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="the tasks are of synthetic: official formats are known of hotpotqa"
+        ConfigError, match=r"the tasks are of synthetic\. Official formats exist for hotpotqa"
     ):
         written(tmp_path, record("synthetic", "t0", question("a", "x")))
     with pytest.raises(DataError, match="task 't0' has a question without an id"):
@@ -121,8 +121,8 @@ async def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     out = tmp_path / "report"
     call = ["report", str(tmp_path / "ours"), "--out", str(out)]
     for flags, message in (
-        (["--deltas"], "give it with --reference"),
-        (["--gold", "gold.jsonl"], "give --export predictions"),
+        (["--deltas"], "--deltas needs --reference"),
+        (["--gold", "gold.jsonl"], "Add --export predictions"),
         (["--paper", "table9"], "paper=table9: unknown (did you mean table6?). Give one of table1"),
     ):
         assert main([*call, *flags]) == 2

@@ -1,88 +1,76 @@
-"""The paper's numbers as data, every suite held to them, and ours beside them."""
+"""The paper's numbers as data, shipped suites against them, and ours beside them."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atommem.eval.reporting.published import beside, published, table_of
-from atommem.eval.reporting.templates import markdown_tables
-from atommem.eval.suites.cells import make_cells
-from atommem.eval.suites.differences import differences
-from atommem.eval.suites.suite_file import load_suite, parse_suite
-from tests.eval.suites.test_config import suite
+from atommem.eval.reporting.published import load_published, load_table, set_beside
+from atommem.eval.reporting.tables import make_tables
+from atommem.eval.suite import TRAINED, BenchmarkData, Suite, SuiteRun, expand, load_suite
 from tests.eval.toys import made, ones, results_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = published()["tables"]
+TABLES = load_published()["tables"]
 PAPER = ROOT.parent / "shared" / "papers" / "002-atommem.txt"
 
 
-def test_every_suite_is_its_table_but_for_the_divergences_that_are_named() -> None:
-    named, found = published()["divergences"].keys(), set[str]()
+def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]) -> Iterator[str]:
+    """Yield each way in which a suite differs from the published table."""
+    paper, name = load_published(), table["suite"]
+    rows = {row["row"]: row for row in table["rows"]}
+    columns, keys = table.get("columns", []), [column.key for column in suite.columns]
+    yield from (f"{name}: no row {row}" for row in rows if row not in {r.name for r in suite.rows})
+    yield from (f"{name}: row {row.name} is ours" for row in suite.rows if row.name not in rows)
+    yield from (f"{name}: no column {column}" for column in columns if column not in keys)
+    yield from (f"{name}: column {key} is ours" for key in keys if key not in columns)
+    for row in suite.rows:
+        if row.name in rows and (row.policy or TRAINED) != rows[row.name]["policy"]:
+            yield f"{name}: policy of {row.name} is {row.policy or TRAINED}"
+    found = set()
+    for column in suite.columns:
+        if isinstance(column.data, BenchmarkData):
+            build, limit = column.data.build, runs[0].evaluation.config.limit
+            questions = f"{build.questions[0]}-{build.questions[1]}"
+            given = {"n": min(build.n, limit or build.n), "questions": questions}
+            given |= {"split": column.data.split, "distractors": build.distractors}
+            expected = {**paper["code"], "questions": paper["questions"], "split": "dev"}
+            expected["distractors"] = paper["distractors"]
+            found |= {f"{key} is {value}" for key, value in given.items() if value != expected[key]}
+    for run in runs:
+        if run.row.name in rows:
+            own = rows[run.row.name].get("settings", {})
+            values = run.evaluation.to_flat()
+            wanted = {**paper["settings"], "max_tokens": paper["code"]["max_tokens"], **own}
+            for key, value in wanted.items():
+                if key in values and values[key] != value:
+                    of = f" of {run.row.name}" if key in own else ""
+                    found.add(f"{key}{of} is {values[key]}")
+    yield from (f"{name}: {difference}" for difference in sorted(found))
+
+
+def test_suites_equal_their_tables_but_for_named_divergences() -> None:
+    named, found = load_published()["divergences"].keys(), set[str]()
     for table in TABLES.values():
         ours = load_suite(table["suite"])
         ours = ours.with_policies({row.policy: row.policy for row in ours.rows})
-        found |= set(differences(table, ours, make_cells(ours, ["--policy", "trained"], Path("."))))
-    assert not found - named, "name these in configs/eval/paper_tables.yaml, or change the suite"
-    assert not named - found, "these are no differences (any more)"
+        found |= set(differences(table, ours, expand(ours, ["--policy", "trained"], Path())))
+    assert found == named
 
 
-def test_every_divergence_stands_in_the_docs_with_its_reason() -> None:
+def test_divergences_are_explained_in_the_docs() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    named = {**published()["divergences"], **published()["stated"]}
+    named = {**load_published()["divergences"], **load_published()["stated"]}
     assert [
         key for key, why in named.items() if f"| {key} | {' '.join(why.split())} |" not in text
     ] == []
 
 
-SETTINGS = {
-    "temperature": 1.0,
-    "max_tokens": 1024,
-    "embedder": "hashing",
-    "capacity": 20,
-    "samples_per_task": 4,
-}
-WITHOUT_UPDATE = {
-    "method": "atommem",
-    "label": "without update",
-    "settings": {"disabled_actions": ["read"]},
-}
-
-
-def musique(documents: int = 200, n: int = 600, **more: Any) -> dict[str, Any]:
-    return {"data": [{"benchmark": "musique", "documents": documents, "n": n, **more}]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        *(({"settings": {name: value}}, f"{name} is {value}") for name, value in SETTINGS.items()),
-        ({"settings": {"disabled_actions": ["read"]}}, "disabled_actions is ['read']"),
-        ({"rows": [WITHOUT_UPDATE]}, "disabled_actions of atommem, without update is ['read']"),
-        (musique() | {"settings": {"limit": 5}}, "n is 5"),
-        (musique(distractors="own"), "distractors is own"),
-        ({"rows": [{"method": "atommem", "policy": "base"}]}, "policy of atommem is base"),
-        ({"rows": [{"method": "rag"}]}, "row rag is ours"),
-        ({"rows": [{"method": "rag"}]}, "no row atommem"),
-        ({}, "no column hotpotqa-200"),
-        (musique(n=5), "n is 5"),
-        (musique(n=5), "questions is 1-1"),
-        (musique(documents=400), "column musique-400 is ours"),
-    ],
-)
-def test_what_differs_is_found(changes: dict[str, Any], expected: str) -> None:
-    ours = parse_suite(suite(**changes)).with_policies({"base": "base"})
-    cells = make_cells(ours, ["--policy", "x"], Path("."))
-    assert f"table2_ablation: {expected}" in set(differences(TABLES["table2"], ours, cells))
-
-
 @pytest.mark.parametrize("name", TABLES)
-def test_numbers_are_those_of_the_paper(name: str) -> None:
+def test_published_numbers_stand_in_the_paper(name: str) -> None:
     if not PAPER.is_file():
         pytest.skip("needs the paper's text in ../shared/papers")
     text = " ".join(PAPER.read_text(encoding="utf-8").split())
@@ -92,47 +80,25 @@ def test_numbers_are_those_of_the_paper(name: str) -> None:
             assert f"{value} ({delta:+.1f})".replace("(+", "(") in text, row["name"]
         printed = " ".join(map(str, [*numbers, *([row["average"]] if "average" in row else [])]))
         assert printed in text, row["name"]
-        assert row["name"].split(" K ")[0].replace("C ", "") in text
 
 
-def test_ours_stands_beside_the_papers_with_the_difference_and_its_interval() -> None:
-    found = [
-        made("atommem", ones(8, 10), dataset="hotpotqa", documents=200),
+def test_set_beside_pairs_numbers_with_differences() -> None:
+    hotpot: dict[str, Any] = {"dataset": "hotpotqa", "documents": 200}
+    results = results_of(
+        made("atommem", ones(8, 10), **hotpot),
         made("atommem", ones(5, 10), dataset="musique", documents=200),
-        made("atommem", ones(7, 10), dataset="hotpotqa", documents=200, setting="chunk 2048, k 3"),
-    ]
-    results = results_of(*found)
-    ablation = beside(table_of("table2"), results)
-    assert [row["name"] for row in ablation["rows"]] == ["AtomMem"]
-    hotpot, wiki, musique = ablation["rows"][0]["values"]
-    assert (hotpot["paper"], hotpot["ours"], wiki) == (77.8, 80.0, None)
-    assert hotpot["difference"] == pytest.approx(2.2)
-    assert hotpot["low"] < 0 < hotpot["high"]
-    assert musique["difference"] == pytest.approx(50 - 55.1)
-    results["published"] = beside(table_of("table3"), results)
-    (row,) = results["published"]["rows"]
-    assert row["values"][-1]["paper"] == 76.2, "the average over what we have, on both sides"
-    text = markdown_tables(results)
-    assert "## Published and ours: Table 3, chunk size C and retrieve number K" in text
-    assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text
-    costs = beside(table_of("table6"), results)
-    assert costs["columns"] == ["seconds", "tokens/completion", "steps", "retrievals"]
-    more = {"stop_reason": "context_overflow", "sums": {**found[0].records[0].sums, "steps": 99.0}}
-    records = tuple(replace(record, **more) for record in found[0].records)
-    too_long = replace(found[0], dataset="2wiki", records=records)
-    again = beside(table_of("table6"), results_of(*found, too_long))
-    assert again["rows"] == costs["rows"], "a prompt that did not fit is no cost either"
-
-
-def test_deltas_and_averages_in_the_tables() -> None:
-    found = [
-        made(row, ones(right, 20), dataset=dataset)
-        for dataset, better in (("one", 0), ("two", 4))
-        for row, right in (("ours", 10 + better), ("other", 6))
-    ]
-    results = results_of(*found, reference="ours") | {"deltas": True}
-    text = markdown_tables(results)
-    assert re.search(
-        r"\| other \| 30\.0 \[[^|]*, \(-20\.0\) \| 30\.0 \[[^|]*, \(-40\.0\) \| 30\.0 \[", text
+        made("atommem", ones(7, 10), **hotpot, setting="chunk 2048, k 3"),
     )
-    assert re.search(r"\| ours \| [^|]* \| [^|]* \| 60\.0 \[", text)
+    (row,) = set_beside(load_table("table2"), results)["rows"]
+    first, second, third = row["values"]
+    assert (first["paper"], first["ours"], second) == (77.8, 80.0, None)
+    assert first["difference"] == pytest.approx(2.2)
+    assert first["low"] < 0 < first["high"]
+    assert third["difference"] == pytest.approx(50 - 55.1)
+    results["published"] = set_beside(load_table("table3"), results)
+    (row,) = results["published"]["rows"]
+    assert row["values"][-1]["paper"] == 76.2  # the average over the columns that we have
+    text = "\n".join(table.markdown() for table in make_tables(results))
+    assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text
+    costs = set_beside(load_table("table6"), results)
+    assert costs["columns"] == ["seconds", "tokens/completion", "steps", "retrievals"]

@@ -1,10 +1,7 @@
-"""Reports on and comparisons of small evaluations that ran: the page, what it may hold, that it is made so again."""
+"""Reports: numbers, tests, tables, charts, the page, and comparisons of two evaluations."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 import json
 import re
 from dataclasses import replace
@@ -14,299 +11,265 @@ from typing import Any
 import pytest
 
 from atommem.cli import main
+from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError, DataError
-from atommem.eval.reporting.charts import make_charts
+from atommem.eval.reporting.charts import main_scores, make_charts, setting_lines, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.page import PageData, choose_episodes, render_page
-from atommem.eval.reporting.report_cli import read_evaluations
-from atommem.eval.reporting.results import make_cells, make_results
-from atommem.text_safety import clean
+from atommem.eval.reporting.page import render_page
+from atommem.eval.reporting.report_cli import inspect_traces, read_evaluations
+from atommem.eval.reporting.results import best_rows, make_results
+from atommem.eval.reporting.tables import make_tables, score_frame
+from atommem.eval.summary import summary_table
 from atommem.trace import read_trace
-from tests.eval.toys import evaluated, make_task, results_of
-from tests.test_stopped import contents
+from tests.eval.toys import evaluated, made, make_task, ones, results_of
 
 NAMES = [f"t{index}" for index in range(12)]
+LETTERS = "abcdefgh"
 
 
-async def run(
-    out: Path, right: int, row: str, *, gone: int = 0, dataset: str = "toy"
-) -> Evaluation:
+def markdown(results: dict[str, Any]) -> str:
+    return "\n".join(table.markdown() for table in make_tables(results))
+
+
+async def run(out: Path, right: int, row: str, *, gone: int = 0) -> Evaluation:
     """The first `right` tasks are answered right, the last `gone` fail."""
-    await evaluated(
-        [make_task(name) for name in NAMES],
-        out,
-        wrong=NAMES[right:],
-        gone=NAMES[len(NAMES) - gone :],
-    )
-    return read_evaluation(out, row, dataset)
+    tasks = [make_task(name) for name in NAMES]
+    await evaluated(tasks, out, wrong=NAMES[right:], gone=NAMES[len(NAMES) - gone :])
+    return read_evaluation(out, row, "toy")
+
+
+def test_comparisons_test_the_best_and_the_reference_with_holm() -> None:
+    rows = [("a", 18), ("b", 4), ("c", 10)]
+    results = results_of(*(made(row, ones(right, 20)) for row, right in rows), reference="b")
+    tests = [test for test in results["comparisons"] if test["metric"] == "em"]
+    pairs = [(test["second"], test["first"]) for test in tests]
+    assert pairs == [("a", "c"), ("a", "b"), ("c", "b")]
+    assert [test["p_holm"] for test in tests] == holm([test["p_value"] for test in tests])
+    assert best_rows(results, "em") == {"toy": "a"}
+    assert "| a | **90.0** [" in markdown(results)
+    assert re.search(r"\| a - c \| \+40\.0 \[", markdown(results))
+
+
+def test_comparisons_leave_out_bounds_and_overflow() -> None:
+    oracle, best = made("oracle", ones(20, 20)), made("ours", ones(15, 20))
+    endings = dict.fromkeys(range(2), "context_overflow")
+    some = made("some", [{"em": float(n >= 2)} for n in range(20)], endings=endings)
+    results = results_of(oracle, best, made("rag", ones(0, 20)), some, reference="ours")
+    assert {(t["first"], t["second"]) for t in results["comparisons"]} == {("rag", "ours")}
+    assert best_rows(results, "em") == {"toy": "ours"}
+    text = markdown(results)
+    assert "| oracle | 100.0 [" in text
+    assert "| some | overflow, 100.0 in those that fit **2 of 20 episodes overflow** |" in text
+    named = replace(oracle, method="gold", manifest={"method": {"name": "oracle"}})
+    assert results_of(named)["groups"][0]["bound"]
+
+
+def test_scores_table_warns_of_failed_and_missing_episodes() -> None:
+    failed = made("a", ones(2, 4), endings={3: "failed"}, planned=6)
+    results = results_of(failed, made("b", ones(1, 4)))
+    text = markdown(results)
+    assert "| a | 66.7 [" in text
+    assert "**1 failed, 4 of 6 episodes**" in text
+    assert results["scores"][0]["n"] == 3
+
+
+def test_scores_table_has_deltas_and_averages_over_columns() -> None:
+    found = [
+        made(row, ones(right, 20), dataset=dataset)
+        for dataset, better in (("one", 0), ("two", 4))
+        for row, right in (("ours", 10 + better), ("other", 6))
+    ]
+    text = markdown(results_of(*found, reference="ours") | {"deltas": True})
+    assert re.search(r"\| other \| 30\.0 \[[^|]*\(-20\.0\) \| 30\.0 \[[^|]*\(-40\.0\) \| 30", text)
+    assert re.search(r"\| ours \| [^|]*50\.0[^|]* \| [^|]*70\.0[^|]* \| 60\.0 \[", text)
+
+
+def test_groups_of_seeds_are_one_row_with_their_spread() -> None:
+    seeds = [made("a", ones(right, 10), seed=seed) for seed, right in enumerate((4, 6))]
+    results = results_of(*seeds)
+    (em,) = [line for line in results["scores"] if line["metric"] == "em"]
+    assert (em["mean"], em["n"], em["between_seeds"]["seeds"]) == (0.5, 20, 2)
+    assert "sd 14.1 over 2 seeds" in markdown(results)
+    with pytest.raises(ConfigError, match="with seed 0"):
+        results_of(seeds[0], seeds[0])
+
+
+def test_scores_state_the_unit_of_their_intervals() -> None:
+    evaluation = made("a", [{"em": float(n % 2)} for n in range(20)])
+    talks = [
+        replace(record, group=f"talk {number % 2}")
+        for number, record in enumerate(evaluation.records)
+    ]
+    results = results_of(replace(evaluation, records=tuple(talks)))
+    (em,) = [line for line in results["scores"] if line["metric"] == "em"]
+    assert (em["unit"], em["clusters"], em["n"]) == ("group", 2, 20)
+
+
+def test_tables_show_breakdowns_provenance_and_no_home_folders() -> None:
+    evaluation = made("a", ones(2, 4), categories=("x", "y"))
+    evaluation.manifest["policy"] = {"path": "/home/someone/runs/c-300", "commit": "c0ffee"}
+    text = markdown(results_of(evaluation))
+    assert "## EM by category: toy" in text
+    assert "| a | runs/c-300 | c0ffee |" in text
+    assert "someone" not in text
+
+
+def test_score_frame_has_a_line_per_question_and_metric() -> None:
+    frame = score_frame([made("a", ones(1, 2)), made("b", ones(2, 2))])
+    means = frame[frame["metric"] == "em"].groupby("row")["score"].mean()
+    assert means.to_dict() == {"a": 0.5, "b": 1.0}
+    assert frame["task"].nunique() == 2
+
+
+def test_latex_escapes_names_and_marks_bold() -> None:
+    results = results_of(made("a_b & c", ones(18, 20)), made("d", ones(2, 20)))
+    text = "\n".join(table.latex() for table in make_tables(results))
+    assert "a\\_b \\& c & \\textbf{90.0} [" in text
+    assert "\\toprule" in text
+
+
+def test_charts_draw_costs_differences_settings_and_training(tmp_path: Path) -> None:
+    rows = [
+        made(
+            "atommem", ones(n, 20), setting=f"k {k}, entries {e}", parameters={"k": k, "entries": e}
+        )
+        for k, e, n in ((3, "few", 4), (6, "few", 9), (3, "all", 12), (6, "all", 19))
+    ]
+    results = results_of(*rows)
+    for number, group in enumerate(results["groups"]):
+        group["means"] |= {"steps": 3.0 + number, "tokens/prompt": 10.0}
+    lines = setting_lines(main_scores(results))
+    assert list(lines) == ["k"]
+    assert sorted(lines["k"]["series"].unique()) == ["atommem, entries all", "atommem, entries few"]
+    training = [{"step": 1, "reward": 0.5, "actions/create": 0.2}, {"step": 2}]
+    charts = make_charts(results, training)
+    names = {chart.name for chart in charts}
+    assert {"cost_calls-toy", "differences-toy", "k-toy", "actions", "reward"} <= names
+    write_charts(charts[:1], tmp_path, ("png", "svg", "pdf"))
+    assert (tmp_path / f"{charts[0].name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+async def test_page_escapes_data_and_loads_nothing(tmp_path: Path) -> None:
+    evil = "</title><script>alert(1)</script><img src=x>"
+    evaluations = [await run(tmp_path / "one", 3, evil)]
+    results = make_results(evaluations, inspect_traces(evaluations), title=evil)
+    page = render_page(results, evaluations, [], tmp_path, 5)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "default-src 'none'" in page
+    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+    assert "5 of 12, failed and wrong ones first" in page
+    assert 'href="one/traces/t3.0.jsonl"' in page
 
 
 @pytest.mark.slow
-async def test_the_same_evaluations_give_the_same_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Run anew, elsewhere, with episodes that ended in another order; and from an earlier report's results file."""
+async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> None:
     found = []
     for place in (tmp_path / "one", tmp_path / "another" / "place"):
         for row, right, gone in (("one", 9, 0), ("two", 3, 1)):
             await run(place / row, right, "x", gone=gone)
-            lines = (place / row / "episodes.jsonl").read_text().splitlines(keepends=True)
-            (place / row / "episodes.jsonl").write_text(
-                "".join(lines if found else reversed(lines))
-            )
-        (place / "metrics.jsonl").write_text(
-            '{"step": 1, "reward": 0.5, "actions/create": 0.2}\n{"step": 2}\n'
-        )
-        more = ["--out", str(place / "out"), "--training", str(place), "--title", "<T>"]
-        assert main(["report", f"left={place / 'one'}", str(place / "two"), *more]) == 0
-        found.append(contents(place / "out"))
-        # From the results file, under the labels that stand in it, byte for byte.
-        assert main(["report", str(place / "out"), *more]) == 0
-        found.append(contents(place / "out"))
+            path = place / row / "episodes.jsonl"
+            lines = path.read_text().splitlines(keepends=True)
+            path.write_text("".join(lines if found else reversed(lines)))
+        out = ["--out", str(place / "out"), "--title", "<T>"]
+        assert main(["report", f"left={place / 'one'}", str(place / "two"), *out]) == 0
+        for _ in range(2):  # the second time from its own results.json
+            files = [path for path in (place / "out").rglob("*") if path.is_file()]
+            found.append({path.name: path.read_bytes() for path in files})
+            assert main(["report", str(place / "out"), *out]) == 0
     assert found[1:] == found[:1] * 3
-    assert "report.html" in capsys.readouterr().out
-    files = found[0]
-    assert {"report.html", "results.json", "tables.md", "tables.tex"} <= files.keys()
-    assert {"store_size.png", "store_size.svg", "actions.svg", "lost.png"} <= {
-        Path(name).name for name in files
-    }
-    text = b"".join(files[name] for name in files if not name.endswith((".png", ".html")))
-    assert b"seconds" not in text
-    text += files["report.html"]
-    assert " s · traces/".encode() not in text
-    assert str(tmp_path).encode() not in text
-    results = json.loads(files["results.json"])
-    assert [cell["row"] for cell in results["cells"]] == ["left", "two"]
-    # The toy's tasks mark no gold documents: it is told by words, of which "seen" holds none.
-    lost = results["cells"][0]["lost"]
+    texts = b"".join(content for name, content in found[0].items() if not name.endswith(".png"))
+    assert b"seconds |" not in texts
+    assert str(tmp_path).encode() not in texts
+    results = json.loads(found[0]["results.json"])
+    lost = results["groups"][0]["lost"]  # the toy's tasks mark no gold documents
     assert (lost["by"], lost["right_otherwise"], lost["never_entered"]) == ("words", 9, 3)
     assert results["evaluations"][0]["folder"] == "../one"
 
 
-@pytest.mark.usefixtures("undrawn")
-async def test_seconds_are_shown_when_asked_for(tmp_path: Path) -> None:
-    await run(tmp_path / "a", 3, "a")
-    assert (
-        main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "out"), "--efficiency"]) == 0
-    )
-    assert "| seconds |" in (tmp_path / "out" / "tables.md").read_text()
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["cells"][0]["means"]["seconds"] > 0
-    assert re.search(r"[\d.]+ s · traces/", (tmp_path / "out" / "report.html").read_text())
-
-
-def page_of(
-    evaluations: list[Evaluation], charts: bool = False, **settings: Any
-) -> tuple[str, Any, Any]:
-    """The page, the data inside it, and the results that it shows."""
-    cells = make_cells(evaluations)
-    page = PageData(cells, **settings)
-    results = make_results(cells, title="</title><script>")
-    text = render_page(page, results, make_charts(results) if charts else [])
-    content = re.search(
-        r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
-    )
-    assert content is not None
-    return text, json.loads(content[1]), results
-
-
-@pytest.mark.usefixtures("undrawn")
-async def test_the_page_holds_its_data_safely_and_runs_only_its_own_scripts(tmp_path: Path) -> None:
-    evil = "</script><script>alert(1)</script><!-- & \u2028 \ud83d {{ 7 * 7 }}<img src=x onerror=alert(2)>"
-    evaluation = await run(tmp_path / "one", 3, evil, dataset=evil)
-    trace = evaluation.trace(evaluation.records[0])
-    trace.write_text(trace.read_text().replace("seen", json.dumps(evil)[1:-1]))
-    page, data, _ = page_of([evaluation], charts=True)
-    clean(page).encode("utf-8")
-    assert (
-        page.count("<script") == page.count("</script>") == 4
-    )  # the data, Vega, what pages share, and our own
-    assert "<img src=x" not in re.sub(
-        r'<script type="application/json".*?</script>', "", page, flags=re.DOTALL
-    )
-    # An episode is put into the page as markup; what the model wrote stands in it as text.
-    assert "<img src=x" not in "".join([*data["episodes"], *data["pairs"]])
-    assert "&lt;img src=x onerror=alert(2)&gt;" in data["episodes"][0]
-    assert "<ins>" in data["episodes"][0]
-    assert evil in data["texts"]
-    assert "<title>&lt;/title&gt;&lt;script&gt;</title>" in page
-    assert len(data["episodes"]) == 12
-    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
-    assert policy is not None
-    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    hashes = [
-        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
-    ]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    assert len(hashes) == 3
-    assert html.unescape(policy[1]).endswith(f"script-src {allowed} 'unsafe-eval'")
-
-
-@pytest.mark.usefixtures("undrawn")
-async def test_embedded_episodes_are_of_every_kind_paired_and_compared_as_in_the_tables(
-    tmp_path: Path,
-) -> None:
-    evaluations = [await run(tmp_path / "one", 9, "a", gone=2), await run(tmp_path / "two", 3, "b")]
-    # t10, t11 failed in one; t3 to t8 differ; t9 is wrong in both; t0 to t2 right.
-    first, second = choose_episodes(evaluations, 8)
-    assert first == second == {("t10", 0), ("t3", 0), ("t9", 0), ("t0", 0)}
-    page, data, _ = page_of(evaluations, max_episodes=3)
-    assert len(data["episodes"]) == 3
-    assert "3 of 24 episodes are embedded here" in page
-    assert 0 < len(page_of(evaluations, max_characters=3000)[1]["episodes"]) < 4
-    page, data, results = page_of(evaluations, charts=True)
-    assert "EM against model calls per task" in page
-    (pair,) = data["pairs"]
-    (item,) = (item for item in results["comparisons"] if item["metric"] == "em")
-    assert f"p = {item['p_value']:.2g}" in pair
-    # Of b against a: worse on t3 to t8, and no score of a on t10 and t11.
-    assert "worse on 6" in pair
-    assert "2 have a score on one side only" in pair
-    assert re.findall(r'<th scope="row">(t\d+)</th>', pair) == [f"t{n}" for n in range(3, 9)]
-    evaluations[1].trace(evaluations[1].records[0]).unlink()
-    cell = page_of(evaluations)[2]["cells"][1]
-    assert (cell["traces_missing"], cell["lost"]["questions"], cell["lost"]["counted"]) == (
-        1,
-        12,
-        11,
-    )
-    assert cell["metrics"]["em"]["n"] == 12
-
-
-async def test_what_is_no_evaluation_or_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b" / "one").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "one" / "run.json").touch()
-    with pytest.raises(
-        ConfigError, match=r"holds no evaluation .* give one of those in it \(.*b/one\)"
-    ):
-        read_evaluation(tmp_path / "a" / "b")
-    with pytest.raises(
-        ConfigError, match=r"holds no evaluation .* give the --out of `atommem eval`"
-    ):
-        read_evaluation(tmp_path)
-    (tmp_path / "before").mkdir()
-    (tmp_path / "before" / "episodes.jsonl").touch()
-    for text in ("null", '{"sampling": {"seed": 1e400}}'):
-        (tmp_path / "before" / "run.json").write_text(text)
-        with pytest.raises(DataError, match=r"run\.json is none of `atommem eval`"):
-            read_evaluation(tmp_path / "before")
-    with pytest.raises(ConfigError, match=r"did you mean \S+/before\?"):
-        read_evaluation(tmp_path / "befor")
-    (tmp_path / "cells").mkdir()
-    with pytest.raises(
-        ConfigError,
-        match=rf"give {tmp_path}/report to atommem report, or .* below {tmp_path}/cells",
-    ):
-        read_evaluation(tmp_path)
+async def test_read_evaluation_explains_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "a" / "one").mkdir(parents=True)
+    (tmp_path / "a" / "one" / "run.json").write_text("null")
+    with pytest.raises(ConfigError, match=r"has no evaluation .* Give one of .*a/one"):
+        read_evaluation(tmp_path / "a")
+    (tmp_path / "a" / "one" / "episodes.jsonl").touch()
+    with pytest.raises(DataError, match=r"run\.json is not from `atommem eval`"):
+        read_evaluation(tmp_path / "a" / "one")
     (tmp_path / "results.json").write_text('{"evaluations": [{}]}')
-    with pytest.raises(DataError, match="does not list evaluations"):
+    with pytest.raises(DataError, match="was not written by `atommem report`"):
         read_evaluations([str(tmp_path)])
-    assert main(["report", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
-    one = await run(tmp_path / "a", 3, "a")
-    with pytest.raises(ConfigError, match="with seed 0"):
-        make_cells([one, one])
-    with pytest.raises(ConfigError, match="no evaluation"):
-        make_cells([])
-    with pytest.raises(ConfigError, match="one of the rows 'a'"):
-        results_of(one, reference="z")
+    with pytest.raises(ConfigError, match="There is no evaluation"):
+        make_results([])
+    with pytest.raises(ConfigError, match="reference='z': not a row"):
+        results_of(made("a", ones(1, 2)), reference="z")
 
 
-# `atommem compare`: pairs, significance and flips of two folders
+async def test_read_evaluation_ignores_a_torn_line_without_changing_it(tmp_path: Path) -> None:
+    await answered(tmp_path / "A", "a")
+    path = tmp_path / "A" / "episodes.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"task_id": "half')
+    before = path.read_bytes()
+    assert len(read_evaluation(tmp_path / "A").records) == len(LETTERS)
+    assert path.read_bytes() == before
 
-LETTERS = "abcdefgh"
+
+def test_summary_table_states_units_and_overflow() -> None:
+    endings = {0: "context_overflow"}
+    results = results_of(made("a", ones(4, 4), endings=endings))
+    group = results["groups"][0] | {"metrics": {"em": results["scores"][0]}}
+    cells = [str(cell) for column in summary_table(group).columns for cell in column.cells]
+    assert any(cell.startswith("no score, 1.000 in those that fit") for cell in cells)
+    assert "  prompt did not fit (not scored)" in cells
 
 
 async def answered(out: Path, right: str, *, gone: str = "", names: str = LETTERS) -> Path:
-    """An evaluation in which the policy is right on the tasks `right` and out of reach on `gone`."""
-    await evaluated(
-        [make_task(name) for name in names], out, wrong=set(names) - set(right), gone=gone
-    )
+    """An evaluation that is right on the tasks `right` and fails on `gone`."""
+    tasks = [make_task(name) for name in names]
+    await evaluated(tasks, out, wrong=set(names) - set(right), gone=gone)
     return out
 
 
-async def test_wins_losses_and_flips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_compare_counts_wins_and_names_changed_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = await answered(tmp_path / "A", "abch", gone="f")
     second = await answered(tmp_path / "B", "abdefg", gone="h")
-    # On both sides: a to e and g. Better: d, e, g; worse: c.
-    assert (
-        main(
-            ["compare", str(first), str(second), "--json", str(tmp_path / "c.json"), "--show", "2"]
-        )
-        == 0
-    )
-    found = json.loads((tmp_path / "c.json").read_text())
-    assert (found["wins"], found["losses"], found["ties"], found["tasks"]) == (3, 1, 2, 6)
-    assert found["left_out"] == 2
-    assert found["failed"] == [1, 1]
+    out = tmp_path / "c.json"
+    # Scored in both: a to e and g. Better: d, e, g; worse: c.
+    assert main(["compare", str(first), str(second), "--json", str(out), "--show", "2"]) == 0
+    found = json.loads(out.read_text())
+    assert (found["wins"], found["losses"], found["ties"], found["left_out"]) == (3, 1, 2, 2)
     assert found["p_value"] == pytest.approx(2 * (1 / 16 + 0.5 * 4 / 16))
     assert found["difference"] == pytest.approx(2 / 6)
-    assert found["low"] < 2 / 6 < found["high"]
-    assert [flip["task_id"] for flip in found["flips"]] == ["d", "e", "g", "c"]
-    traces = found["flips"][0]["traces"]
+    assert [change["task_id"] for change in found["changed"]] == ["d", "e", "g", "c"]
+    traces = found["changed"][0]["traces"]
     assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
-    assert found["flips"][0]["answers"] == [[["wrong"]], [["d-0"]]]
     printed = capsys.readouterr().out
     assert "B - A: +0.333" in printed
     assert "Better in B (3, the first 2; --show -1 prints all)" in printed
-    assert str(tmp_path / "B" / "traces" / "c.0.jsonl") in printed
-    assert "/g.0.jsonl" not in printed
 
 
-async def test_the_means_shown_are_those_whose_difference_is_shown(
+async def test_compare_prints_means_over_common_questions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two episodes of a task and one of another: each task's question counts once, as in the difference."""
     for name, wrong in (("A", "b"), ("B", "")):
-        await evaluated(
-            [make_task(task) for task in "ab"], tmp_path / name, wrong=wrong, samples_per_task=2
-        )
-    episodes = tmp_path / "A" / "episodes.jsonl"
-    *kept, last = episodes.read_text().splitlines(keepends=True)
-    assert '"task_id": "b"' in last
-    episodes.write_text("".join(kept))
+        tasks = [make_task(task) for task in "ab"]
+        await evaluated(tasks, tmp_path / name, wrong=wrong, samples_per_task=2)
+    path = tmp_path / "A" / "episodes.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert main(["compare", str(tmp_path / "A"), str(tmp_path / "B")]) == 0
     printed = capsys.readouterr().out
     assert "B - A: +0.500" in printed
-    assert re.search(r"A[ │]+0\.500.*B[ │]+1\.000", printed, re.DOTALL)
+    assert "A: EM 0.500" in printed
 
 
-async def test_every_score_that_is_there_is_compared_where_tasks_are_the_same(
+async def test_compare_refuses_other_tasks_and_unknown_metrics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    golds = {
-        name: replace(make_task(name).questions[0], answers=(f"{name}-0 exactly",))
-        for name in LETTERS
-    }
-    tasks = [replace(make_task(name), questions=(gold,)) for name, gold in golds.items()]
-    for name, right in (("A", 2), ("B", 7)):
-        await evaluated(tasks, tmp_path / name, wrong=LETTERS[right:])
-    call = [
-        "compare",
-        str(tmp_path / "A"),
-        str(tmp_path / "B"),
-        "--json",
-        str(tmp_path / "c.json"),
-        "--metric",
-    ]
-    for metric, wins in (("em", 0), ("sub_em", 5)):
-        assert main([*call, metric]) == 0
-        assert json.loads((tmp_path / "c.json").read_text())["wins"] == wins
-    assert "sub-EM on the 8 tasks" in capsys.readouterr().out
-    assert main([*call, "judge"]) == 2
+    first = await answered(tmp_path / "A", "ab")
+    other = await answered(tmp_path / "B", "a", names="abcdefgi")
+    assert main(["compare", str(first), str(other)]) == 2
+    assert "different tasks" in capsys.readouterr().err
+    assert main(["compare", str(first), str(first), "--metric", "judge"]) == 2
     assert re.search(r"'judge': .* has em, f1, sub_em", capsys.readouterr().err)
-    other = await answered(tmp_path / "other", "a", names="abcdefgi")
-    failed = await answered(tmp_path / "f", "a", gone=LETTERS)
-    assert main(["compare", str(failed), str(other)]) == 2
-    same = await answered(tmp_path / "same", "a")
-    assert main(["compare", str(failed), str(same)]) == 0
-    assert "nothing to compare" in capsys.readouterr().out
-
-
-async def test_reading_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
-    folder = await answered(tmp_path / "A", "a")
-    with (folder / "episodes.jsonl").open("ab") as file:
-        file.write(b'{"task_id": "half')  # as if its evaluation were writing right now
-    before = (folder / "episodes.jsonl").read_bytes()
-    assert len(read_evaluation(folder).records) == len(LETTERS)
-    assert (folder / "episodes.jsonl").read_bytes() == before

@@ -18,7 +18,7 @@ from atommem.episode_stats import episode_sums
 from atommem.errors import AtomMemError, OutageError
 from atommem.eval.methods import make_method
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.results import make_cells, make_results
+from atommem.eval.reporting.results import make_results
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from tests.eval.methods.toys import TextPolicy, make_setup
@@ -170,4 +170,4 @@ def ones(right: int, of: int) -> list[dict[str, float]]:
 
 def results_of(*evaluations: Evaluation, **more: Any) -> dict[str, Any]:
     """What the report on them says."""
-    return make_results(make_cells(evaluations), **more)
+    return make_results(evaluations, **more)

@@ -208,16 +208,18 @@ def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
     """The settings of every run of a suite, by row, column and seed."""
     from dataclasses import replace
 
-    from atommem.eval.suites.cells import make_cells
-    from atommem.eval.suites.suite_file import load_suite
+    from atommem.eval.suite import expand, load_suite
 
     suite = load_suite(path)
     suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
     suite = replace(suite, settings={"policy": "POLICY", **suite.settings})
-    return {
-        f"{cell.row.name} / {cell.column.key} / {cell.seed}": evaluation_settings(cell.evaluation)
-        for cell in make_cells(suite, [], Path("OUT"))
+    found = {
+        f"{item.row.name} / {item.column.key} / {item.seed}": evaluation_settings(item.evaluation)
+        for item in expand(suite, [], Path("OUT"))
     }
+    for settings in found.values():  # the folder was called cells
+        settings["out"] = settings["out"].replace("OUT/runs/", "OUT/cells/")
+    return found
 
 
 def changed(*configs: Any) -> dict[str, Any]:
@@ -269,24 +271,31 @@ async def run_evaluation(
 def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, Any]:
     """Every number of the report: scores with intervals and other means by row, tests."""
     from atommem.eval.reporting.evaluations import read_evaluation
-    from atommem.eval.reporting.results import make_cells, make_results
+    from atommem.eval.reporting.results import make_results
 
     read = [
         read_evaluation(folder, row, "toy") for row, paths in folders.items() for folder in paths
     ]
-    results = make_results(make_cells(read), reference=reference)
+    results = make_results(read, reference=reference)
     found: dict[str, Any] = {}
-    for cell in results["cells"]:
-        counts = {
-            name: cell[name]
-            for name in ("episodes", "failed", "overflow", "breakdowns")
-            if name in cell
-        }
-        found[f"scores/{cell['row']}"] = cell["metrics"] | counts
-        found[f"means/{cell['row']}"] = {
-            key: cell["means"][key] for key in cell["means"] if "tokens" not in key
-        }
+
+    def lines_of(name: str, row: str, *drop: str) -> list[dict[str, Any]]:
+        lines = [line for line in results[name] if line["row"] == row]
+        return [
+            {k: v for k, v in line.items() if k not in ("row", "column", *drop)} for line in lines
+        ]
+
+    for group in results["groups"]:
+        row = group["row"]
+        counts = {name: group[name] for name in ("episodes", "failed", "overflow")}
+        metrics = [line["metric"] for line in results["scores"] if line["row"] == row]
+        scores = dict(zip(metrics, lines_of("scores", row, "metric"), strict=True))
+        found[f"scores/{row}"] = scores | counts | {"breakdowns": lines_of("breakdowns", row)}
+        means = group["means"]
+        found[f"means/{row}"] = {key: means[key] for key in means if "tokens" not in key}
     for test in results["comparisons"]:
+        test = {"dataset": "toy", "documents": None, **test}
+        del test["column"]
         found[f"tests/{test['first']} - {test['second']}"] = test
     return found
 

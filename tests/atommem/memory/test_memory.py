@@ -64,6 +64,13 @@ async def test_results_stay_until_query_or_entries_change() -> None:
     assert m.view() == MemoryView(size=3)
 
 
+async def test_the_last_of_several_reads_sets_the_query() -> None:
+    m = memory(retrieve_k=1)
+    turn = [Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann"), Action(READ, "bob")]
+    await m.apply(turn, 0)
+    assert (m.view().query, shown(m)) == ("bob", [(1, "bob")])
+
+
 async def test_equal_texts_are_shown_oldest_first_up_to_k() -> None:
     m = memory(retrieve_k=6)
     await m.apply([*[Action(CREATE, "ann sings")] * 40, Action(READ, "ann sings")], 0)

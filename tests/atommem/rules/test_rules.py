@@ -194,6 +194,7 @@ def test_weights_that_are_not_finite_or_unknown_are_refused(rule: str, tmp_path:
 # The promises of all rules ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name in plugins.names("atommem.retention") if name != "oracle"]
 )
@@ -204,6 +205,7 @@ def test_a_shipped_retention_rule_keeps_the_promises(name: str, tmp_path: Path) 
     assert problems(name, streams=1, steps=40) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", plugins.names("atommem.admission"))
 def test_a_shipped_admission_rule_keeps_the_promises(name: str) -> None:
     assert problems("fifo", name, streams=1, steps=40) == []
@@ -244,6 +246,7 @@ class Peeks(Rule):
         return Accepted() if self.later & set(candidate.text.split()) else Refused("not asked")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "problem"), [("Remembers", "between two runs"), ("Counts", "after a restore")]
 )
@@ -251,6 +254,7 @@ def test_check_finds_state_outside_of_the_log(rule: str, problem: str) -> None:
     assert any(problem in found for found in problems(f"{HERE}:{rule}", streams=2))
 
 
+@pytest.mark.slow
 def test_check_finds_a_rule_that_knows_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
     play = check.play
 

@@ -42,10 +42,10 @@ async def test_what_a_list_of_candidates_earns_is_no_reward() -> None:
     check_reward("em", "locomo")
     check_reward("gaia", "gaia")
     for reward, message in (
-        ("rouge", "give one of em, f1, judge, gaia"),
+        ("rouge", "Give one of em, f1, judge, gaia"),
         ("gaia", "GAIA's own rule"),
     ):
-        with pytest.raises(ConfigError, match=f"reward is '{reward}'.*{message}"):
+        with pytest.raises(ConfigError, match=f"reward(=| is '){reward}.*{message}"):
             check_reward(reward, "hotpotqa")
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from atommem.envs.judge_cli import kappa, main
 from atommem.envs.scoring.answers import score_answers
-from atommem.envs.scoring.judge import LLMJudge, make_judge, quoted
+from atommem.envs.scoring.judge import LLMJudge, Verdict, make_judge, quoted, read_verdict
 from atommem.envs.scoring.judge_config import PROMPT, JudgeConfig, judge_prompt, judge_settings
-from atommem.envs.scoring.verdicts import Verdict, read_verdict
 from atommem.envs.task import Question, Task
 from atommem.episode import Episode
 from atommem.episode_runner import set_score
@@ -399,5 +398,5 @@ def test_hostile_labels(changes: dict[str, Any], message: str, tmp_path: Path) -
     ]
     with pytest.raises(DataError, match=re.escape(message)):
         main(call)
-    with pytest.raises(ConfigError, match="judge_url and judge_model are not set"):
+    with pytest.raises(ConfigError, match="--judge_url is missing"):
         main(call[:2])

@@ -24,8 +24,8 @@ from atommem.envs.scoring.records import (
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode
 from atommem.errors import DataError
-from atommem.eval.console_report import breakdown_table, report_table
 from atommem.eval.runner import evaluate
+from atommem.eval.summary import breakdown_table, summary_table
 from atommem.observation import StopReason
 from tests.eval.toys import make_runner, make_task
 
@@ -130,23 +130,6 @@ def test_a_score_of_other_questions_is_an_error(scored: dict[str, Any]) -> None:
         record_of(TASK, episode(**scored))
 
 
-def test_records_of_versions_before_are_read() -> None:
-    question = {
-        "id": "q",
-        "question": "?",
-        "answer": "a",
-        "golds": ["a"],
-        "em": 1.0,
-        "f1": 0.5,
-        "category": "",
-    }
-    line = record_of(TASK, episode()).to_json() | {
-        "questions": [question | {"metrics": {"sub_em": 1.0}}]
-    }
-    (read,) = EpisodeRecord.from_json(line).questions
-    assert read == QuestionRecord("q", "?", "a", ("a",), "", {"em": 1.0, "f1": 0.5, "sub_em": 1.0})
-
-
 class OnlyRewards:
     """The long document's environment without exact match: its reward is all that it says, and once a count."""
 
@@ -177,9 +160,7 @@ async def test_an_environment_without_exact_match_is_evaluated_compared_and_repo
         )
     assert result.mean("reward") == pytest.approx((7 + 0.5) / 8)
     cells = [
-        str(cell)
-        for column in report_table({"all": result.summary()}).columns
-        for cell in column.cells
+        str(cell) for column in summary_table(result.summary()).columns for cell in column.cells
     ]
     assert "Reward [95% interval]" in cells
     assert "EM [95% interval]" not in cells
@@ -191,7 +172,7 @@ async def test_an_environment_without_exact_match_is_evaluated_compared_and_repo
     out = tmp_path / "report"
     assert main(["report", *folders, "--out", str(out)]) == 0
     results = json.loads((out / "results.json").read_text())
-    means = [(cell["metric"], cell["metrics"]["reward"]["mean"]) for cell in results["cells"]]
+    means = [(line["metric"], line["mean"]) for line in results["scores"]]
     assert means == [("reward", pytest.approx(5 / 8)), ("reward", pytest.approx(7.5 / 8))]
     assert [item["metric"] for item in results["comparisons"]] == ["reward"]
     assert "|  | Reward | n | episodes |" in (out / "tables.md").read_text()
@@ -262,10 +243,8 @@ async def test_an_evaluation_writes_them_and_its_report_shows_them(tmp_path: Pat
     cells = [list(column.cells) for column in table.columns]
     assert cells[:2] == [["type", "  bridge", "  comparison"], ["", "3", "3"]]
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
-    assert (
-        json.loads((tmp_path / "report" / "results.json").read_text())["cells"][0]["breakdowns"]
-        == found
-    )
+    lines = json.loads((tmp_path / "report" / "results.json").read_text())["breakdowns"]
+    assert lines == [{"row": "a", "column": "hotpotqa", **line} for line in found]
     text = (tmp_path / "report" / "tables.md").read_text()
     assert "|  | bridge (n 3) | comparison (n 3) |" in text
     assert "## EM by type" in text

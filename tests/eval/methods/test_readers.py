@@ -101,7 +101,7 @@ async def test_full_context_cuts_the_middle_and_says_how_much(context_tokens: in
     assert "Moss grows" in policy.prompts[0]
     assert "in Port." in policy.prompts[0]
     assert joined_text(TASK) not in policy.prompts[0]
-    with pytest.raises(ConfigError, match="context_tokens is 64 and max_tokens 64"):
+    with pytest.raises(ConfigError, match="context_tokens=64: must exceed max_tokens"):
         make_method("full_context", replace(setup, context_tokens=64))
 
 

@@ -1,4 +1,4 @@
-"""What evaluations need open, and the method that each of them runs: opened once for all that agree on it."""
+"""The open policy, embedder and environments of evaluations, shared by those that agree on them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from atommem.run import open_embedder
 from atommem.session import ENCODE_THREADS
 
 
-class Workbench:
-    """Holds one policy, one embedder, and the environments over that policy. A context manager: leaving it closes all.
+class EvalContext:
+    """Holds one policy, one embedder, and environments; a context manager that closes them.
 
-    Asked for another policy or embedder, it closes the one that it holds first: two models may not fit the memory.
+    Opening another policy or embedder closes the previous one first: two models may not fit.
 
     Args:
-        slots: Bounds the episodes of all methods together; None bounds each method's own by `max_in_flight`.
+        slots: Bounds the episodes of all methods together; None bounds each by `max_in_flight`.
     """
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
@@ -34,22 +34,22 @@ class Workbench:
         self._policy: tuple[PolicyConfig, Any, dict[str, Any]] | None = None
         self._embedder: tuple[EmbedderConfig, Embedder] | None = None
         self._environments: dict[tuple[Any, ...], EnvironmentFactory] = {}
-        self._to_close = {"policy": AsyncExitStack(), "embedder": AsyncExitStack()}
+        self._policy_stack, self._embedder_stack = AsyncExitStack(), AsyncExitStack()
 
-    async def __aenter__(self) -> Workbench:
+    async def __aenter__(self) -> EvalContext:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        async with self._to_close["embedder"], self._to_close["policy"]:
+        async with self._embedder_stack, self._policy_stack:
             pass
 
     async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
-        """The method that `evaluation` describes, and the settings that its output folder must agree in.
+        """Return the method, and the settings that its output folder must agree in.
 
         Raises:
             ConfigError: A setting is wrong, or a package is missing.
             PolicyError: The model or tokenizer cannot be loaded.
-            OutageError: The policy's or the embedder's server is out of reach.
+            OutageError: A server is unreachable.
         """
         config, run = evaluation.config, evaluation.run
         environment = run.environment
@@ -58,56 +58,48 @@ class Workbench:
         key = (type(environment), repr(astuple(environment)))  # settings may be lists
         if key not in self._environments:
             self._environments[key] = make_environments(environment, policy.tokenizer)
-            self._to_close["policy"].push_async_callback(self._environments[key].close)
-        method = make_method(
-            config.method,
-            Setup(
-                policy=policy,
-                embedder=embedder,
-                tokenizer=policy.tokenizer,
-                environments=self._environments[key],
-                memory=run.memory,
-                sampling=run.sampling,
-                max_in_flight=self._slots or evaluation.policy.max_in_flight,
-                chat_template_kwargs=run.chat_template_kwargs,
-                context_tokens=config.context_tokens,
-                yarn_factor=config.yarn_factor,
-                encode_threads=ENCODE_THREADS,
-            ),
+            self._policy_stack.push_async_callback(self._environments[key].close)
+        setup = Setup(
+            policy=policy,
+            embedder=embedder,
+            tokenizer=policy.tokenizer,
+            environments=self._environments[key],
+            memory=run.memory,
+            sampling=run.sampling,
+            max_in_flight=self._slots or evaluation.policy.max_in_flight,
+            chat_template_kwargs=run.chat_template_kwargs,
+            context_tokens=config.context_tokens,
+            yarn_factor=config.yarn_factor,
+            encode_threads=ENCODE_THREADS,
         )
+        values = {**asdict(environment), **judge_settings(environment)}
+        values |= self._environments[key].identity()
         settings = {
             "policy": identity,
-            # The same server may come back at another address.
-            "embedder": {**asdict(run.embedder), "embedder_url": None},
+            "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move
             "environment": {
-                name: value
-                for name, value in {
-                    **asdict(environment),
-                    **judge_settings(environment),
-                    **self._environments[key].identity(),
-                }.items()
-                if name not in environment.operational
+                name: value for name, value in values.items() if name not in environment.operational
             },
             "chat_template_kwargs": run.chat_template_kwargs,
             "method": {"name": config.method},
         }
-        return method, settings
+        return make_method(config.method, setup), settings
 
     async def _open_policy(self, choice: PolicyConfig) -> tuple[Any, dict[str, Any]]:
         if self._policy is None or self._policy[0] != choice:
             self._policy, self._environments = None, {}
-            await self._to_close["policy"].aclose()
-            with ended_by_ctrl_c():  # minutes, for a large model
+            await self._policy_stack.aclose()
+            with ended_by_ctrl_c():  # loading takes minutes
                 policy = open_policy(choice)
-            self._to_close["policy"].push_async_callback(policy.close)
+            self._policy_stack.push_async_callback(policy.close)
             self._policy = (choice, policy, await policy_identity(choice, policy))
         return self._policy[1], self._policy[2]
 
     async def _open_embedder(self, config: EmbedderConfig) -> Embedder:
         if self._embedder is None or self._embedder[0] != config:
             self._embedder = None
-            await self._to_close["embedder"].aclose()
+            await self._embedder_stack.aclose()
             with ended_by_ctrl_c():
                 self._embedder = (config, open_embedder(config))
-            self._to_close["embedder"].push_async_callback(self._embedder[1].close)
+            self._embedder_stack.push_async_callback(self._embedder[1].close)
         return self._embedder[1]

@@ -1,1 +1,0 @@
-"""Suites: many evaluations, described by one file, that make one report."""

@@ -1,0 +1,224 @@
+"""Running, recording and continuing an evaluation, and budgets."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atommem.config import MemoryConfig
+from atommem.envs.scoring.statistics import wilson_interval
+from atommem.envs.task import Task
+from atommem.errors import BudgetSpentError, ConfigError, DataError, PolicyError
+from atommem.eval.budget import Budget, Usage
+from atommem.eval.output import OutputFolder, file_stem
+from atommem.eval.runner import evaluate, tasks_digest
+from atommem.policy.contract import Sampling
+from atommem.trace import read_trace
+from tests.eval.toys import GONE, evaluated, make_runner, make_task
+
+TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
+ALIKE = [make_task(name) for name in "abcd"]
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
+
+
+async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> None:
+    result, asked = await evaluated(TASKS)
+    assert result.em == pytest.approx(5 / 6)
+    means = result.summary()["means"]
+    assert (means["steps"], means["actions/answer"], means["store_size"]) == (14 / 4, 6 / 14, 2)
+    assert len(asked) == 14
+    result, _ = await evaluated(TASKS, gone="bd")
+    summary = result.summary()
+    assert (result.failed, result.failed_fraction) == (2, 0.5)
+    em = summary["metrics"]["em"]
+    assert (em["mean"], em["n"], (em["low"], em["high"])) == (1.0, 2, wilson_interval(2, 2))
+    assert summary["errors"] == {"server gone": 2}
+    nothing, _ = await evaluated(TASKS[:1], gone="a")
+    assert math.isnan(nothing.em)
+    assert nothing.summary()["metrics"] == {}
+
+
+async def test_evaluate_stores_records_traces_and_summary(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time from the folder
+        result, _ = await evaluated(TASKS, tmp_path, samples_per_task=2, wrong="abcd")
+        assert (result.em, result.summary()["means"]["reward"]) == (0.0, 0.0)
+    assert len(lines(tmp_path)) == 8
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["metrics"]["em"]["mean"] == result.em
+    assert summary["run"]["memory"]["dialect"] == "paper"
+    trace = read_trace(tmp_path / "traces" / "d.1.jsonl")
+    assert trace.complete
+    assert (trace.episode.sample, len(trace.episode.steps)) == (1, 5)
+
+
+async def test_evaluate_has_each_record_on_disk_before_the_next_counts(tmp_path: Path) -> None:
+    on_disk: list[int] = []
+    await evaluated(TASKS, tmp_path, on_record=lambda _: on_disk.append(len(lines(tmp_path))))
+    assert on_disk == [1, 2, 3, 4]
+
+
+async def test_evaluate_retries_failed_episodes_only(tmp_path: Path) -> None:
+    await evaluated(TASKS, tmp_path, gone="b")
+    with pytest.raises(PolicyError):
+        await evaluated(TASKS, tmp_path, gone="b", error=PolicyError("refused"))
+    assert not (tmp_path / "summary.json").exists()
+    result, asked = await evaluated(TASKS, tmp_path)
+    assert (set(asked), result.failed) == ({"b"}, 0)
+    assert len(lines(tmp_path)) == 5  # the failure stays on record
+    assert json.loads((tmp_path / "summary.json").read_text())["failed"] == 0
+
+
+async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path: Path) -> None:
+    first, _ = await evaluated(TASKS, tmp_path)
+    path = tmp_path / "episodes.jsonl"
+    content = path.read_text()
+    for cut in (200, 1):
+        path.write_text(content[:-cut])
+        again, asked = await evaluated(TASKS, tmp_path)
+        assert (set(asked), again.em, len(lines(tmp_path))) == ({"d"}, first.em, 4)
+    kept = content.splitlines(keepends=True)
+    path.write_text("".join([kept[0], '{"questions": 3}\n', *kept[2:]]))
+    with pytest.raises(DataError, match=r"episodes\.jsonl, line 2"):
+        await evaluated(TASKS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runner": {"sampling": Sampling(1.0, seed=0)}}, "temperature is 0.0 there and 1.0 now"),
+        ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
+        ({"samples_per_task": 2}, "samples_per_task is 1 there and 2 now"),
+        ({"settings": {}}, "policy is .* there and not set now"),
+        ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\."),
+    ],
+)
+async def test_output_folder_refuses_other_settings_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    settings = {"policy": {"path": "x"}}
+    await evaluated(TASKS, tmp_path, settings=settings)
+    with pytest.raises(ConfigError, match=message):
+        await evaluated(**{"tasks": TASKS, "out": tmp_path, "settings": settings, **changes})
+    await evaluated(TASKS, tmp_path, settings=settings, runner={"max_in_flight": 9})
+
+
+async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) -> None:
+    (tmp_path / "episodes.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"episodes\.jsonl but no run\.json"):
+        await evaluated(TASKS, tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json is not valid JSON"):
+        await evaluated(TASKS, tmp_path)
+    new = tmp_path / "new"
+    with OutputFolder(new, {"a": 1}), pytest.raises(ConfigError, match="is running in"):
+        OutputFolder(new, {"a": 1})
+    with OutputFolder(new, {"a": 2}) as folder:  # without an episode it belongs to nobody
+        assert folder.finished == {}
+
+
+async def test_evaluate_refuses_equal_ids_and_no_samples() -> None:
+    with pytest.raises(DataError, match="two tasks have the id 'a'"):
+        await evaluated([TASKS[0], TASKS[0]])
+    with pytest.raises(ConfigError, match="samples_per_task=0"):
+        await evaluated(TASKS, samples_per_task=0)
+
+
+async def test_evaluate_gives_the_same_files_in_any_order_of_episodes(tmp_path: Path) -> None:
+    tasks = [make_task(f"t{index}", questions=1 + index % 2) for index in range(5)]
+    runner, policy = make_runner()
+    await evaluate(tasks, runner, progress=False)  # this tokenizer assigns ids on first sight
+    policy.until = {task.id: lambda: random.random() < 0.2 for task in tasks}
+    found = []
+    for runner.max_in_flight in (1, 4, 5):
+        out = tmp_path / str(runner.max_in_flight)
+        await evaluate(tasks, runner, out, samples_per_task=2, progress=False)
+        files = [path for path in out.rglob("*") if path.is_file()]
+        texts = (re.sub(r'"seconds": [\d.e-]+', "", path.read_text()) for path in files)
+        names = (path.name for path in files)
+        found.append({name: sorted(text.splitlines()) for name, text in zip(names, texts)})  # noqa: B905
+    assert found[0] == found[1] == found[2]
+
+
+def test_file_stem_is_safe_and_distinct() -> None:
+    assert file_stem("hotpot-5a7.x_1") == "hotpot-5a7.x_1"
+    names = ("a/b", "a_b", "a:b", "../../etc", "x" * 300, "x" * 301, "é")
+    stems = [file_stem(name) for name in names]
+    assert len(set(stems)) == len(stems)
+    assert all("/" not in stem and len(stem) < 120 for stem in stems)
+
+
+def test_tasks_digest_depends_on_everything_read_or_scored() -> None:
+    base = make_task("a")
+    variants = [
+        make_task("b"),
+        make_task("a", right=False),
+        make_task("a", questions=2),
+        Task("a", base.questions, base.documents[:1]),
+        Task("a", base.questions, base.documents, context="text"),
+    ]
+    assert len({tasks_digest([task]) for task in [base, *variants]}) == 6
+    assert tasks_digest([base]) == tasks_digest([make_task("a")])
+
+
+async def cost_of_one() -> Usage:
+    record = (await evaluated(ALIKE[:1]))[0].records[0]
+    return Usage(record.prompt_tokens, record.completion_tokens)
+
+
+async def test_budget_stops_in_order_and_a_larger_one_continues(tmp_path: Path) -> None:
+    one = (await cost_of_one()).total
+    for _ in range(2):  # what is in the folder counts as spent
+        with pytest.raises(BudgetSpentError, match="2 of 4 episodes have not run"):
+            await evaluated(ALIKE, tmp_path, budget=Budget(tokens=2 * one))
+        assert [line["task_id"] for line in lines(tmp_path)] == ["a", "b"]
+    assert not (tmp_path / "summary.json").exists()
+    result, _ = await evaluated(ALIKE, tmp_path, budget=Budget(tokens=4 * one))
+    assert (result.resumed, len(result.records)) == (2, 4)
+    await evaluated(ALIKE, tmp_path, budget=Budget(tokens=1))  # all had run
+
+
+async def test_budget_lets_episodes_in_flight_end_and_counts_money(tmp_path: Path) -> None:
+    one = await cost_of_one()
+    settings = {"runner": {"max_in_flight": 3}, "budget": Budget(tokens=1)}
+    with pytest.raises(BudgetSpentError):
+        await evaluated(ALIKE, tmp_path / "tokens", **settings)
+    assert len(lines(tmp_path / "tokens")) == 3
+    money = 3 * (one.prompt * 2 + one.completion * 5) / 1e6
+    budget = Budget(money=money, prompt_price=2.0, completion_price=5.0)
+    with pytest.raises(BudgetSpentError, match="in money"):
+        await evaluated(ALIKE, tmp_path / "money", budget=budget)
+    assert len(lines(tmp_path / "money")) == 3
+    assert budget.cost == pytest.approx(money)
+
+
+async def test_budget_counts_failed_attempts(tmp_path: Path) -> None:
+    runner, policy = make_runner()
+    # The last of its three requests fails.
+    policy.until["a"] = lambda: len(policy.asked) < 3 or policy.errors.setdefault("a", GONE) is GONE
+    (failed,) = (await evaluate(ALIKE[:1], runner, tmp_path, progress=False)).records
+    assert failed.failed
+    budget = Budget()
+    again = await evaluate(ALIKE[:1], make_runner()[0], tmp_path, progress=False, budget=budget)
+    assert budget.used.prompt == failed.prompt_tokens + again.records[0].prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokens": 0}, "budget_tokens=0"),
+        ({"money": 5.0}, "budget_money needs"),
+        ({"completion_price": -1.0}, "completion_price=-1"),
+    ],
+)
+def test_budget_rejects_impossible_limits(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Budget(**settings)
