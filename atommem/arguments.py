@@ -130,7 +130,8 @@ class Parser(jsonargparse.ArgumentParser):
         if not self._show_all:
             text = re.split(r"(?<=[a-z)])[.;] ", text, maxsplit=1)[0].rstrip(".;:")
         if default not in (None, "", [], MISSING) and "default" not in text:
-            shown = "-".join(map(str, dict.fromkeys(default))) if default is tuple else default
+            pair = isinstance(default, tuple)
+            shown = "-".join(map(str, dict.fromkeys(default))) if pair else default
             text += f" (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
         shown_help = text.replace("%", "%%")
         options["help"] = argparse.SUPPRESS if hidden and not self._show_all else shown_help
@@ -159,7 +160,7 @@ class Parser(jsonargparse.ArgumentParser):
                 raise ConfigError(f"--{name} is missing. See {self.prog} --help.")
         return parsed
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
+    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
         """As argparse's; NaN is refused."""
         # jsonargparse's own namespace has methods, such as `keys`, that hide settings.
         parsed = argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))

@@ -64,7 +64,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.csv: the name must end in \.parquet or \.jsonl"):
         save_tasks(TASKS, tmp_path / "x.csv")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is a file: give another path"):
+    with pytest.raises(ConfigError, match="A part of the path is a file"):
         save_tasks(TASKS, tmp_path / "file" / "x.jsonl")
 
 

@@ -24,17 +24,19 @@ def start(policy: Path, data: Path, out: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
-def without_seconds(value: Any) -> Any:
+def comparable(value: Any) -> Any:
+    """Without seconds and log-probabilities, whose last bits depend on the batch."""
     if isinstance(value, dict):
-        return {key: without_seconds(item) for key, item in value.items() if key != "seconds"}
-    return [without_seconds(item) for item in value] if isinstance(value, list) else value
+        left_out = ("seconds", "logprobs")
+        return {key: comparable(item) for key, item in value.items() if key not in left_out}
+    return [comparable(item) for item in value] if isinstance(value, list) else value
 
 
 def outcome(out: Path) -> dict[str, list[Any]]:
-    """All records and traces, without seconds and the order in which episodes ended."""
+    """All records and traces, in an order of their own."""
     found = {}
     for path in sorted(out.rglob("*.jsonl")):
-        lines = [without_seconds(json.loads(line)) for line in path.read_text().splitlines()]
+        lines = [comparable(json.loads(line)) for line in path.read_text().splitlines()]
         found[str(path.relative_to(out))] = (
             sorted(lines, key=json.dumps) if path.parent == out else lines
         )
