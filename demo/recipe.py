@@ -1,4 +1,4 @@
-"""What the demo trains, on what, and for how long."""
+"""Recipes of the demo: models, data and durations."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class Bars:
-    """What the demo claims to show.
+    """Claims of the demo.
 
     Attributes:
         before, after: Held-out EM: at most before GRPO, at least after it.
@@ -145,7 +145,7 @@ LIMITED = Recipe(
     ablations=(*FULL.ablations, "delete_off"),
     bars=Bars(lost={**FULL.bars.lost, "delete_off": 0.1}),
 )
-"""A store of three entries, in a world with more facts that says which ones are obsolete."""
+"""A store of three entries, in a world with more facts, some of which become obsolete."""
 BOUNDED = replace(
     LIMITED,
     size=FULL.size,

@@ -82,7 +82,7 @@ _GRPO_HEADINGS = (
 )
 _CHECKPOINTS = {"save_strategy": ("steps",), "save_steps": ("20",), "save_total_limit": ("1",)}
 _HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
-"""Streams of tasks that share no seed."""
+"""Streams of tasks with different seeds."""
 
 
 class Progress:

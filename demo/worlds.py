@@ -22,7 +22,7 @@ from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, REGISTERS, SiteCon
 
 @dataclass(frozen=True)
 class World:
-    """What the demo needs of a world.
+    """A world as the demo uses it.
 
     Attributes:
         environment: Name of its environment.

@@ -133,7 +133,7 @@ def _convert(argv: list[str]) -> int:
     tasks = iter(tasks)
     first = list(islice(tasks, 1))  # before an earlier file of that name is replaced
     if not first:
-        raise DataError(f"{args.file}: has no rows. Give another file, or download it again.")
+        raise DataError(f"{args.file}: has no rows. Give one that has; download it again.")
     count = save_tasks(chain(first, tasks), args.out)
     settings = {
         "wording": args.wording,

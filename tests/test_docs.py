@@ -161,8 +161,8 @@ def test_it_is_trained_evaluated_traced_and_reported(
     )
     results = json.loads((report / "results.json").read_text())
     assert {group["dataset"] for group in results["groups"]} == {"atlas"}
-    for file, words in (("tables.md", ("overlap", "lookup")), ("report.html", ("neighbours",))):
-        assert all(word in (report / file).read_text() for word in words)
+    for file in ("tables.md", "report.html"):
+        assert all(word in (report / file).read_text() for word in ("overlap", "lookup"))
 
 
 @pytest.mark.slow
@@ -180,8 +180,7 @@ def test_what_only_documents_allow_is_refused_by_name(
     ]
     assert cli.main([*evaluation, "--method", "rag"]) == 2
     assert (
-        "method rag reads documents, and the environment 'atlas' has none"
-        in capsys.readouterr().err
+        "method=rag: reads documents, and environment 'atlas' has none" in capsys.readouterr().err
     )
     plan = [
         "train",

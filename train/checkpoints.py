@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def publish_checkpoint(partial: Path, output_dir: Path) -> Path:
     """
     files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
     sizes = {str(path.relative_to(partial)): path.stat().st_size for path in files}
-    (partial / MANIFEST).write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf-8")
+    manifest = {"saved_ns": time.time_ns(), "files": sizes}
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     final = output_dir / partial.name
     remove_checkpoint(final)
     partial.rename(final)
@@ -91,11 +93,10 @@ def clean_up(output_dir: str | Path) -> None:
 
 def find_damage(folder: Path) -> str | None:
     """Describe what is missing from a checkpoint; None if it is complete."""
-    try:
-        sizes = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    manifest = _read_manifest(folder)
+    if manifest is None:
         return f"it has no readable {MANIFEST}"
-    for name, size in sizes.items():
+    for name, size in manifest["files"].items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
@@ -112,8 +113,16 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def _saved_at(folder: Path) -> int:
-    manifest = folder / MANIFEST
-    return (manifest if manifest.is_file() else folder).stat().st_mtime_ns
+    manifest = _read_manifest(folder)
+    return manifest["saved_ns"] if manifest else folder.stat().st_mtime_ns
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return manifest
 
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:

@@ -32,7 +32,7 @@ from atommem.train.logs.console import ProgressBars
 from atommem.train.stop_request import StopRequest
 
 _CONTINUE, _STOP, _BUDGET_SPENT, _BROKEN = range(4)
-"""What a rank reports in `sync_stop`; the largest wins."""
+"""Reports of a rank in `sync_stop`; the largest wins."""
 
 _USAGE = """
 ## Use with AtomMem

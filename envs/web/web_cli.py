@@ -41,7 +41,9 @@ def _freeze(argv: list[str]) -> int:
     recording = Recording(args.recording, read_only=True)
     done = freeze(recording, args.out, embedder)
     recording.close()
-    print(f"{args.out}: {done['pages']} pages; {done['unread']} found pages were never read.")
+    print(
+        f"{args.out}: {done['pages']} pages. {done['unread']} pages that searches found were never read."
+    )
     return 0
 
 

@@ -49,9 +49,9 @@ def _atommem(setup: Setup) -> EpisodeRunner:
 
 
 def _memagent(setup: Setup) -> EpisodeRunner:
-    """MemAgent (arXiv 2507.02259): the loop with one text that every completion overwrites; nothing to look up.
+    """MemAgent (arXiv 2507.02259): the loop with one text that each completion overwrites.
 
-    All questions are asked at one step: 7 chunks and 1 answer are the 8.0 calls of arXiv 2601.08323, Table 6.
+    All questions are asked at one step: 7 chunks and 1 answer are the 8.0 calls of Table 6.
     """
     environments = documents(setup, "memagent").without_reads()
     # The checkpoint's own wording, where it was trained on this dialect.

@@ -1,8 +1,8 @@
-"""A-Mem (Xu et al. 2025, arXiv 2502.12110): notes with keywords, context and tags, which link and change one another.
+"""A-Mem (arXiv 2502.12110): notes with keywords, context and tags that link and change each other.
 
-Section 3: the model gives a note its attributes (3.1); it links it to some of its nearest notes and rewrites the
-context and tags of those neighbours (3.2, 3.3); a question gets the nearest notes and what they are linked to (3.4). As
-in the authors' code a note is a text as it came, here a document, and takes two calls.
+Section 3: the model gives a note its attributes (3.1), links it to some of its nearest notes, and
+rewrites context and tags of those neighbours (3.2, 3.3). A question gets the nearest notes and
+their links (3.4). A note is a document and takes two calls, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from atommem.eval.methods.notes import (
 from atommem.observation import Piece
 
 NEIGHBOURS = 5
-"""How many of the nearest notes a new one is compared with (the default of the authors' code)."""
+"""Nearest notes that a new one is compared with (as in the authors' code)."""
 EVOLUTIONS = 100
-"""After so many notes that changed something, all notes are embedded anew; until then they are found as they were."""
+"""Notes that changed something before all are embedded anew."""
 NO_CONTEXT = "General"
 
 
@@ -48,24 +48,34 @@ class Note:
 
 
 class AMem(Reader):
-    """Makes a note of every document, lets notes evolve, and answers from the nearest ones and their links."""
+    """Makes a note of each document, lets notes evolve, and answers from the nearest ones."""
 
     name = "a_mem"
     pieces: ClassVar = {
         "note": "A new note:\n{note}",
         "context": "Its context: {context}",
         "keywords": "Its keywords: {keywords}",
-        "describe": "Describe the new note: its keywords (three or more, names and terms rather than common words, the "
-        "most important first), its context (one sentence: what it is about, what it says of it, what it is good for) "
-        "and its tags (three or more broad topics under which one would look for it). Reply with a JSON object and "
+        "describe": "Describe the new note: its keywords (three or more, names and terms rather "
+        "than common words, the "
+        "most important first), its context (one sentence: what it is about, what it says of it, "
+        "what it is good for) "
+        "and its tags (three or more broad topics under which one would look for it). Reply with "
+        "a JSON object and "
         'nothing else:\n{"keywords": ["..."], "context": "...", "tags": ["..."]}',
-        "evolve": "Above are also the {count:d} notes that are nearest to the new one. Decide whether the new note "
-        "changes anything (should_evolve), and what. The action strengthen links it to some of them, by their numbers "
-        "(suggested_connections), and gives it better tags (tags_to_update). The action update_neighbor gives the "
-        "nearest notes a context and tags that fit what is known now: one of each for every one of them, in the order "
-        "above, the old ones where nothing changes (new_context_neighborhood, new_tags_neighborhood). Reply with a "
-        'JSON object and nothing else:\n{"should_evolve": true, "actions": ["strengthen", "update_neighbor"], '
-        '"suggested_connections": [0], "tags_to_update": ["..."], "new_context_neighborhood": ["..."], '
+        "evolve": "Above are also the {count:d} notes that are nearest to the new one. Decide "
+        "whether the new note "
+        "changes anything (should_evolve), and what. The action strengthen links it to some of "
+        "them, by their numbers "
+        "(suggested_connections), and gives it better tags (tags_to_update). The action "
+        "update_neighbor gives the "
+        "nearest notes a context and tags that fit what is known now: one of each for every one "
+        "of them, in the order "
+        "above, the old ones where nothing changes (new_context_neighborhood, "
+        "new_tags_neighborhood). Reply with a "
+        'JSON object and nothing else:\n{"should_evolve": true, "actions": ["strengthen", '
+        '"update_neighbor"], '
+        '"suggested_connections": [0], "tags_to_update": ["..."], "new_context_neighborhood": '
+        '["..."], '
         '"new_tags_neighborhood": [["..."]]}',
     }
 
@@ -122,13 +132,13 @@ class AMem(Reader):
 def evolve(
     reply: Mapping[str, Any], note: Note, notes: Mapping[int, Note], near: Sequence[int]
 ) -> list[int]:
-    """Change a new note and its neighbours as a reply says (sections 3.2, 3.3).
+    """Change a new note and its neighbours (sections 3.2, 3.3).
 
     Args:
-        reply: The object that the model wrote; what has the wrong form in it is passed over.
-        note: The new note, which gets its links and tags.
-        notes: All others by id; the model knows them by their number, which is one less.
-        near: Ids of the neighbours, in the order in which the model saw them.
+        reply: The model's object; malformed parts are skipped.
+        note: Gets its links and tags.
+        notes: All others by id; the model numbers them from 0.
+        near: Ids of the neighbours in the order shown.
 
     Returns:
         Ids of the neighbours whose text changed.

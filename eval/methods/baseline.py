@@ -1,8 +1,8 @@
-"""What every method of an evaluation is, and what the baselines that run no memory loop have in common.
+"""The interface of methods, and what baselines without a memory loop share.
 
-`atommem.episode_runner.EpisodeRunner` is a method as it is. A `Baseline` asks the same policy with prompts of its
-own; every call is a step of the episode, so that counts of calls and tokens, traces and outages are those of the loop.
-What each one does as its authors do, and what it does not, is told in docs/evaluate.md.
+`atommem.episode_runner.EpisodeRunner` is a method. A `Baseline` asks the same policy with its own
+prompts; each call is a step of the episode, so calls, tokens, traces and outages count as in the
+loop. docs/evaluate.md lists divergences from the authors' methods.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from atommem.session import request_sampling
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
-SYSTEM = "You work on a long text, of which you see what is shown to you here. Do what is asked last, and nothing else."
+SYSTEM = (
+    "You work on a long text, of which you see what is shown to you here. Do what is asked last, "
+    "and nothing else."
+)
 NOTHING = "(nothing)"
 MEMORY: dict[str, Any] = {
     "memory": "What you remember of the text:\n{entries}",
@@ -47,7 +50,8 @@ ANSWERING = {
     "document": "The text:\n{document}",
     "questions": "Questions:\n{questions}",
     "question_line": "{number:d}. {question}",
-    "answer": "Answer every question, in their order: each with the shortest wording that is complete, in a box of its "
+    "answer": "Answer every question, in their order: each with the shortest wording that is "
+    "complete, in a box of its "
     "own: \\boxed{answer}",
 }
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
@@ -56,20 +60,14 @@ _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Setup:
-    """What all methods of a comparison share.
+    """Everything that the methods of a comparison share.
 
     Attributes:
-        policy, embedder, tokenizer: As for `EpisodeRunner`.
         environments: Cuts documents into chunks, and scores answers.
-        memory: AtomMem's settings; its `retrieve_k` is how many entries, notes or documents any method retrieves.
-        sampling: How completions are sampled.
-        max_in_flight: Most episodes at the same time, or what several evaluations share as their bound; unset runs all
-            at once.
-        chat_template_kwargs: Passed to the tokenizer's chat template.
+        memory: AtomMem's settings; every method retrieves `retrieve_k` texts.
+        max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
-        yarn_factor: The factor by which YaRN (arXiv 2309.00071) stretches the model's context, where its server or
-            its config applies it: stated in the result, not switched on here.
-        encode_threads: As for `EpisodeRunner`.
+        yarn_factor: YaRN factor (arXiv 2309.00071) of the server or config, stated in the result.
     """
 
     policy: Policy
@@ -86,27 +84,22 @@ class Setup:
 
 
 def documents(setup: Setup, method: str) -> LongDocEnvironments:
-    """The environment of `setup`, where it is one of documents.
-
-    Raises:
-        ConfigError: It has none.
-    """
+    """Return the environment, if it has documents; raises ConfigError otherwise."""
     if not isinstance(setup.environments, LongDocEnvironments):
         raise ConfigError(
-            f"method {method} reads documents, and the environment {setup.environments.config.environment!r} has none: "
-            "compare other methods there."
+            f"method={method}: reads documents, and environment "
+            f"{setup.environments.config.environment!r} has none. Choose another method."
         )
     return setup.environments
 
 
 class Baseline(ABC):
-    """A method with prompts of its own. Subclasses go through the episode (`drive`).
+    """A method with prompts of its own. Subclasses implement `drive`.
 
     Attributes:
-        name: What ``--method`` calls it.
-        fills_context: Whether what it shows depends on the context window.
-        plain, remembering: How it renders prompts without and with memory; the digest of the latter is part of what a
-            continued evaluation must agree in.
+        name: Its name in ``--method``.
+        fills_context: Whether its prompts depend on the context window.
+        plain, remembering: Render prompts without and with memory.
     """
 
     name: ClassVar[str]
@@ -117,11 +110,11 @@ class Baseline(ABC):
 
     @property
     def environments(self) -> EnvironmentFactory:
-        """What the tasks come from."""
+        """The environment of the tasks."""
         return self.setup.environments
 
     def settings(self) -> dict[str, Any]:
-        """What its scores depend on beside policy, embedder, environment and tasks, as JSON values."""
+        """Return the settings that its scores depend on, as JSON values."""
         method = {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k}
         if self.fills_context:
             method |= {
@@ -136,18 +129,10 @@ class Baseline(ABC):
 
     @abstractmethod
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Go through an episode, note why it ended (`Episode.stop_reason`), and score it.
-
-        Raises:
-            OutageError: Something outside the policy failed.
-        """
+        """Run an episode, set its stop reason, and score it; raises OutageError."""
 
     async def run(self, task: Task, sample: int = 0) -> Episode:
-        """Run one episode. An outage does not raise: it ends the episode with stop reason FAILED.
-
-        Raises:
-            PolicyError: The policy refused a request for good.
-        """
+        """Run one episode; an outage ends it as FAILED. Raises PolicyError if refused."""
         episode = Episode(task_id=task.id, sample=sample)
         record = Recorder(self, episode, task)
         started = time.perf_counter()
@@ -165,7 +150,7 @@ class Baseline(ABC):
         on_episode: Callable[[int, Episode], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
-        """Run one episode per ``(task, sample)``; as `EpisodeRunner.run_all`."""
+        """Run one episode per ``(task, sample)``, like `EpisodeRunner.run_all`."""
         return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
 
 
@@ -174,12 +159,11 @@ Method = EpisodeRunner | Baseline
 
 
 class Reader(Baseline):
-    """One that reads documents. Subclasses say what is asked (`play`).
+    """A baseline that reads documents. Subclasses implement `play`.
 
     Attributes:
-        reads: Whether it needs an environment with documents; one that scores answers is enough otherwise.
-        pieces: Templates of what it shows and asks, beside `ANSWERING` and `MEMORY`; their digest is part of what a
-            continued evaluation must agree in.
+        reads: Whether it needs documents, or only an environment that scores answers.
+        pieces: Templates beside `ANSWERING` and `MEMORY`.
     """
 
     reads: ClassVar[bool] = True
@@ -204,13 +188,14 @@ class Reader(Baseline):
         )
 
     async def chunks(self, task: Task) -> Sequence[str]:
-        """The pieces in which `task` is read."""
+        """Return the chunks of `task`."""
         await self.setup.environments.prepare(task)
         return self.documents.chunks(task)
 
     async def texts(self, task: Task) -> Sequence[str]:
-        """The documents of `task`, each whole. Text that comes joined is split where a document begins ("Document 7:");
-        one without such headings, into chunks.
+        """Return the documents of `task`.
+
+        Joined text is split at headings ("Document 7:"), or into chunks without any.
         """
         if task.context is None:
             return [
@@ -224,11 +209,11 @@ class Reader(Baseline):
 
     @abstractmethod
     async def play(self, record: Recorder, task: Task) -> None:
-        """Read `task` and answer its questions (`Recorder.answer`).
+        """Read `task` and answer its questions with `Recorder.answer`.
 
         Raises:
             OutageError: Something outside the policy failed.
-            PromptTooLongError: A prompt does not fit; what was answered before counts.
+            PromptTooLongError: A prompt does not fit; earlier answers count.
         """
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
@@ -245,12 +230,12 @@ class Reader(Baseline):
 
 
 class Recorder:
-    """One episode of a baseline as it goes: asks the policy, and keeps every call as a step.
+    """One episode of a baseline: asks the policy, and records every call as a step.
 
     Attributes:
-        answers: One per question of the task, None until it is given.
-        metrics: What else the method has to say of the episode (``truncated``).
-        contents: The memory that follows from the operations noted.
+        answers: One per question, None until given.
+        metrics: Further metrics of the episode (``truncated``).
+        contents: The memory after the recorded operations.
     """
 
     def __init__(self, method: Baseline, episode: Episode, task: Task) -> None:
@@ -267,14 +252,14 @@ class Recorder:
         return self._method.plain.build(shown, MemoryView())
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
-        """Sample a completion and keep it as a step; what it did is noted with `note`.
+        """Sample a completion and record it as a step.
 
         Args:
-            shown: Where in the stream, or at which question, this is, and all that the prompt shows.
-            view: What of the memory it shows; None: nothing.
+            shown: The observation that the prompt shows.
+            view: The memory that it shows; None for none.
 
         Raises:
-            OutageError, PromptTooLongError, PolicyError: As of `Policy.complete`.
+            OutageError, PromptTooLongError, PolicyError: From `Policy.complete`.
         """
         index, policy, size = (
             len(self._episode.steps),
@@ -321,7 +306,7 @@ class Recorder:
         return step
 
     def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
-        """What a completion is as one action, without its thinking; why it is none is a problem of the step."""
+        """Parse a completion, without its thinking, as one action; problems go to the step."""
         parsed = parse_whole(step.text, spec, self._method.plain.opens_thinking)
         step.problems = parsed.problems
         return parsed.actions
@@ -339,14 +324,14 @@ class Recorder:
 
     @property
     def together(self) -> list[range]:
-        """Which questions are asked at one step, where each does not need one of its own: as MemAgent is asked."""
+        """Ranges of questions that are asked at one step, like MemAgent's."""
         count = len(self.task.questions)
         return [range(at, min(at + MOST_AT_ONCE, count)) for at in range(0, count, MOST_AT_ONCE)]
 
     async def answer(
         self, asked: range, text: str | None = None, view: MemoryView | None = None
     ) -> Step:
-        """Ask questions at one step, from `text`, `view` or nothing, and keep the boxed answers."""
+        """Ask questions from `text`, `view` or nothing, and store the boxed answers."""
         step = await self.ask(self.asking(asked, text), view)
         step.actions = self.parse(step, ANSWERS_ACTION)
         self.answers[asked.start : asked.stop] = answers_in(step.actions, len(asked))

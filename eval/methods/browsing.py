@@ -1,6 +1,6 @@
-"""Baselines that search and read with tools, in the environment ``web``: what they keep of the steps before differs.
+"""Baselines with tools in the environment ``web``; they differ in what they keep of earlier steps.
 
-They drive the environment's own episode: the same tools, budget, parts of long pages, endings and scores as AtomMem.
+They drive the environment's own episode: tools, budget, page parts and scores equal AtomMem's.
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ SYSTEM = """{introduction}
 
 {rules}"""
 CALL = (
-    '<{tag.call}>{"name": "{name}", "arguments": {...}}</{tag.call}> calls the tool {name}: {description} '
+    '<{tag.call}>{"name": "{name}", "arguments": {...}}</{tag.call}> calls the tool {name}: '
+    "{description} "
     "Its arguments, as a JSON schema: {schema}"
 )
 RULES = (
-    "Call at most one tool in a turn. A long page goes on by itself in the next turn if you call nothing. When you "
+    "Call at most one tool in a turn. A long page goes on by itself in the next turn if you call "
+    "nothing. When you "
     "know the answer, give it instead of a call."
 )
 PIECES = {
     "said": "In the turn before, you wrote:\n{said}",
     "summary": "What you had learned before that:\n{summary}",
-    "summarise": "There is no room for all of this any more. Write down, in at most 1,000 words, everything of it that "
-    "is needed to answer the question: what was found and where, what was tried in vain, and what is still missing. "
+    "summarise": "There is no room for all of this any more. Write down, in at most 1,000 words, "
+    "everything of it that "
+    "is needed to answer the question: what was found and where, what was tried in vain, and what "
+    "is still missing. "
     "Only what you write now is kept.",
     "acting": "Call a tool, or answer (calls left: {left:d}).",
 }
@@ -93,7 +97,7 @@ class Browsing(Baseline):
 
     @abstractmethod
     async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
-        """What the prompt shows, where the environment shows `now`; may take from `past` what does not fit."""
+        """Return what to show with `now`; may drop from `past` what does not fit."""
 
     async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
         """Search and read in the environment until it ends, or a prompt does not fit."""
@@ -118,7 +122,7 @@ class Browsing(Baseline):
 
 @dataclass
 class Past:
-    """A step that was: what the environment showed, and what was written; both as they are shown later."""
+    """An earlier step as it is shown later: the observation, and the completion."""
 
     shown: tuple[Piece, ...]
     said: tuple[Piece, ...]
@@ -135,13 +139,16 @@ def spoken(step: Step) -> str:
 
 
 class ReAct(Browsing):
-    """ReAct with a growing context (Yao et al. 2023, arXiv 2210.03629): every result and every turn, in their order.
+    """ReAct (arXiv 2210.03629): the prompt grows by every result and turn.
 
-    What no longer fits is left out, the oldest result first; the turns themselves stay. ``truncated`` is 1 then.
+    Beyond the window, the oldest results are dropped, turns are kept, and ``truncated`` is 1.
     """
 
     name = "react"
-    introduction = "You answer questions with the help of tools that search and show pages. You see all turns so far."
+    introduction = (
+        "You answer questions with the help of tools that search and show pages. You see all turns "
+        "so far."
+    )
 
     async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
         """All that was, and what is."""
@@ -155,9 +162,9 @@ class ReAct(Browsing):
 
 
 class Summarising(Browsing):
-    """As ReAct, but where the context is full, the policy writes a summary that takes the place of all turns so far.
+    """Like ReAct, but a full context is replaced by a summary that the policy writes.
 
-    The form of ReSum (Wu et al. 2025, arXiv 2509.13313), without a model of its own for it.
+    This is the form of ReSum (arXiv 2509.13313), without its trained summariser.
     """
 
     name = "summarising"
@@ -180,14 +187,15 @@ class Summarising(Browsing):
 
 
 class BrowsingRAG(Browsing):
-    """Retrieval over all that was shown (Lewis et al. 2020): the parts most similar to the questions, and what is.
+    """Retrieval over earlier results (arXiv 2005.11401): the `retrieve_k` most similar parts.
 
-    Every part of a result is stored as it is; no completion decides what is kept. `retrieve_k` of them are shown.
+    Every part is stored as it is, without a completion that selects.
     """
 
     name = "web_rag"
     introduction = (
-        "You answer questions with the help of tools that search and show pages. Each turn shows you the result of "
+        "You answer questions with the help of tools that search and show pages. Each turn shows "
+        "you the result of "
         "your last call, and the parts of earlier results that fit the questions best."
     )
     shows_entries = True

@@ -1,9 +1,8 @@
-"""Generative Agents (Park et al. 2023, arXiv 2304.03442): a memory stream with reflections, found by three scores.
+"""Generative Agents (arXiv 2304.03442): a memory stream with reflections.
 
-Section 4.1: the model rates how important every observation is, here every document; a memory is found by recency,
-importance and relevance together. Section 4.2: when what it read since the last time is important enough, the model
-asks itself questions and keeps the insights that its memories give into them. Planning, which serves acting, is left
-out.
+Section 4.1: the model rates the importance of each observation (a document); recency, importance
+and relevance rank memories. Section 4.2: after enough importance, the model asks itself questions
+and stores the insights that memories give. Planning, which serves acting, is left out.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.eval.methods.notes import Found, Notebook, clean_texts, read_object, reading
 from atommem.observation import Piece
 
-# Of the authors' code: weights of recency, relevance and importance, decay by one place in the order of last use,
-# importance that starts a reflection, its questions, and how many memories give how many insights into each.
+# From the authors' code: weights of recency, relevance and importance; decay per place in the order
+# of last use; importance that triggers a reflection; questions, evidence and insights of one.
 WEIGHTS = (0.5, 3.0, 2.0)
 DECAY = 0.99
 THRESHOLD = 150
@@ -35,17 +34,21 @@ Ratings = dict[int, float]
 
 
 class GenerativeAgents(Reader):
-    """Rates every document, reflects, and answers from the `retrieve_k` best memories for each question."""
+    """Rates each document, reflects, and answers from the best memories of each question."""
 
     name = "generative_agents"
     pieces: ClassVar = {
         "statement": "A memory:\n{statement}",
-        "rate": "How important is this memory, from 1 (everyday, of no consequence) to 10 (of the greatest)? Reply "
+        "rate": "How important is this memory, from 1 (everyday, of no consequence) to 10 (of the "
+        "greatest)? Reply "
         'with a JSON object and nothing else:\n{"importance": 5}',
-        "wonder": f"These are your latest memories. Which {QUESTIONS} questions of the highest level can be answered "
+        "wonder": f"These are your latest memories. Which {QUESTIONS} questions of the highest "
+        "level can be answered "
         'from them? Reply with a JSON object and nothing else:\n{"questions": ["..."]}',
-        "infer": f"Which {INSIGHTS} insights of a high level follow from these memories? Name for each the numbers of "
-        'the memories that it follows from. Reply with a JSON object and nothing else:\n{"insights": [{"insight": '
+        "infer": f"Which {INSIGHTS} insights of a high level follow from these memories? Name for "
+        "each the numbers of "
+        "the memories that it follows from. Reply with a JSON object and nothing "
+        'else:\n{"insights": [{"insight": '
         '"...", "because_of": [1, 2]}]}',
     }
 
@@ -79,7 +82,7 @@ class GenerativeAgents(Reader):
         return rating
 
     async def _reflect(self, book: Notebook, ratings: Ratings, fresh: int, label: str) -> None:
-        """Section 4.2: questions about the memories used last, and insights from what is found for each."""
+        """Ask questions about the latest memories, and store insights (section 4.2)."""
         latest: Found = [(entry_id, 0.0) for entry_id in list(ratings)[-fresh:]]
         step = await book.recorder.ask(
             reading(f"{label}, reflection", Piece("wonder")), book.view("", latest)
@@ -104,7 +107,7 @@ class GenerativeAgents(Reader):
 
 
 def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> Found:
-    """The `k` memories with the highest score, which count as used by that."""
+    """Return the `k` best memories, and mark them as used."""
     if not ratings:
         return []
     ids = list(ratings)
@@ -121,11 +124,12 @@ def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> F
 def stream_scores(
     importance: Sequence[float], relevance: Sequence[float]
 ) -> npt.NDArray[np.float64]:
-    """Section 4.1: the weighted sum of recency, relevance and importance, each min-max scaled; shape (n,).
+    """Return the weighted sum of recency, relevance and importance (section 4.1): shape (n,).
+
+    Each part is min-max scaled; a constant part counts nothing.
 
     Args:
-        importance, relevance: Ratings and cosines to the query of all memories, the least recently used first. A part
-            that is the same for all counts for none.
+        importance, relevance: Ratings and cosines, the least recently used memory first.
     """
     recency = DECAY ** np.arange(len(importance) - 1, -1, -1, dtype=float)
     total = np.zeros(len(importance))
@@ -138,6 +142,6 @@ def stream_scores(
 
 
 def rating_of(reply: dict[str, Any]) -> float:
-    """The importance in a reply: `UNRATED` where it is no number, the nearest of 1 to 10 where it is another one."""
+    """Return the importance in a reply, clamped to 1..10; `UNRATED` without a number."""
     rating = reply.get("importance")
     return float(min(10, max(1, rating))) if isinstance(rating, int | float) else float(UNRATED)

@@ -1,8 +1,8 @@
-"""Mem0 (Chhikara et al. 2025, arXiv 2504.19413): facts, each of which is added, or changes or deletes what is known.
+"""Mem0 (arXiv 2504.19413): facts, each of which is added, or changes or deletes a memory.
 
-Section 2.1: the model draws facts from what is new (extraction); every fact is compared with the memories nearest to
-it, and the model decides for all facts of a chunk whether they add a memory, update or delete one, or change nothing
-(update). It is written here after the releases of ``mem0ai`` that do so, 0.1 and 1.0: from 2.0 on it only adds.
+Section 2.1: the model extracts facts from a chunk; each is compared with its nearest memories, and
+one call decides for all facts: add, update, delete or nothing. This follows ``mem0ai`` 0.1 and
+1.0; from 2.0 on it only adds.
 """
 
 from __future__ import annotations
@@ -17,27 +17,34 @@ from atommem.eval.methods.notes import Notebook, clean_text, read_object, readin
 from atommem.observation import Piece
 
 SIMILAR = 5
-"""How many of the nearest memories each fact is compared with (in ``mem0ai``; the paper has 10)."""
+"""Nearest memories that each fact is compared with (``mem0ai``; the paper has 10)."""
 
 
 class Mem0(Reader):
-    """Keeps the facts of every chunk up to date, and answers from the `retrieve_k` nearest for each question."""
+    """Keeps facts up to date, and answers from those nearest to each question."""
 
     name = "mem0"
     pieces: ClassVar = {
         "part": "A part of the text:\n{part}",
         "facts": "New facts:\n{facts}",
         "fact": "- {fact}",
-        "extract": "Write down what this part says as single facts, each of which can be understood without the text. "
-        'Reply with a JSON object and nothing else; the list is empty where there is nothing to know:\n{"facts": '
+        "extract": "Write down what this part says as single facts, each of which can be "
+        "understood without the text. "
+        "Reply with a JSON object and nothing else; the list is empty where there is nothing to "
+        'know:\n{"facts": '
         '["..."]}',
-        "decide": "Compare the new facts with what you remember, and decide what each of them does to it:\n"
+        "decide": "Compare the new facts with what you remember, and decide what each of them "
+        "does to it:\n"
         "- ADD: it is new; give it as a memory with a number of its own.\n"
-        "- UPDATE: it says more than a memory, or corrects it; give that memory's number, its new text and its old one."
-        "\n- DELETE: it contradicts a memory, which is no longer true; give that memory's number and text.\n"
+        "- UPDATE: it says more than a memory, or corrects it; give that memory's number, its new "
+        "text and its old one."
+        "\n- DELETE: it contradicts a memory, which is no longer true; give that memory's number "
+        "and text.\n"
         "- NONE: it is known already, or of no use.\n"
-        "Reply with a JSON object and nothing else, with one item for every memory above and every new one:\n"
-        '{"memory": [{"id": "0", "text": "...", "event": "UPDATE", "old_memory": "..."}, {"id": "7", "text": "...", '
+        "Reply with a JSON object and nothing else, with one item for every memory above and "
+        "every new one:\n"
+        '{"memory": [{"id": "0", "text": "...", "event": "UPDATE", "old_memory": "..."}, {"id": '
+        '"7", "text": "...", '
         '"event": "ADD"}]}',
     }
 
@@ -73,12 +80,10 @@ class Mem0(Reader):
 async def apply(
     book: Notebook, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]
 ) -> None:
-    """Change the store as a reply says, in its order; what has the wrong form in it is passed over, as in ``mem0ai``.
+    """Change the store as a reply says; malformed parts are skipped, like in ``mem0ai``.
 
     Args:
-        book, step: The store, and what the changes follow from.
-        reply: The object that the model wrote.
-        ids: The entries that it was shown, by their numbers there.
+        ids: Entries shown, by their number there.
     """
     items = reply.get("memory")
     decided = [
@@ -99,7 +104,7 @@ async def apply(
 
 
 def facts_of(reply: Mapping[str, Any]) -> list[str]:
-    """The facts of a reply; smaller models write them as ``{"fact": "..."}`` or ``{"text": "..."}``, too."""
+    """Return the facts of a reply: strings, or objects with ``fact`` or ``text``."""
     facts = reply.get("facts")
     items = (
         (item.get("fact") or item.get("text")) if isinstance(item, dict) else item

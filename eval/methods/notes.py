@@ -1,4 +1,4 @@
-"""What the baselines that keep notes share: a store whose operations are recorded, and replies in JSON."""
+"""Shared by baselines that keep notes: a store with recorded operations, and replies in JSON."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Notebook:
         return await self.embedder.embed(texts, "entry")
 
     async def hold(self, texts: Sequence[str]) -> None:
-        """Have these from the beginning, numbered from 1: a memory that is the documents themselves, and no action."""
+        """Store texts from the start, numbered from 1, without an action (RAG)."""
         self.texts = dict(enumerate(texts, start=1))
         if texts:
             self.index.add(list(self.texts), await self.embed(texts))
 
     def create(self, step: Step, text: str, vector: Vectors) -> int:
-        """Add an entry, as what `step` led to; its id."""
+        """Create an entry as a result of `step`; returns its id."""
         entry_id = self.recorder.contents.newest_id + 1
         self.index.update({entry_id: vector})
         self.texts[entry_id] = text
@@ -54,7 +54,7 @@ class Notebook:
         return entry_id
 
     def update(self, step: Step, entry_id: int, text: str, vector: Vectors | None = None) -> None:
-        """Replace the text of an entry, as what `step` led to; without a vector it is still found by the old one."""
+        """Update an entry as a result of `step`; without a vector it keeps the old one."""
         if vector is not None:
             self.index.update({entry_id: vector})
         before, self.texts[entry_id] = self.texts[entry_id], text
@@ -63,7 +63,7 @@ class Notebook:
         )
 
     def delete(self, step: Step, entry_id: int) -> None:
-        """Take out an entry, as what `step` led to."""
+        """Delete an entry as a result of `step`."""
         self.index.update({entry_id: None})
         before = self.texts.pop(entry_id)
         self.recorder.note(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
@@ -79,7 +79,7 @@ class Notebook:
         return MemoryView(query=query, retrieved=retrieved, size=len(self.texts))
 
     async def answer(self, find: Callable[[Vectors], Found]) -> None:
-        """Ask all questions together, from what is found for each of them (`find`: by its vector)."""
+        """Ask all questions together, with the entries that `find` returns for their vectors."""
         for asked in self.recorder.together:
             texts = [self.recorder.task.questions[index].text for index in asked]
             found: dict[int, float] = {}
@@ -99,7 +99,7 @@ def reading(label: str, *pieces: Piece) -> Observation:
 
 
 def read_object(record: Recorder, step: Step) -> dict[str, Any]:
-    """The JSON object that a reply is, or holds between its outermost braces; without one {}, and a problem."""
+    """Return the JSON object in a reply; without one, {} and a problem of the step."""
     parsed = record.parse(step, _REPLY)
     text = parsed[0].text if parsed else ""
     for candidate in (text, text[text.find("{") : text.rfind("}") + 1]):
@@ -115,10 +115,10 @@ def read_object(record: Recorder, step: Step) -> dict[str, Any]:
 
 
 def clean_text(value: Any) -> str:
-    """A string from a reply; "" for anything else. JSON can spell half a character, which no request carries."""
+    """Return a cleaned string, or "" for other values."""
     return clean(value) if isinstance(value, str) else ""
 
 
 def clean_texts(value: Any) -> list[str]:
-    """The strings in a list from a reply, without empty ones; [] for anything else."""
+    """Return the non-empty strings of a list, or [] for other values."""
     return [text for text in map(clean_text, value if isinstance(value, list) else []) if text]

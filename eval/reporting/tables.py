@@ -51,7 +51,8 @@ FACTS_NOTE = (
 )
 COSTS_NOTE = (
     "Means per task. Seconds are an episode's own, while others run beside it. Retrieval "
-    "precision: share of shown entries that hold a gold answer. Truncated: episodes whose text did not fit."
+    "precision: share of shown entries that hold a gold answer. Truncated: episodes whose text "
+    "did not fit."
 )
 COMPARED_NOTE = (
     "Mean difference over questions scored in both [95%], their number (n) and independent "
@@ -64,7 +65,8 @@ PUBLISHED_NOTE = (
 )
 LOST_NOTE = (
     "Percent of the questions counted (n), by the first stage at which the answer was lost. "
-    "Located by the facts of gold sentences, or by the words of the gold answer where none are marked."
+    "Located by the facts of gold sentences, or by the words of the gold answer where none are "
+    "marked."
 )
 BREAKDOWNS_NOTE = "Percent [95% interval]; n: questions scored. Not tested."
 PROVENANCE_NOTE = "From each run.json; several values are those of several seeds."

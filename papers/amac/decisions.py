@@ -65,8 +65,8 @@ def best_threshold(scores: npt.NDArray[np.float64], needed: Flags) -> float:
 def swap_test(one: Flags, other: Flags, needed: Flags) -> float:
     """Two-sided p-value of a difference of F1 over the same turns.
 
-    Approximate randomisation (Noreen 1989): if neither is better, each turn's two decisions are as likely the other way
-    round. Turns of a conversation are treated as independent, which they are not quite: it is too sure.
+    Approximate randomisation (Noreen 1989): under the null, each turn's two decisions may be
+    swapped. Turns of a conversation are treated as independent, so p is too small.
     """
     differ = one != other
     here, there = one[differ], needed[differ]

@@ -1,7 +1,7 @@
-"""A-MAC as its paper describes it, on a stream of turns: novelty against what was admitted, conflicts settled.
+"""A-MAC as its paper describes it: novelty against admitted turns, conflicts settled.
 
-A candidate here *is* a turn of the stream, at the moment it is said: it is supported by itself (C = 1) and new (R = 1).
-What is left to decide by is utility, novelty and type; and what the constant factors weigh, moves the threshold.
+A candidate is a turn when it is spoken: it supports itself (C = 1) and is new (R = 1). Utility,
+novelty and type remain; the weight of constant factors moves the threshold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THRESHOLDS = (0.30, 0.35, 0.40, 0.45, 0.50, 0.55, 0.60)
 
 @dataclass(frozen=True)
 class Stream:
-    """One conversation. Cosines (n, n) of its turns; utility U and type prior T of each; which are needed."""
+    """A conversation: cosines (n, n), utility U and type prior T of turns, and needed turns."""
 
     cosines: Array
     utility: Array
@@ -33,7 +33,7 @@ class Stream:
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What is left of weights and threshold: admit iff utility U + novelty N + prior T >= threshold."""
+    """Remaining weights and threshold: admit iff utility U + novelty N + prior T >= threshold."""
 
     utility: float
     novelty: float
@@ -42,10 +42,9 @@ class Setting:
 
 
 def admitted(stream: Stream, setting: Setting) -> Flags:
-    """Algorithm 1, turn by turn. Of two that conflict the one with the higher score stays.
+    """Run Algorithm 1: of two turns in conflict the one with the higher score stays.
 
-    As printed, a candidate that conflicts with a higher-scored memory would be added beside it; the text says that the
-    higher-scored is retained: so it is here.
+    The text says so; as printed, the lower-scored candidate would be added beside it.
     """
     fixed = setting.utility * stream.utility + setting.prior * stream.prior
     closest = np.zeros(len(fixed))  # of each turn, the highest cosine with what is in the store
@@ -70,10 +69,10 @@ def admitted(stream: Stream, setting: Setting) -> Flags:
 
 
 def settings(utility: Sequence[Array]) -> list[Setting]:
-    """All weights on the simplex in steps of .1 with all thresholds, without those that decide alike.
+    """Return distinct weights on the simplex in steps of .1, with all thresholds.
 
     Args:
-        utility: U of each stream; where it is one number everywhere, its weight moves the threshold too.
+        utility: U of each stream; the weight of a constant moves the threshold.
     """
     values = np.unique(np.concatenate(utility))
     constant = float(values[0]) if len(values) == 1 else None
@@ -92,7 +91,7 @@ def _settings(constant: float | None) -> Iterator[Setting]:
 def fit_without_each(
     streams: Sequence[Stream], decisions: dict[Setting, list[Flags]]
 ) -> list[Setting]:
-    """For each stream the setting with the highest F1 over all others together; of several the first."""
+    """Return for each stream the setting with the highest F1 over all others."""
     counts = {
         setting: np.array(
             [

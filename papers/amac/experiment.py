@@ -1,4 +1,4 @@
-"""Tables 1 and 3 on the 100 turns that the code really tests on, what the LLM decides there, and controls."""
+"""Tables 1 and 3 on the 100 turns that the code tests on, the effect of the LLM, and controls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _ASK = """The latest turns of a conversation:
 A candidate for memory:
 {text}
 
-How likely will it be useful later? Reply with one number from 0.0 (of no use) to 1.0 (of great use), nothing else."""
+How likely will it be useful later?
+Reply with one number from 0.0 (of no use) to 1.0 (of great use), nothing else."""
 CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Answers of an LLM that gives the same number to every turn."""
 
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace, progress: Callable[[str], None], journal:
         )
     else:
         report.notes.append(
-            f"The search for weights needs {paper['search']}, which this file does not have: not run."
+            f"The search for weights needs {paper['search']}, which this file lacks: not run."
         )
     progress("amac: whole conversations, vectors")
     texts = [text for conversation in conversations for text in conversation.texts]
@@ -136,16 +137,21 @@ def published_rows(
     never, always = (admit(features, weights, paper["threshold"], u) for u in (0.0, 1.0))
     idle = len(texts) - int((never != always).sum())
     report.notes.append(
-        f"Of {len(texts)} decisions, {idle} are the same whatever the LLM says about utility, from 0 to 1; "
+        f"Of {len(texts)} decisions, {idle} are the same whatever the LLM says about utility, "
+        "from 0 to 1; "
         f"{int((at[0.3] != at[0.9]).sum())} change between constant .3 and .9."
     )
     table_3(report, paper, features, weights, needed)
     controls(report, texts, needed, at[0.5], others)
     report.notes += [
-        "Published N is 225 of 1,500 candidates; the figures of Tables 1 and 3 are fractions with 36 positives in 100.",
-        "Code, not paper: novelty is asked with an empty store (always 1), recency of 2023 dates against today (0), "
-        "confidence compares a verbatim turn with other turns. 'As described' below is the paper's reading.",
-        "MemGPT, MemoryBank and A-mem need the LLM that the authors called (Qwen 2.5 by Ollama, default temperature, "
+        "Published N is 225 of 1,500 candidates; the figures of Tables 1 and 3 are fractions with "
+        "36 positives in 100.",
+        "Code, not paper: novelty is asked with an empty store (always 1), recency of 2023 dates "
+        "against today (0), "
+        "confidence compares a verbatim turn with other turns. 'As described' below is the "
+        "paper's reading.",
+        "MemGPT, MemoryBank and A-mem need the LLM that the authors called (Qwen 2.5 by Ollama, "
+        "default temperature, "
         "failures scored .5): published rows only.",
     ]
 
@@ -159,7 +165,7 @@ def factor_matrix(texts: Sequence[str]) -> Array:
 
 
 def admit(features: Array, weights: Array, threshold: float, utility: float | Array = 0.5) -> Flags:
-    """S >= threshold, with another U. Scores that differ from it by rounding only count as equal to it."""
+    """Return S >= threshold with another U; rounding errors count as equal."""
     scores = features @ weights + weights[0] * (np.asarray(utility) - features[:, 0])
     return np.asarray(scores >= threshold - 1e-9)
 
@@ -288,7 +294,7 @@ def controls(
 def utility_of_a_model(
     report: Report, paper: Mapping[str, Any], conversation: Conversation, ask: Ask
 ) -> None:
-    """Which decisions another U than a constant changes: asked with the last five turns, as the code does."""
+    """Count decisions that a model's U changes, asked with five turns of context as in the code."""
     texts = conversation.texts[: paper["turns"]]
     needed = np.array(conversation.needed[: paper["turns"]])
     replies = [
@@ -309,7 +315,8 @@ def utility_of_a_model(
     )
     unread = sum(value is None for value in read)
     report.notes.append(
-        f"The model's U changes {int((constant != asked).sum())} of {len(texts)} decisions; {unread} replies had no "
+        f"The model's U changes {int((constant != asked).sum())} of {len(texts)} decisions; "
+        f"{unread} replies had no "
         f"number and count as .5, as in the code; mean U {utility.mean():.2f}."
     )
 
@@ -336,7 +343,7 @@ def weight_search(report: Report, paper: Mapping[str, Any], conversation: Conver
 
 
 def search(features: Array, needed: Flags) -> tuple[Array, float, float]:
-    """Weights and threshold with the highest mean F1 over five folds, as the code searches them: nothing is fitted."""
+    """Return weights and threshold with the highest mean F1 over five folds, like the code."""
     from sklearn.model_selection import KFold
 
     draws = np.random.RandomState(42)

@@ -1,7 +1,7 @@
-"""The factors of A-MAC as its code computes them, and the features that a fitted scorer has beside them.
+"""The factors of A-MAC as its code computes them, and surface features of a fitted scorer.
 
-Two of the five are constant there, whatever the turn: novelty is 1, as it is asked with an empty store, and recency 0,
-as dates of 2023 are held against today's clock.
+Two are constant: novelty is 1, because the store is empty, and recency 0, because dates of 2023
+are compared with today's clock.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def type_priors(texts: Sequence[str]) -> Array:
 
 
 def rouge_words(text: str) -> list[str]:
-    """Words as the package rouge_score compares them: lower case, letters and digits, longer than three stemmed."""
+    """Return words like the package rouge_score: lower case, longer than three stemmed."""
     return [
         stem(word) if len(word) > 3 else word for word in re.findall(r"[a-z0-9]+", text.lower())
     ]
 
 
 def confidences(texts: Sequence[str]) -> Array:
-    """C of each turn: the best ROUGE-L with an earlier turn that shares a word with it (split at blanks), 0 without."""
+    """Return C: the best ROUGE-L with an earlier turn that shares a word, or 0."""
     words = [rouge_words(text) for text in texts]
     raw = [set(text.lower().split()) for text in texts]
     return np.array(
@@ -55,16 +55,16 @@ def confidences(texts: Sequence[str]) -> Array:
 
 
 def novelties(vectors: Vectors) -> Array:
-    """1 minus the highest cosine with an earlier turn; 1 for the first: N as described, with a store of everything."""
+    """Return 1 minus the highest cosine with an earlier turn; 1 for the first."""
     cosines = np.tril((vectors @ vectors.T).astype(np.float64), -1)
     return 1 - cosines.max(axis=1, initial=0.0)
 
 
 def surface_features(texts: Sequence[str], vectors: Vectors) -> Array:
-    """Six cheap features of each turn: shape (n, 6).
+    """Return six features of each turn: shape (n, 6).
 
-    Log of its words, type prior, novelty to earlier turns, whether it has a number or a word of dates, capitalised
-    words behind the first, whether it ends with a question mark.
+    Log of words, type prior, novelty, a number or date word, capitalised words after the first,
+    and a final question mark.
     """
     rows = [
         [

@@ -1,4 +1,4 @@
-"""A-MAC: the factors by hand, the search and the tests on turns that were made up, and conv-26 where it is there."""
+"""A-MAC: factors by hand, search and tests on invented turns, and conv-26 if available."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_fit_does_not_see_the_conversation_that_it_is_tested_on() -> None:
 
 
 def locomo(folder: Path) -> Path:
-    """A file in LoCoMo's layout, of three conversations in which every turn of more than eight words is evidence."""
+    """Write LoCoMo's layout; turns of more than eight words are evidence."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
     for name in ("conv-26", "conv-26-1", "conv-26-2"):

@@ -1,4 +1,4 @@
-"""Admission on whole conversations: every rule is fitted on the others, and tested on the one left out."""
+"""Admission on whole conversations; each rule is fitted on the others."""
 
 from __future__ import annotations
 
@@ -128,7 +128,10 @@ def compare_rules(
             ]
         )
     columns = ["rule", *names, "mean F1", "admitted", f"minus {PUBLISHED}", "better on", "p (Holm)"]
-    title = f"Whole conversations ({int(truth.sum())} of {len(truth)} turns needed), F1; fitted on the others"
+    title = (
+        f"Whole conversations ({int(truth.sum())} of {len(truth)} turns needed), F1; fitted on the "
+        "others"
+    )
     report.tables.append(Table(title, columns, rows))
     report.check(
         "leave one conversation out, with tests",
@@ -137,8 +140,10 @@ def compare_rules(
         "5 or more, 6",
     )
     report.notes.append(
-        "Intervals are over conversations (few: Student's t), p-values swap decisions of single turns, which is too "
-        "sure where turns of a conversation go together. U is constant throughout: no LLM was asked."
+        "Intervals are over conversations (few: Student's t), p-values swap decisions of single "
+        "turns, which is too "
+        "sure where turns of a conversation go together. U is constant throughout: no LLM was "
+        "asked."
     )
 
 

@@ -135,7 +135,8 @@ def contamination(
         ["negatives that Algorithm 2 rejects", f"{invalid} of {len(negatives)}"],
         ["cases that are questions of the test's file", of_questions],
         [
-            f"of the first {len(first)} test questions, in the bank (to the letter; but for blanks at the ends)",
+            f"of the first {len(first)} test questions, in the bank (to the letter; but for "
+            "blanks at the ends)",
             f"{to_the_letter}; {inside}",
         ],
         ["plans with one of the accepted answers in them", told],
@@ -147,7 +148,8 @@ def contamination(
     report.check("cases, positive", found == wanted, found, wanted)
     report.check("negative validation rejects", invalid == 0, invalid, 0)
     report.notes.append(
-        f"{inside} of the first {len(first)} test questions are cases of the bank: with memory, the agent is "
+        f"{inside} of the first {len(first)} test questions are cases of the bank: with memory, "
+        "the agent is "
         "asked what it has been asked before. Table 1's gain of 6.7 points has no control for it."
     )
 
@@ -264,15 +266,20 @@ def controls(
     earlier = np.tril(stream.vectors @ stream.vectors.T, -1).max(axis=1, initial=-1.0)
     near = int((earlier > paper["dedup"]).sum())
     report.notes += [
-        f"With labels that mean nothing the same measure still rises, by {100 * noise:.1f} points or more: it says "
+        f"With labels that mean nothing the same measure still rises, by {100 * noise:.1f} "
+        "points or more: it says "
         "that positives were kept, not that they help.",
-        "Without retrievals (nothing in the paper's stream retrieves) utility is .3 x label: decay plays no part, and "
+        "Without retrievals (nothing in the paper's stream retrieves) utility is .3 x label: "
+        "decay plays no part, and "
         "the cases that live are those that 'sort by label' keeps, the oldest positives.",
-        f"{near} cases have an earlier one within the threshold; the sample of {paper['sample']} finds some of them.",
-        "'Decay' at its strongest: one retrieval outweighs a positive label while .7 exp(-.02 age) / age > .3, that is "
+        f"{near} cases have an earlier one within the threshold; the sample of {paper['sample']} "
+        "finds some of them.",
+        "'Decay' at its strongest: one retrieval outweighs a positive label while .7 exp(-.02 "
+        "age) / age > .3, that is "
         "up to age 2; ten retrievals up to age 16.",
         "Tables 1 and 2 need GPT-4o-mini (and a search engine): published "
-        f"{paper['table1']['without']} -> {paper['table1']['with']} and {paper['table2']['without']} -> "
+        f"{paper['table1']['without']} -> {paper['table1']['with']} and "
+        f"{paper['table2']['without']} -> "
         f"{paper['table2']['with']}, not repeated here. Their 'F1' is accuracy by substring.",
     ]
 

@@ -71,7 +71,7 @@ async def fill(
         paper: Settings (``papers/memobank/published.yaml``).
         seed: Of the samples at the door.
         pruning: A retention rule; empty is a bank without a limit.
-        count_retrievals: Each case first looks up the three most like it. As published nothing does.
+        count_retrievals: Retrieve three cases before each; as published, nothing does.
     """
     options = f"similarity={paper['dedup']}, sample={paper['sample']}"
     capacity = paper["capacity"] if pruning else None
@@ -101,7 +101,7 @@ async def fill(
 def top_positives(
     queries: Vectors, vectors: Vectors, positive: Sequence[bool], kept: Sequence[int], top: int
 ) -> int:
-    """How many of the queries' most similar kept cases are positive; of equal cosines the older case."""
+    """Count positives among the queries' most similar kept cases; older cases win ties."""
     rows = np.asarray(kept)
     order = np.argsort(-(queries @ vectors[rows].T), axis=1, kind="stable")[:, :top]
     return int(np.asarray(positive)[rows[order]].sum())

@@ -50,7 +50,7 @@ def test_duplicates_and_broken_failures_stay_out() -> None:
 
 
 def test_labels_decide_alone_and_mean_nothing() -> None:
-    """The statement of the reproduction, on vectors at random: labels without meaning 'gain' as much."""
+    """Random labels gain as much on random vectors."""
     one = stream((np.random.default_rng(3).random(200) < 0.5).tolist())
     method, by_label = (
         one.filled(SMALL)[0],

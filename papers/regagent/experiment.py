@@ -58,14 +58,23 @@ def run(arguments: argparse.Namespace, progress: Callable[[str], None], journal:
         "seconds, whole", seconds <= LIMIT_SECONDS, round(seconds), f"at most {LIMIT_SECONDS}"
     )
     report.notes += [
-        "The agent is a formula, not a language model: four parameters and the length of w were fitted to the six "
-        "success rates of Table 1 on seeds 100 to 102; sizes, r, deletions and every other table were not fitted.",
-        "The paper's periodic sizes (949 to 1,012) follow from a stream that it does not describe; ours are larger; "
-        "no statement is made about them. Its chain of Table 1 is a property of copying: see the curve.",
-        "n is 'more than' (formula; the text says 'at least', the code >=); beta 'at most'. A record younger than a "
-        "period is not deleted by it (code). AgentDriver's code deletes one record a step: see the variants.",
-        "What the follower does not show: in the paper's Tables 5 and 6 success falls with K, with beta above .5 and "
-        "with shorter periods; here they change little. Under a limit, 'failures' are what the row's evaluator failed "
-        "(add all has none: the true success), as is the utility that the constrained rule goes by.",
+        "The agent is a formula, not a language model: four parameters and the length of w were "
+        "fitted to the six "
+        "success rates of Table 1 on seeds 100 to 102; sizes, r, deletions and every other table "
+        "were not fitted.",
+        "The paper's periodic sizes (949 to 1,012) follow from a stream that it does not "
+        "describe; ours are larger; "
+        "no statement is made about them. Its chain of Table 1 is a property of copying: see the "
+        "curve.",
+        "n is 'more than' (formula; the text says 'at least', the code >=); beta 'at most'. A "
+        "record younger than a "
+        "period is not deleted by it (code). AgentDriver's code deletes one record a step: see "
+        "the variants.",
+        "What the follower does not show: in the paper's Tables 5 and 6 success falls with K, "
+        "with beta above .5 and "
+        "with shorter periods; here they change little. Under a limit, 'failures' are what the "
+        "row's evaluator failed "
+        "(add all has none: the true success), as is the utility that the constrained rule goes "
+        "by.",
     ]
     return report

@@ -10,17 +10,17 @@ import numpy as np
 from papers.regagent.world import Array
 
 Follower = Callable[[Array, Array, Array, Array, float], float]
-"""Input (dim,), the records' inputs (k, dim), outputs (k,), cosines (k,; best first), a standard normal number."""
+"""Input (dim,), records' inputs (k, dim), outputs (k,), cosines (k,), a normal draw."""
 
 
 def similarity_follower(settings: Mapping[str, Any]) -> Follower:
-    """Copies the first record the more, the more similar it is; else a softmax mean of all. Fitted to Table 1."""
+    """Copy the first record by its similarity, else a softmax mean; fitted to Table 1."""
     start, over = settings["copy_from"], settings["copy_over"]
     return _copier(settings, lambda cosine: min(1.0, max(0.0, (cosine - start) / over)))
 
 
 def copying_follower(settings: Mapping[str, Any], strength: float) -> Follower:
-    """Copies the first record by `strength` whatever its similarity: 1 is the nearest neighbour, 0 the mean."""
+    """Copy the first record by `strength`: 1 is the nearest neighbour, 0 the mean."""
     return _copier(settings, lambda cosine: strength)
 
 

@@ -1,4 +1,4 @@
-"""RegAgent with a language model: any policy that the package can open answers from the retrieved records."""
+"""RegAgent with a language model that answers from the retrieved records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from papers.regagent.stream import Deletion
 from papers.regagent.world import Array
 from papers.report import Report, Table
 
-_PROMPT = """A number y depends on six numbers x1 to x6 by a fixed linear rule, y = w1 x1 + ... + w6 x6.
-You do not know w1 to w6. Below are earlier inputs, each with what somebody predicted for it; any prediction may be off.
-Predict y for the last input. Answer as the examples do, with Guess: \\boxed{{number}} and nothing else.
-
-{examples}
-Input: {x}
-"""
+_PROMPT = (
+    "A number y depends on six numbers x1 to x6 by a fixed linear rule, y = w1 x1 + ... + w6 "
+    "x6.\n"
+    "You do not know w1 to w6. Below are earlier inputs, each with what somebody predicted "
+    "for it; any prediction may be off.\n"
+    "Predict y for the last input. Answer as the examples do, with Guess: \\boxed{{number}} "
+    "and nothing else.\n"
+    "\n"
+    "{examples}\n"
+    "Input: {x}\n"
+)
 _BOXED = re.compile(r"boxed\{\s*([-+]?\d*\.?\d+)")
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+")
 ARMS: tuple[tuple[str, Deletion], ...] = (
@@ -81,7 +85,8 @@ def with_language_model(
         model = LanguageModel(ask)
         for name, deletion in ARMS:
             progress(
-                f"regagent: {name}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks with the model"
+                f"regagent: {name}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks with the "
+                "model"
             )
             found = runs.with_follower(runs.rules(name, deletion=deletion), model)
             kept, gone = errors(found, "retained"), errors(found, "deleted")

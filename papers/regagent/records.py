@@ -1,6 +1,6 @@
 """Thousands of numeric records as arrays, with what deletion goes by.
 
-The rules are those of the experience bank (periodic, history, combined, constrained); here as columns, as
+The rules are those of the experience bank, here on columns, as
 one reproduction runs them over a million tasks.
 """
 
@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Records:
-    """Inputs, outputs and retrieval statistics; rows of deleted records are filled when there are many.
+    """Inputs, outputs and retrieval statistics; deleted rows are compacted.
 
     Args:
         inputs, outputs, truths: The initial records: (m, dim), (m,), (m,).
@@ -26,7 +26,7 @@ class Records:
         size = len(outputs) + room
         self.inputs = np.zeros((size, inputs.shape[1]))
         self.units = np.zeros((size, inputs.shape[1]))
-        # output, error, created, retrievals, retrievals of this period, sum of the utilities, passed its evaluation
+        # output, error, created, retrievals, retrievals of this period, utilities, passed
         self.columns = np.zeros((7, size))
         self.alive = np.zeros(size, dtype=bool)
         self.end = 0
@@ -84,13 +84,13 @@ class Records:
         return errors
 
     def stale(self, alpha: float, step: int, period: int) -> Ints:
-        """At the end of a period: rows retrieved at most `alpha` times in it. What is younger than it is exempt."""
+        """Return rows retrieved at most `alpha` times in a period; younger rows are exempt."""
         found = self.alive[: self.end] & (self.recent <= alpha) & (self.created <= step - period)
         self.recent[:] = 0
         return np.flatnonzero(found)
 
     def bad(self, rows: Ints, n: int, beta: float) -> Ints:
-        """Of these rows, those retrieved more than `n` times with a mean utility of at most `beta`."""
+        """Return the rows retrieved more than `n` times with mean utility at most `beta`."""
         counts = self.retrieved[rows]
         return rows[(counts > n) & (self.utility[rows] <= beta * counts)]
 

@@ -38,7 +38,7 @@ class Runs:
         self._done: dict[Rules, list[Outcome]] = {}
 
     def rules(self, name: str, **changes: Any) -> Rules:
-        """The paper's settings under one of its evaluators: ``fixed``, ``add all``, ``C1`` to ``C3``, ``strict``."""
+        """Return the settings under ``fixed``, ``add all``, ``C1`` to ``C3``, ``strict``."""
         tolerance = {
             "fixed": -1.0,
             "add all": np.inf,
@@ -80,6 +80,6 @@ def following(outcomes: Sequence[Outcome]) -> float:
 
 
 def errors(outcomes: Sequence[Outcome], which: str) -> float | None:
-    """Mean absolute error of all ``retained`` or ``deleted`` records that were retrieved more than five times."""
+    """Return the mean error of ``retained`` or ``deleted`` records retrieved over five times."""
     values = np.concatenate([getattr(outcome, which) for outcome in outcomes])
     return float(values.mean()) if len(values) else None

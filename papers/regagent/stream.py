@@ -20,11 +20,11 @@ class Rules:
     """How the memory is managed.
 
     Attributes:
-        tolerance: A record is added if its error is at most this; infinite adds all, negative none (fixed).
+        tolerance: Largest error of an added record; infinite adds all, negative none.
         deletion: Which deletion takes place.
         k, period, alpha, n, beta: As in the paper.
         limit: Most records (the paper's resource-constrained setting), and who goes beyond it.
-        sliding: As AgentDriver's code deletes: at every step, and of the history's only the worst record.
+        sliding: Delete one record a step by history, like AgentDriver's code.
         truth: What is stored is the true output (error-free variant).
     """
 
@@ -92,7 +92,7 @@ def run_stream(world: World, follower: Follower, rules: Rules, success: float = 
             cosines[0],
             np.exp(-((guess - outputs[0]) ** 2)),
         )
-        # The evaluator of the deletion is that of the addition; add-all and fixed have none: the true success.
+        # Deletion uses the evaluator of addition; add-all and fixed use the true success.
         tolerance = rules.tolerance if 0 < rules.tolerance < np.inf else success
         records.used(rows, float(error <= tolerance))
         if error <= rules.tolerance:
@@ -148,7 +148,7 @@ def _limit(records: Records, rules: Rules, rng: np.random.Generator) -> list[Arr
 
 
 def frozen_success(world: World, follower: Follower, records: Records, size: int, k: int) -> float:
-    """Percent of a world's tasks that are solved with the `size` most retrieved records, which stay as they are."""
+    """Return the percent solved with the `size` most retrieved records, frozen."""
     alive = np.flatnonzero(records.alive[: records.end])
     rows = alive[np.argsort(-records.retrieved[alive], kind="stable")[:size]]
     kept = Records(records.inputs[rows], records.output[rows], records.output[rows], 0)

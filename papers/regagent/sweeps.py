@@ -84,7 +84,7 @@ def additions(report: Report, runs: Runs) -> None:
         for name in published
         if (found := runs.with_follower(runs.rules(name), runs.follower, worlds))
     ]
-    title = "The same with w from N(0, .16 I), as first set up: how hard the task is then depends on the seed"
+    title = "With w from N(0, .16 I), where the difficulty depends on the seed"
     report.tables.append(
         Table(title, ["records added", "success", "success, ours", "size, ours"], other, 2)
     )
@@ -251,7 +251,7 @@ def copy_strength(report: Report, runs: Runs) -> None:
 
 
 def under_a_limit(report: Report, runs: Runs) -> None:
-    """The paper's resource-constrained deletion (its 5.2, there for other agents), beside rules of one line."""
+    """Compare the resource-constrained deletion of section 5.2 with rules of one line."""
     runs.progress("regagent: under a limit")
     rows: list[list[Any]] = []
     by: tuple[Limited, ...] = ("constrained", "failures_first", "fifo", "random")

@@ -59,7 +59,7 @@ def test_a_limit_is_kept() -> None:
 
 
 async def test_the_arrays_delete_what_the_experience_bank_does() -> None:
-    """The rule `history` on the bank of the package, task by task, with the outcomes of the numeric run."""
+    """The rule `history` on the bank, with the outcomes of the numeric run."""
     n, initial = 150, 40
     w = make_world(3, PAPER["world"], initial, n)
     run = run_stream(w, FOLLOWER, Rules(1.0, deletion="history", n=3))

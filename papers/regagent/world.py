@@ -54,7 +54,7 @@ def make_world(seed: int, scales: Mapping[str, Any], initial: int, n: int) -> Wo
 
     Args:
         seed: Of everything.
-        scales: ``weight_norm`` (w of that length, in any direction) or ``weight_sd`` (w from N(0, sd^2 I)), ``means``
+        scales: ``weight_norm`` (length of w) or ``weight_sd`` (w from N(0, sd^2 I)), ``means``
             of the Gaussians, ``dim``, and ``noise``, the most by which an initial output is off.
         initial, n: Records to start with, and tasks.
     """

@@ -1,4 +1,4 @@
-"""Compare retention rules at equal capacity: ``python -m papers.retention fit|table|turns|worlds``."""
+"""Compare retention rules at equal capacity: fit|table|turns|worlds."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def run_fit(args: argparse.Namespace) -> int:
     names = {each.stream.name for each in streams}
     if unknown := set(args.exclude) - names:
         raise ConfigError(
-            f"exclude={' '.join(sorted(unknown))}: not a stream. Choose of {', '.join(sorted(names))}."
+            f"exclude={' '.join(sorted(unknown))}: not a stream. Choose of "
+            f"{', '.join(sorted(names))}."
         )
     chosen = [each for each in streams if each.stream.name not in args.exclude]
     weights = fit(chosen, embedding=args.with_embedding, ridge=args.ridge)

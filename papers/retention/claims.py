@@ -1,4 +1,4 @@
-"""The claims of docs/bounded_memory.md, tested on the evaluations of `papers/retention/suite.yaml`."""
+"""The claims of docs/bounded_memory.md, tested on evaluations of ``suite.yaml``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Column:
     """The arms on the tasks of one column, over all training seeds.
 
     Args:
-        arms: Records by row. The same tasks in each; those of several training seeds one after another.
+        arms: Records by row, of the same tasks; training seeds follow one another.
         chosen: The first so many tasks are for choosing the best rule, and are in no figure.
 
     Attributes:
-        own: The learned policy with the rule for what is left over that is best on the tasks for choosing.
+        own: The learned policy with the secondary rule that is best on the first tasks.
         rule: The policy's writes under the rule that is best on them.
     """
 
@@ -71,7 +71,7 @@ class Column:
         }
 
     def gap_closed(self) -> dict[str, Any]:
-        """Claim 2: (own - best rule) / (oracle - best rule), with a bootstrap interval over tasks."""
+        """Claim 2: (own - best rule) / (oracle - best rule), with a bootstrap interval."""
         rows = (self.own, self.rule, ORACLE)
         by_task = [_by_task(self.arms[row]) for row in rows]
         tasks = [
@@ -120,7 +120,7 @@ def mean_em(records: Records) -> float:
 
 
 def near_specialist(general: Records, special: Records, chosen: int) -> dict[str, Any]:
-    """Claim 3: one policy for all capacities against the one trained at this capacity, on the same tasks."""
+    """Claim 3: one policy for all capacities against the specialist, on the same tasks."""
     general, special = (
         [each for each in of if _number(each) >= chosen] for of in (general, special)
     )

@@ -1,4 +1,4 @@
-"""The comparison of keepers on synthetic worlds: policies of several seeds through one suite, and its claims."""
+"""The comparison of rules on synthetic worlds, with policies of several training seeds."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _OTHER_TASKS = 1000
 
 
 class Comparison:
-    """One suite on policies that were trained under several seeds. Every part continues where an earlier run stopped.
+    """A suite on policies of several training seeds; every part resumes.
 
     Args:
-        suite: With a capacity among the settings of each column, whose names end in it.
+        suite: Its columns set a capacity, in which their names end.
         policies: A checkpoint for each training seed.
         out: Folder for everything.
-        chosen: The first so many tasks of each column choose the best rule, and are in no figure.
+        chosen: The first tasks of a column, which select the best rule and enter no figure.
     """
 
     def __init__(self, suite: Suite, policies: Sequence[Path], out: Path, chosen: int) -> None:
@@ -53,7 +53,7 @@ class Comparison:
         self._tasks = TaskCache(out / "data", None).load(suite.columns, suite.environment)
 
     def prepare(self) -> None:
-        """Write what the rows of the fitted scorer and of the oracle read: `linear.json`, `needs.json`."""
+        """Write `linear.json` and `needs.json` for the fitted scorer and the oracle."""
         needs: dict[str, dict[str, int]] = {}
         others: list[Task] = []
         for column in self.suite.columns:
@@ -81,7 +81,7 @@ class Comparison:
         asyncio.run(self._scripted())
 
     async def _scripted(self) -> None:
-        """The faultless script as writer and reader: what it writes is the same under every keeper."""
+        """Run a faultless script as writer, which writes the same under every rule."""
         tokenizer = LocalPolicy.from_pretrained(self.policies[0]).tokenizer
         suite = self.suite.with_policies({})
         for item in self._expand(suite, self.policies[0], self.out / SCRIPTED):
@@ -126,7 +126,7 @@ class Comparison:
         return found
 
     def claims(self) -> dict[str, Any]:
-        """Claims 1 to 4 with their figures, by column that was run whole, and by world over all of its capacities."""
+        """Return claims 1 to 4 with their figures, by complete column and by world."""
         seeds = [f"seed_{number}" for number in range(len(self.policies))]
         found: dict[str, Any] = {}
         together: dict[tuple[str, str], dict[str, list[EpisodeRecord]]] = {}
@@ -174,7 +174,7 @@ class Comparison:
         }
 
     def write_page(self, rows: Sequence[str], training: Path | None) -> Path:
-        """The report's page: curves over capacity, where answers are lost, action rates over training."""
+        """Write the report with curves over capacity and lost answers."""
         seeds = [f"seed_{number}" for number in range(len(self.policies))]
         shown = [
             item
@@ -188,7 +188,7 @@ class Comparison:
 
 
 def records(items: Sequence[Evaluation]) -> list[EpisodeRecord]:
-    """Of several training seeds, one after another, each a sample of its own; tasks of two columns keep apart."""
+    """Return the records of training seeds as samples; columns' tasks stay apart."""
     return [
         replace(record, sample=seed)
         for seed, item in enumerate(items)

@@ -1,4 +1,4 @@
-"""Fitting the linear scorer: logistic regression of whether a text will be needed on six features of it."""
+"""Fit the linear scorer: logistic regression of whether a text will be needed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from papers.retention.streams import Embedded
 
 
 def features_of(given: Embedded) -> Numbers:
-    """The features of all texts of a stream, shape (n, 6), in the order of `FEATURES`; novelty to all that came before.
+    """Return the features of all texts in the order of `FEATURES`: shape (n, 6).
 
-    A rule at work compares with what its store still has, which is less.
+    Novelty compares with all earlier texts; a rule at work sees only its store.
     """
     cosines = given.texts @ given.texts.T
     rows = []
@@ -39,10 +39,10 @@ def fit(
     """Weights as `atommem.rules.linear.Linear` reads them.
 
     Args:
-        streams: Texts that some question needs, and others. What the scorer is tried on must not be among them.
+        streams: Labelled texts, without those that the scorer is tested on.
         embedding: Weigh the numbers of the text's vector too.
         ridge: Strength of the L2 penalty, on all weights but the bias (of standardised features).
-        standardise: The numbers of the vector as well, which gives each of them as much room as a feature.
+        standardise: Also standardise the numbers of the vector.
 
     Raises:
         ConfigError: No text is needed, or each is: there is nothing to progress apart.
@@ -72,7 +72,7 @@ def fit(
 
 
 def logistic(inputs: Numbers, labels: Numbers, ridge: float, steps: int = 50) -> Numbers:
-    """Weights of least logistic loss + ridge/2 |w|^2 by Newton's method, shape (columns,); the first has no penalty."""
+    """Return ridge logistic weights by Newton's method; the first has no penalty."""
     weights = np.zeros(inputs.shape[1])
     penalty = np.full(len(weights), ridge)
     penalty[0] = 1e-9

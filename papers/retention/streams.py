@@ -54,9 +54,9 @@ class Stream:
 
 
 def read_streams(path: str | Path) -> list[Stream]:
-    """LoCoMo's conversations, or rows ``{"stream": NAME, "text": ..., "needed": how many questions need it}``.
+    """Read LoCoMo, or rows ``{"stream": NAME, "text": ..., "needed": COUNT}``.
 
-    Of LoCoMo the questions of categories 1 to 4 with evidence count: adversarial ones have no answer to keep.
+    LoCoMo's questions of categories 1 to 4 with evidence count.
 
     Raises:
         DataError: The file is neither, or damaged.
@@ -116,7 +116,7 @@ def _of_task(name: str, texts: Sequence[str], questions: Sequence[Question]) -> 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A stream with the vectors of its texts and questions, shapes (n, dim) and (questions, dim)."""
+    """A stream with vectors of texts (n, dim) and questions (questions, dim)."""
 
     stream: Stream
     texts: Vectors
@@ -139,7 +139,7 @@ async def embed_streams(streams: Sequence[Stream], embedder: Embedder) -> list[E
 
 
 async def keep(given: Embedded, retention: str, capacity: int | None, seed: int = 0) -> list[int]:
-    """The places of the texts that a store of `capacity` still has when all were created, one a step."""
+    """Return the places of the texts that a store of `capacity` keeps, one create a step."""
     config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
     memory = WorkingMemory(
         StoredVectors(given.stream.texts, given.texts), ApproximateTokenizer(), config, seed=seed
@@ -153,10 +153,10 @@ async def keep(given: Embedded, retention: str, capacity: int | None, seed: int 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one stream's questions, shapes (questions,): all and any evidence kept, and recall among the best entries.
+    """Scores of questions: all and any evidence kept, and recall; shapes (questions,).
 
     Attributes:
-        references: Pairs of a question and a text that it needs, of which the text was kept: a count.
+        references: Number of kept texts over all questions.
     """
 
     all_kept: Vectors
@@ -166,7 +166,7 @@ class Scores:
 
 
 def score(given: Embedded, places: Sequence[int]) -> Scores:
-    """What the kept texts are good for, asked when the stream is over: those most like the question are shown."""
+    """Score kept texts by the questions asked at the end."""
     held = np.array(sorted(places), dtype=np.int64)
     rows = given.texts[held]
     everything, anything, recall, references = [], [], [], 0
@@ -202,9 +202,9 @@ def _needed_statements(task: Task) -> tuple[list[Statement], set[Statement]]:
 
 
 def needs_of(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
-    """By task the texts of the entries that its questions need, as `atommem.rules.oracle` takes them.
+    """Return by task the texts of needed entries, for the oracle.
 
-    A home that was corrected is needed as it was told and as it is now.
+    A corrected home is needed in both forms.
     """
     found = {}
     for task in tasks:

@@ -1,4 +1,4 @@
-"""The retention table: every keeper at every capacity on the same streams, scorers fitted on the other streams."""
+"""The retention table: every rule at every capacity; scorers are fitted on other streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEARNED: dict[str, dict[str, Any]] = {
 """Scorers and how they are fitted."""
 ORACLE, UNLIMITED = "oracle", "unlimited"
 ALL_READ = "novelty of all read", "linear + embedding, of all read"
-"""Rankings of all texts at the end, with their novelty to everything before, kept or not: a store cannot know that."""
+"""Rankings of all texts at the end; their novelty sees texts that no store kept."""
 _PENALTY = 60.0
 _TRIES = 2
 """Corrections of a keeper's number of entries towards equal words."""
@@ -91,8 +91,8 @@ async def fill(
         streams: With their vectors.
         capacities: Entries of a store.
         rules: Keepers beside the learned ones and the oracle.
-        equal: ``entries``, or ``words``: each keeper gets the number of entries at which what it keeps is as long as
-            that many texts of mean length, to within a few percent. Keepers that prefer long texts get fewer.
+        equal: ``entries``, or ``words``: each rule gets as many entries as hold the words of that
+            many texts of mean length, to within a few percent.
         journal: Keeps the figures as they come; what it has of these streams is not computed again.
     """
     keep_texts = keep if equal == "entries" else _keep_words
@@ -157,7 +157,7 @@ def words_of(given: Embedded) -> Numbers:
 
 
 async def _keep_words(given: Embedded, rule: str, capacity: int, seed: int) -> list[int]:
-    """What a keeper has left at as many entries as hold the words of `capacity` texts of mean length."""
+    """Return the kept texts at equal words: as many as `capacity` texts of mean length."""
     words = words_of(given)
     entries, places = capacity, await keep(given, rule, capacity, seed=seed)
     for _ in range(_TRIES):
@@ -173,9 +173,9 @@ def _fits(given: Embedded, order: npt.NDArray[np.intp], capacity: int) -> int:
 
 
 def draw_random(streams: Sequence[Embedded], capacity: int, count: int) -> list[Cell]:
-    """So many random choices of `capacity` texts of all read, each chosen at the end: how far one draw is from others.
+    """Draw `count` random choices of `capacity` texts at the end.
 
-    The keeper `random` is another thing: it drops one of capacity + 1 at every create, so that what is old is rare.
+    The rule `random` differs: it drops one at every create, so old texts are rare.
     """
     rng = np.random.default_rng(0)
     every = (
@@ -192,7 +192,7 @@ def _novelty(given: Embedded, streams: Sequence[Embedded]) -> Numbers:
 
 
 def _fitted(given: Embedded, streams: Sequence[Embedded]) -> Numbers:
-    """Scores of a scorer with standardised vectors, fitted on the other streams; nothing to fit on: 0."""
+    """Return scores with standardised vectors, fitted on other streams; 0 without any."""
     others = [other for other in streams if other.stream.name != given.stream.name]
     if not others:
         return np.zeros(len(given.texts))

@@ -1,1 +1,1 @@
-"""Addition and deletion of experience on any stream: a format for a user's own agent, and three shipped examples."""
+"""Addition and deletion of experience on any stream, with three examples."""

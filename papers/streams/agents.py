@@ -32,11 +32,11 @@ class Agent(Protocol):
     """Found by ``package.module:Class``, made without arguments; one task at a time."""
 
     async def act(self, row: StreamRow, shown: Sequence[tuple[Entry, float]]) -> str:
-        """Do the task with the records that it is shown, best first; `executions` are what they did."""
+        """Do the task with the retrieved records, best first (`executions`)."""
         ...
 
     def score(self, row: StreamRow, output: str) -> Mapping[str, Any]:
-        """``outcome`` (1 success, 0 failure), and whatever else an evaluator goes by (an ``error``)."""
+        """Return ``outcome`` (1 success, 0 failure), and optionally an ``error``."""
         ...
 
 
@@ -46,7 +46,7 @@ def executions(shown: Sequence[tuple[Entry, float]]) -> list[str]:
 
 
 class Copier:
-    """Does what the most similar record did (code, as EHRAgent's follower would); right if it equals the truth."""
+    """Repeats the most similar record, as EHRAgent's follower would; exact match."""
 
     async def act(self, row: StreamRow, shown: Sequence[tuple[Entry, float]]) -> str:
         """Nothing, where nothing is shown."""
@@ -58,7 +58,7 @@ class Copier:
 
 
 class Voter(Copier):
-    """The class that most of the shown records gave; of several the most similar's (as a classifier of traffic)."""
+    """Answers the majority class of the records, as a classifier of traffic."""
 
     async def act(self, row: StreamRow, shown: Sequence[tuple[Entry, float]]) -> str:
         """By majority."""
@@ -67,7 +67,7 @@ class Voter(Copier):
 
 
 class Driver(Copier):
-    """Copies the most similar trajectory; right if its points are within 2.5 on average (UniAD's mean L2)."""
+    """Copies the most similar trajectory; right within a mean distance of 2.5 (UniAD)."""
 
     tolerance = 2.5
 

@@ -1,6 +1,6 @@
-"""Rows that we generate in the form of the paper's other three agents: their data may not be shipped.
+"""Generated rows in the form of the paper's other agents, whose data may not be shipped.
 
-They show how a stream is written and that the rules run on it, and nothing of MIMIC-III, nuScenes and CIC-IoT2023.
+They show the format, and nothing about MIMIC-III, nuScenes and CIC-IoT2023.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Example:
 
 
 def _records(seed: int, initial: int, tasks: int) -> list[StreamRow]:
-    """Questions about records of patients, answered by code, as EHRAgent has them; a tenth of the initial is wrong."""
+    """Make questions about patients' records, answered by code (EHRAgent)."""
     rng = Random(f"ehr:{seed}")
     tables = ["admissions", "prescriptions", "lab results", "procedures", "diagnoses", "transfers"]
     kinds = [
@@ -50,7 +50,7 @@ def _records(seed: int, initial: int, tasks: int) -> list[StreamRow]:
 
 
 def _driving(seed: int, initial: int, tasks: int) -> list[StreamRow]:
-    """Ego state, goal and history, and six points of a trajectory that follows from them, as AgentDriver has them."""
+    """Make ego state, goal and history, and the trajectory of six points (AgentDriver)."""
     rng = np.random.default_rng([seed, 1])
     turn = rng.normal(size=(13, 12))
     rows = []
@@ -68,7 +68,7 @@ def _driving(seed: int, initial: int, tasks: int) -> list[StreamRow]:
 
 
 def _traffic(seed: int, initial: int, tasks: int) -> list[StreamRow]:
-    """Flow features of eight classes, as CIC-IoT2023 has them; a fifth of the initial classes is wrong."""
+    """Make flow features of eight classes; a fifth of the initial ones is wrong (CIC-IoT)."""
     rng = np.random.default_rng([seed, 2])
     centres = rng.lognormal(0, 1, (8, 10))
     rows = []

@@ -1,4 +1,4 @@
-"""A stream under every evaluator and deletion, on the experience bank: a user's file and agent, or an example."""
+"""A stream under every evaluator and deletion, on the experience bank."""
 
 from __future__ import annotations
 
@@ -87,8 +87,10 @@ def run(arguments: argparse.Namespace, progress: Callable[[str], None], journal:
         title = f"{name}: generated rows, similarity {example.similarity}, K {example.k}"
         report.tables.append(table(title, rows, example, arguments, progress, journal))
     report.notes.append(
-        "These rows are generated in the form of the paper's agents, whose data may not be shipped, and the agents "
-        "copy: they show how a stream is written (--out writes them), and nothing of the paper's results."
+        "These rows are generated in the form of the paper's agents, whose data may not be "
+        "shipped, and the agents "
+        "copy: they show how a stream is written (--out writes them), and nothing of the paper's "
+        "results."
     )
     return report
 

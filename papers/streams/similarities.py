@@ -1,6 +1,6 @@
-"""How like two inputs are, for the agents of arXiv 2505.16067; each is what `Bank.retrieve` takes, or None for vectors.
+"""Similarities of inputs for the agents of arXiv 2505.16067, as `Bank.retrieve` takes them.
 
-A query is what the row says: for these two a JSON object.
+Queries of these two are JSON objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYS = {"ego": 1.0, "goal": 10.0, "history": 1.0}
 
 
 def relative_change(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """CIC-IoT's: 1 - the mean over features of |a - b| / max(|a|, |b|); of discrete ones (texts) 0 if equal, else 1."""
+    """Return CIC-IoT's: 1 - the mean relative change; texts are equal or not."""
     changes = []
     for name, value in a.items():
         if isinstance(value, str):

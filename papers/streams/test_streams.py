@@ -1,4 +1,4 @@
-"""Streams of a user's own: similarities by hand, the file, the examples, and an agent that learns from its records."""
+"""Streams: similarities by hand, the file, the examples, and a learning agent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""An agent without a language model: it knows how each family is done, and searches.
+"""An agent without a language model that knows how each family is done, and searches.
 
-Without a memory it looks into one receptacle after the other, in an order that is fixed for a game, as somebody does
-who has one worked example of each family. With one it first looks where the most similar success had found its things.
-Success and steps are the engine's.
+Without a memory it searches receptacles in a fixed order. With one it starts where the most similar
+success found its things. Success and steps are the engine's.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from papers.traceretain.engine import Engine
 from papers.traceretain.games import LAMP, Game
 
 Hint = tuple[tuple[str, str], ...]
-"""Where a success found what: ``object`` or ``lamp``, and the kind of receptacle. A compressed trajectory."""
+"""Where a success found ``object`` or ``lamp``, by kind of receptacle."""
 _APPLIANCES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _THING = re.compile(r"\ba ([a-z]+ \d+)")
 
 
 @dataclass(frozen=True)
 class Played:
-    """One episode: whether it was won within the limit, after how many steps, and where it found things."""
+    """One episode: won within the limit, steps, and where it found things."""
 
     won: bool
     steps: int
@@ -65,7 +64,7 @@ class _Episode:
         self.seen[place] = _THING.findall(text.partition("you see")[2])
 
     def find(self, role: str, kind: str, taken: set[str]) -> tuple[str, str]:
-        """Name and place of a thing of that kind; ends the episode where everything has been looked into."""
+        """Return name and place of a thing; ends the episode if there is none."""
         for place in self.order(role):
             if place not in self.seen:
                 self.look_into(place)

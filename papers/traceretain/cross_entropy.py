@@ -21,8 +21,8 @@ def cross_entropy(
 ) -> tuple[Numbers, float]:
     """Search for the weights with the highest objective.
 
-    Each iteration draws a population from a normal distribution (the best weights so far among them), and fits the
-    distribution to its elite.
+    Each iteration draws a population from a normal distribution, including the best weights so
+    far, and fits the distribution to its elite.
 
     Args:
         objective: What a vector of weights is worth; called population x iterations times.

@@ -17,7 +17,8 @@ from atommem.errors import ConfigError, OutageError
 
 _WORKER = Path(__file__).with_name("engine_worker.py")
 INSTALL = (
-    "ALFWorld's engine is needed (MIT; its data is not): python -m venv DIR; DIR/bin/pip install alfworld "
+    "ALFWorld's engine is needed (MIT; its data is not): python -m venv DIR; DIR/bin/pip install "
+    "alfworld "
     "'textworld[pddl]'; then --alfworld_python DIR/bin/python, or ALFWORLD_PYTHON."
 )
 

@@ -1,12 +1,10 @@
-"""ALFWorld's engine in a process and an environment of its own: ``python engine_worker.py``, JSON lines in and out.
+"""ALFWorld's engine in its own process and environment: JSON lines in and out.
 
-Nothing of AtomMem is imported here. Needs ``pip install alfworld "textworld[pddl]"``; ALFWorld's data is not needed:
-domain and grammar come with the wheel. States, goals, planner and wording are the engine's; what nobody asks for (all
-commands that are possible, in words, after every step) is not computed, and what is parsed twice is kept.
+Nothing of AtomMem is imported. Needs ``pip install alfworld "textworld[pddl]"``, without ALFWorld's
+data. States, goals, planner and wording are the engine's; lists of possible commands are skipped.
 
-- ``{"problem": PDDL, "plan": true}`` loads and resets; answers ``{"text": ..., "won": false, "plan": [commands]}``,
-  the planner's, empty where there is no way. ``plan`` may be left out.
-- ``{"command": "go to shelf 1"}`` takes a step; answers with ``text`` and ``won``.
+- ``{"problem": PDDL, "plan": true}`` loads and resets; answers ``text``, ``won`` and ``plan``.
+- ``{"command": "go to shelf 1"}`` takes a step; answers ``text`` and ``won``.
 """
 
 import json
@@ -17,7 +15,7 @@ from typing import Any
 
 
 def _quick_engine() -> Any:
-    """The engine's class without what is not asked for, and the domain and grammar of the installed ALFWorld."""
+    """Return the engine's class, with the domain and grammar of ALFWorld."""
     import alfworld.info
     import fast_downward
     import textworld

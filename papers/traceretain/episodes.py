@@ -1,4 +1,4 @@
-"""A stream of games under one rule; what was played before with the same hint is not played again."""
+"""A stream of games under one rule; a game is played once with each hint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Player:
         self.played = 0
 
     def plan_length(self, game: Game) -> int:
-        """Steps of the planner's way to win, played on the engine to its end; 0 where it does not win."""
+        """Return the steps of the planner's solution, or 0 if it does not win."""
 
         def ask() -> list[int]:
             plan = self._engine.load(game.problem, plan=True)["plan"]

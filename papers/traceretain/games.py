@@ -1,4 +1,4 @@
-"""Household games of ALFWorld's six families, generated: a room, what lies where, and a task, as a PDDL problem."""
+"""Generated household games of ALFWorld's six families: rooms, objects, and a task in PDDL."""
 
 from __future__ import annotations
 
@@ -168,8 +168,10 @@ def _problem(
         facts += [f"canContain {_type(where)} {kind}Type" for where in sorted(allowed)]
     lines = "\n".join(f"    ({fact})" for fact in dict.fromkeys(facts))
     return (
-        f"(define (problem household)\n  (:domain alfred)\n  (:objects\n    {' '.join(declared)}\n  )\n"
-        f"  (:init\n{lines}\n    (= (total-cost) 0)\n  )\n  (:goal {_goal(family, chosen, target)})\n"
+        "(define (problem household)\n  (:domain alfred)\n  (:objects\n    "
+        f"{' '.join(declared)}\n  )\n"
+        f"  (:init\n{lines}\n    (= (total-cost) 0)\n  )\n  (:goal "
+        f"{_goal(family, chosen, target)})\n"
         "  (:metric minimize (total-cost))\n)\n"
     )
 
@@ -185,7 +187,7 @@ def _type(kind: str) -> str:
 
 
 def _identifier(place: str) -> str:
-    """As the engine's names are made of: it writes ``sinkbasin 1`` for ``sink_bar_1_bar_sinkbasin``."""
+    """Return the engine's identifier: ``sink_bar_1_bar_sinkbasin`` for ``sinkbasin 1``."""
     kind, number = place.split()
     if kind.endswith("basin"):
         return f"{kind.removesuffix('basin')}_bar_{number}_bar_{kind}"
@@ -195,14 +197,17 @@ def _identifier(place: str) -> str:
 def _goal(family: str, chosen: str, target: str) -> str:
     if family == "look":
         return (
-            f"(exists (?l - object ?o - object ?a - agent) (and (objectType ?l {LAMP}Type) (toggleable ?l) "
+            f"(exists (?l - object ?o - object ?a - agent) (and (objectType ?l {LAMP}Type) "
+            "(toggleable ?l) "
             f"(isToggled ?l) (objectType ?o {chosen}Type) (holds ?a ?o)))"
         )
     there = f"(receptacleType ?r {_type(target)})"
     if family == "two":
         return (
             f"(exists (?r - receptacle ?o1 - object ?o2 - object) (and {there} (not (= ?o1 ?o2)) "
-            f"(objectType ?o1 {chosen}Type) (objectType ?o2 {chosen}Type) (inReceptacle ?o1 ?r) (inReceptacle ?o2 ?r)))"
+            f"(objectType ?o1 {chosen}Type) (objectType ?o2 {chosen}Type) (inReceptacle ?o1 ?r) "
+            "(inReceptacle ?o2 ?r)))"
         )
     state = f" ({_STATES[family]} ?o)" if family in _STATES else ""
-    return f"(exists (?r - receptacle ?o - object) (and {there} (objectType ?o {chosen}Type) (inReceptacle ?o ?r){state}))"
+    inside = f"(objectType ?o {chosen}Type) (inReceptacle ?o ?r){state}"
+    return f"(exists (?r - receptacle ?o - object) (and {there} {inside}))"

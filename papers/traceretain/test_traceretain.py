@@ -1,4 +1,4 @@
-"""TraceRetain: games, agent and bank on a stand-in of the engine; two games on ALFWorld's own where it is there."""
+"""TraceRetain: games, agent and bank on a stand-in engine; two games on ALFWorld's own."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
 
 
 class Household:
-    """A stand-in for ALFWorld's engine that reads the same problems: for tests of what stands around it.
+    """A stand-in for ALFWorld's engine that reads the same problems.
 
-    It understands the commands that the agent uses, and the goals of `games`; it always tells what is where it is.
+    It understands the agent's commands and the goals of `games`.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Household:
 
 
 def engine_names(identifiers: list[str]) -> dict[str, str]:
-    """``sink_bar_1_bar_sinkbasin`` as the engine shows it: the last in the alphabet is number 1 of its kind."""
+    """Return the engine's names: the last in the alphabet is number 1 of its kind."""
     kinds: dict[str, list[str]] = {}
     for identifier in sorted(identifiers, reverse=True):
         kind, _, *basin = identifier.split("_bar_")

@@ -138,7 +138,7 @@ def test_progress_of_another_seed_or_recipe_is_ignored(tmp_path: Path) -> None:
 
 
 def results(recipe: Recipe, *right: int) -> dict[str, EvalResult]:
-    """Of each evaluation so many of 200 tasks are right."""
+    """Make evaluations with `right` of 200 tasks correct."""
     sums = {**episode_sums([]), "episodes": 1.0, "steps": 5.0, "actions/create": 2.0}
     names = ("before", "after", *recipe.ablations)
     return {

@@ -46,7 +46,7 @@ def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[
         process.wait()
 
 
-def test_two_processes_teach_what_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
     for processes in (1, 2):
         with demo(tmp_path / str(processes), processes) as process:
             assert process.wait(timeout=300) == 0
@@ -70,14 +70,14 @@ def test_two_processes_teach_what_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "at", "status", "told"),
+    ("number", "at", "status", "message"),
     [
         (signal.SIGKILL, "other", 2, "process 1 of the demo's 2 ended with status -9"),
         (signal.SIGTERM, "first", 130, "atommem demo: interrupted"),
     ],
 )
-def test_when_one_ends_so_does_the_other(
-    number: int, at: str, status: int, told: str, tmp_path: Path
+def test_process_that_ends_ends_the_other(
+    number: int, at: str, status: int, message: str, tmp_path: Path
 ) -> None:
     out, log = tmp_path / "demo", tmp_path / "demo.log"
     with demo(out, 2, "--updates", "500") as process:
@@ -90,5 +90,5 @@ def test_when_one_ends_so_does_the_other(
         os.kill(other if at == "other" else process.pid, number)
         assert process.wait(timeout=60) == status
         assert not psutil.pid_exists(other)
-    assert told in log.read_text().splitlines()[-1]
+    assert message in log.read_text().splitlines()[-1]
     assert "Traceback" not in log.read_text()

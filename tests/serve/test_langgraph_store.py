@@ -52,7 +52,7 @@ def test_values_equal_those_of_langgraph_s_store(stores: tuple[Any, Any]) -> Non
     for namespace, key, value in VALUES:
         assert plain(ours.get(namespace, key)) == (namespace, key, value)
     assert ours.get(ANN, "nothing") is None
-    for settings in ({}, {"filter": {"hives": 3}}, {"filter": {"hives": {"$gt": 2}}}):
+    for settings in ({}, {"filter": {"hives": 3}}, {"filter": {"hives": {"$eq": 3}}}):
         for prefix in ((), ("users",), ANN, ("places",)):
             mine, other = ours.search(prefix, **settings), theirs.search(prefix, **settings)
             assert plain(mine) == plain(other)

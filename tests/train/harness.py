@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(**further: str) -> dict[str, str]:
-    """Of a process that a test starts, which is not one of those of a launcher."""
+    """Return the environment of a process outside of a launcher."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **further}
     return {name: value for name, value in own.items() if name != "WORLD_SIZE"}
 
@@ -51,7 +51,7 @@ BARE: dict[str, Any] = {
     "disable_tqdm": True,
     "report_to": "none",
 }
-"""Of the configurations of all loops."""
+"""Common settings of all loops."""
 
 
 class GradientRecorder(TrainerCallback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.train.checkpoints import PARTIAL, last_checkpoint
 from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.stop_request import EXIT_INTERRUPTED
+from atommem.train.train_cli import main
 from tests.train.harness import environment
 from tests.train.loops.test_end_to_end import make_tasks, save_model
 
@@ -56,29 +58,50 @@ def wait_for_updates(out: Path, updates: int) -> None:
         time.sleep(0.005)
 
 
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["atommem.train.stages", "atommem.train.loops.grpo_trainer"])
+
+
+def run_command(flags: list[str], out: Path) -> None:
+    """Run the command in a forked process, which has imported the libraries."""
+    log = os.open(out.with_suffix(".log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.exit(main(["grpo", *flags, "--output_dir", str(out), "--resume"]))
+
+
+def fork(flags: list[str], out: Path) -> Any:
+    process = FORKS.Process(target=run_command, args=(flags, out))
+    process.start()
+    return process
+
+
 def test_run_killed_20_times_ends_with_the_same_weights(flags: list[str], tmp_path: Path) -> None:
     """Killed at random moments, in rollouts, updates and checkpoints; in the end asked to stop."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     flags += ["--max_steps", str(2 * KILLS + 6)]
-    with start(flags, whole) as left_alone:
-        assert left_alone.wait(240) == 0
+    left_alone = fork(flags, whole)
     rng = random.Random(0)
     for kill in range(KILLS):
-        with start(flags, parts) as killed:
-            wait_for_updates(parts, 2 * kill + 1)
-            time.sleep(rng.uniform(0, 0.2))
-            killed.kill()
-    with start(flags, parts) as asked:
-        wait_for_updates(parts, 2 * KILLS + 1)
-        asked.send_signal(signal.SIGTERM)
-        _, error = asked.communicate(timeout=120)
-    assert asked.returncode == EXIT_INTERRUPTED, error
-    assert "--resume continues from the last checkpoint" in error
+        killed = fork(flags, parts)
+        wait_for_updates(parts, 2 * kill + 1)
+        time.sleep(rng.uniform(0, 0.2))
+        killed.kill()
+        killed.join()
+    asked = fork(flags, parts)
+    wait_for_updates(parts, 2 * KILLS + 1)
+    os.kill(asked.pid, signal.SIGTERM)
+    asked.join(120)
+    log = parts.with_suffix(".log").read_text()
+    assert asked.exitcode == EXIT_INTERRUPTED, log[-3000:]
+    assert "--resume continues from the last checkpoint" in log
     last = last_checkpoint(parts)
     assert last is not None
     assert last.name == f"checkpoint-{logged_updates(parts)}"
-    with start(flags, parts) as resumed:
-        assert resumed.wait(240) == 0
+    resumed = fork(flags, parts)
+    for process in (left_alone, resumed):
+        process.join(240)
+        assert process.exitcode == 0
     ours, expected = load_file(parts / "model.safetensors"), load_file(whole / "model.safetensors")
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
     assert not (parts / PARTIAL).exists()

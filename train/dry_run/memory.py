@@ -47,7 +47,7 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is trained, on what and how.
+    """A run: model, devices, precision and backend.
 
     Attributes:
         stage: grpo or async.

@@ -43,7 +43,7 @@ class Plan:
         parts: Of its memory.
         timelines: The run's own, then alternatives.
         settings: Every setting's value and source.
-        assumptions: What the estimates rest on and no setting says.
+        assumptions: Of the estimates.
         warnings: What will not work, and what to change.
     """
 
@@ -71,12 +71,12 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of an update."""
+        """Seconds of an update."""
         return self.timelines[0].seconds
 
     @property
     def hours(self) -> float:
-        """Of the run."""
+        """Hours of the run."""
         return self.workload.updates * self.seconds / 3600
 
 

@@ -17,12 +17,12 @@ SHIPPED = Path(__file__).parent.parent / "architectures"
 """Configs of the models that our recipes name, by the last part of their hub name in lower case."""
 
 OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
-"""What is sharded from which of ZeRO's stages on."""
+"""ZeRO's stages from which optimizer, gradients and weights are sharded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What memory and time depend on.
+    """Sizes that memory and time depend on.
 
     Attributes:
         source: Where its config was found.

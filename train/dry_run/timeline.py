@@ -23,7 +23,7 @@ LOCAL_LAYER_SECONDS = 0.7e-3
 SYNC_BANDWIDTH = 20e9
 """Bytes/s at which new weights reach an engine: assumed."""
 WAKE_SECONDS = 2.0
-"""Of an update, for a colocated engine to wake and sleep: assumed."""
+"""For a colocated engine to wake and sleep in an update: assumed."""
 UPDATES, WITHOUT_VARIANCE = 12, 0.3
 """Simulated rollouts; share of groups without variance, where they are replaced: assumed."""
 
@@ -87,7 +87,7 @@ def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who samples when.
+    """An order of sampling and training.
 
     Attributes:
         samplers: Devices that only sample; 0: all sample, then train.

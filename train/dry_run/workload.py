@@ -1,4 +1,4 @@
-"""What one update consists of on one process: lengths, episodes, rows, micro-batches."""
+"""One update on one process: lengths, episodes, rows, micro-batches."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class CompletionShape(NamedTuple):
 
 
 def completion_shape(args: Any, settings: DryRunConfig, model_kind: str) -> CompletionShape:
-    """Return completions as in traces, as the settings say, or as thinking makes them.
+    """Return the lengths of completions, from traces, settings or thinking.
 
     With thinking (Qwen3, unless ``enable_thinking`` is false) they are as long as the paper's;
     without, a quarter of max_completion_length.
@@ -209,7 +209,7 @@ def estimate_workload(
     budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
     counted = batch * (unique if share_prefixes else raw)
     micro_batches = max(1, ceil(counted / budget))
-    # What a group reads in a step stays together.
+    # The rows of a group in one step stay together.
     groups = [shared + group * (own + sampled) for _, shared, own in kinds]
     together = max(groups) if share_prefixes else 0.0
     epoch = TaskOrder(data.tasks, tasks, False, 0).updates_per_epoch * sharing * iterations

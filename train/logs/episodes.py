@@ -1,4 +1,4 @@
-"""What is logged of a rollout: statistics, traces, and sample episodes as text files and tables.
+"""Logs of a rollout: statistics, traces, and sample episodes as text files and tables.
 
 Beside the episodes' own statistics these are scores by data source, the fill of limited stores at
 the end (``store_fill``, 0 to 1), and the seconds of an update, each a mean over ranks:

@@ -1,4 +1,4 @@
-"""What transformers' callbacks for wandb, trackio and TensorBoard lack: names and settings."""
+"""Run names and settings for transformers' callbacks of wandb, trackio and TensorBoard."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _git_commit() -> str | None:
 def prepare_reporters(args: Any) -> None:
     """Check the services of ``report_to``, name the run, and keep its files in the output folder.
 
-    wandb runs offline unless ``WANDB_MODE`` says otherwise, because it would wait for a login. A
+    wandb runs offline unless ``WANDB_MODE`` is set, because it would wait for a login. A
     resumed run continues the same run, whose id is in the output folder.
 
     Raises:

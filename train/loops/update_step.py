@@ -45,7 +45,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one rank trains on in one update: its rows, and the normalizer of all ranks' rows."""
+    """The rows of one rank in one update, and the normalizer of all ranks' rows."""
 
     rows: list[Row]
     normalizer: float

@@ -61,7 +61,7 @@ async def run_branches(
 class BranchData:
     """The steps after each branch point as training data, with one advantage per step.
 
-    `has_variance` says of each point whether its branches differ.
+    `has_variance` is true of points whose branches differ.
     """
 
     episodes: list[Episode]

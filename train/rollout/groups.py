@@ -132,8 +132,13 @@ async def run_groups(
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Of every episode of the global batch, in order: reward (None: failed), number of groups that
-    were replaced before its own, and size."""
+    """Outcomes of every episode of the global batch, in order.
+
+    Attributes:
+        rewards: None of a failed episode.
+        replaced: Number of groups that were replaced by the episode's own.
+        sizes: See `EpisodeSize`.
+    """
 
     rewards: list[float | None]
     replaced: list[int]

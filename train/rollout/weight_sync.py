@@ -98,7 +98,7 @@ class AdapterPublisher:
         self._saved: deque[Adapter] = deque()
 
     def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
-        """Save the current adapter; returns it and the versions that are no longer needed.
+        """Save the current adapter; returns it and outdated versions.
 
         Collective: every rank gets the same result.
 

@@ -95,8 +95,8 @@ def _corpus(args: argparse.Namespace, argv: list[str]) -> Corpus:
 
 def _search(argv: list[str]) -> int:
     parser = _corpus_parser("search")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
     parser.add_argument("query", help="The query.")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
     args = parser.parse_args(argv)
 
     async def search() -> None:

@@ -125,5 +125,5 @@ def test_they_need_tools_and_the_readers_documents() -> None:
         make_method("react", documents)
     with pytest.raises(ConfigError, match="with calls json"):
         make_method("react", setup_for([], calls="compact"))
-    with pytest.raises(ConfigError, match="method rag reads documents"):
+    with pytest.raises(ConfigError, match="method=rag: reads documents"):
         make_method("rag", setup_for([]))

@@ -136,7 +136,7 @@ def test_workload_by_hand() -> None:
     assert load.micro_batches == 3  # 11,360 unique tokens
     assert (load.sampled_row, load.longest_row) == (1120 + 50 + 200, 1120 + 300 + 200)
     assert load.updates == 2 * (100 // 4)
-    # What a group reads in a step, 1,120 + 4 * 70 tokens, stays together if the budget allows.
+    # The rows of a group in a step, 1,120 + 4 * 70 tokens, stay together if the budget allows.
     assert grpo(micro_batch_tokens=1410).micro_batch == 1400
     assert grpo(share=False).micro_batches == -(-load.raw_tokens // 5000)
     behind = grpo(PROMPT._replace(is_chunk_first=False))

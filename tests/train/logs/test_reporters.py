@@ -1,4 +1,4 @@
-"""What a run reports, with wandb in its disabled mode."""
+"""Reports of a run, with wandb in its disabled mode."""
 
 from __future__ import annotations
 

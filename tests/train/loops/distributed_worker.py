@@ -112,7 +112,7 @@ def train_replacing(folder: Path) -> dict[str, Any]:
 
 
 def train_alike(folder: Path, model: Path) -> dict[str, Any]:
-    """What comes out the same, whatever the number of processes."""
+    """Return results that are the same on any number of processes."""
     return {
         **{case: update(folder / case, case) for case in CASES},
         "asynchronous": train_asynchronously(folder / "asynchronous", model),

@@ -235,7 +235,7 @@ def test_async_lora_copy_has_the_merged_weights(tmp_path: Path, model_folder: Pa
 
 
 def on_servers(cluster: Cluster, patience: float = 5.0) -> Any:
-    """What makes a runner whose policy is the servers of `cluster`."""
+    """Return a factory of runners on the servers of `cluster`."""
     settings: dict[str, Any] = {
         "patience": patience,
         "backoff": 0.01,

@@ -18,7 +18,7 @@ Found = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Of each case: what one process found, where it has it, then each of two."""
+    """Return the results of a case: of one process, then of each of two."""
     folder = tmp_path_factory.mktemp("distributed")
     model = save_model(folder)
     torchrun("loops.distributed_worker", folder, model)

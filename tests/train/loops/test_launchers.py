@@ -1,4 +1,4 @@
-"""The shipped launchers start real training: here with gloo, as there is no GPU."""
+"""The shipped launchers start real training, here with gloo."""
 
 from __future__ import annotations
 

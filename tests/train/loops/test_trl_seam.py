@@ -1,4 +1,4 @@
-"""What training relies on inside TRL and transformers; a version that moves it fails here."""
+"""Lines of TRL and transformers that training relies on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from atommem.train.train_config import REFUSED
                 "return loss.detach()",
             ],
         ),
-        # A checkpoint is written where the trainer is told.
+        # A checkpoint is written to `_get_output_dir`.
         (Trainer._save_checkpoint, ["run_dir = self._get_output_dir(trial=trial)"]),
         # `tune_lm_head_for_cpu` sets what the fused head reads at every call.
         (

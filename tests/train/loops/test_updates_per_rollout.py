@@ -47,7 +47,7 @@ def writer(model: Any) -> Any:
 def expected_gradients(
     state: dict[str, torch.Tensor], start: Any, part: int
 ) -> dict[str, torch.Tensor]:
-    """Of one update on a half of the rollout, at these parameters."""
+    """Return gradients of an update on half of the rollout, at these parameters."""
     model = make_model()
     model.load_state_dict(state)
     episodes = episodes_of(writer(start), TASKS[2 * part : 2 * part + 2], 4)

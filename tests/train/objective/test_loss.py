@@ -58,7 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 LONGEST = 9
-"""What dr_grpo takes for the length of every completion."""
+"""Length of every completion for dr_grpo."""
 
 
 def make_loss(settings: dict[str, Any]) -> PolicyLoss:

@@ -19,9 +19,9 @@ from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 from tests.train.toys import make_model, mixed_episode
 
 KINDS = ["no", "bf16", "lora", "lora_bf16"]
-"""Of updates: mixed precision in bf16 or not, all weights or an adapter."""
+"""Updates: mixed precision or not, all weights or an adapter."""
 FORMS = ("whole", "tied", "adapter")
-"""Of runs with checkpoints."""
+"""Runs with checkpoints."""
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ def update(folder: Path, kind: str) -> dict[str, Any]:
     object.__setattr__(seen, "beta", objective.beta)
     trainer._update.loss = seen
     trainer.train()
-    # That of an adapter is the model without it.
+    # The reference of an adapter is the model without it.
     named = trainer.accelerator.unwrap_model(trainer.ref_model or trainer.model).named_parameters()
     reference = [(name, p) for name, p in named if "lora_" not in name]
     return {

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left, one, and two that go on from the one."""
+    """Run on two processes, on one, and on two that continue the one."""
     folder = tmp_path_factory.mktemp("fsdp2")
     make_model().save_pretrained(folder / "model")
     for part, ranks in (("two", 2), ("one", 1), ("resume", 2)):

@@ -24,7 +24,7 @@ from atommem.policy.server_pool import ServerPool
 from atommem.train.loops.models import loading_whole
 
 calls: list[str] = []
-"""What engines of this process were asked, in order; equal calls after one another are one."""
+"""Calls to engines of this process, without repetitions."""
 
 
 def record(call: str) -> None:
