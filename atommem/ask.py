@@ -161,7 +161,7 @@ async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: st
 
 
 async def _open(arguments: argparse.Namespace, settings: dict[str, Any]) -> AsyncMemory:
-    policy = arguments.policy or None
+    policy: Any = arguments.policy or None
     with ended_by_ctrl_c():
         if arguments.memory is None or not SavedMemory.exists(arguments.memory):
             return AsyncMemory(policy, **settings)

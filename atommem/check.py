@@ -10,6 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -234,7 +235,7 @@ def _check_prompts(checker: _Checker, factory: EnvironmentFactory) -> MemoryConf
             except DialectError:
                 continue  # this dialect does not use this set
             fix = f"Correct the wording of {file.name}, `pieces`, tags or blank()."
-            done = checker.attempt("prompts", lambda s=spoken, m=memory: _blank(s, m, factory), fix)
+            done = checker.attempt("prompts", partial(_blank, spoken, memory, factory), fix)
             if done and not spoken.whole:
                 playable.append(memory)
     if not checker.expect(playable, "prompts", "no prompt can be built", "Write full.yaml."):
@@ -274,7 +275,7 @@ def _check_tasks(
     found = []
     fix = "Give tasks a string `id`; describe() returns a TaskDescription with the same."
     for task in first:
-        description = checker.attempt("tasks", lambda task=task: factory.describe(task), fix)
+        description = checker.attempt("tasks", partial(factory.describe, task), fix)
         name = getattr(task, "id", None)
         same = isinstance(description, TaskDescription) and description.id == name
         if checker.expect(same and isinstance(name, str) and name, "tasks", f"id {name!r}", fix):
@@ -360,8 +361,13 @@ async def _check_episodes(
 
     def runner(kind: str) -> EpisodeRunner:
         policy: Any = _ProbePolicy(kind, dialect, factory.actions)
-        options = {"embedder": HashingEmbedder(64), "environments": factory}
-        agent = build_agent(run, policy, tokenizer=factory.tokenizer, **options)
+        agent = build_agent(
+            run,
+            policy,
+            tokenizer=factory.tokenizer,
+            embedder=HashingEmbedder(64),
+            environments=factory,
+        )
         return EpisodeRunner(agent, limits=Limits(max_steps=max_steps))
 
     async def play(kind: str, task: Any, outages: int = 0) -> Episode | None:

@@ -142,7 +142,8 @@ def read_settings(
     try:
         _add_groups(parser, kinds)
         parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
-        args, memory, embedder, world, model, dry_run = (make(kind, parsed) for kind in kinds)
+        made: list[Any] = [make(kind, parsed) for kind in kinds]
+        args, memory, embedder, world, model, dry_run = made
     except ArgumentError as error:
         raise ConfigError(
             f"environment={checkpoint.environment}: has a setting of this command ({error}). Rename it."
