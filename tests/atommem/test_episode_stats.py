@@ -59,12 +59,12 @@ def episodes() -> list[Episode]:
     return [first, second, failed]
 
 
-def test_counted_by_hand() -> None:
+def test_means_equal_a_count_by_hand() -> None:
     whole = episodes()
     cut, reading, _ = whole[0].steps
     cut.finish_reason = "length"
     cut.problems = (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 1),)
-    reading.operations += (  # of which none counts: one retrieval a completion, and only what the policy did
+    reading.operations += (  # none counts: one retrieval a completion, and only the actions of the policy
         Operation(0, "read", before="a", after="b"),
         Operation(0, "delete", entry_id=1, before="x", actor="retention:lru"),
         Operation(0, "read", Outcome.DISABLED, actor="user"),

@@ -1,9 +1,8 @@
-"""The collector is told what stays."""
+"""Freezing of long-lived objects."""
 
 from __future__ import annotations
 
 import gc
-import weakref
 
 import pytest
 
@@ -11,36 +10,17 @@ from atommem import garbage
 from atommem.garbage import frozen_heap, no_full_collection
 
 
-class Node:
-    """Garbage that only the collector finds."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_what_is_there_is_frozen_and_let_go_also_after_an_error(request, monkeypatch):
+def test_frozen_heap_after_an_error_unfreezes(request, monkeypatch):
     monkeypatch.setattr(garbage, "_frozen", False)  # tests/conftest.py has
     request.addfinalizer(gc.freeze)
     gc.unfreeze()
     with pytest.raises(ZeroDivisionError), frozen_heap():  # noqa: PT012
-        outer = gc.get_freeze_count()
-        assert outer > 10_000
-        inside = weakref.ref(Node())
-        gc.collect()
-        assert inside() is None, "garbage made inside is found"
-        young = [
-            [number] for number in range(1000)
-        ]  # to be frozen by nobody; other threads may free some that are
-        for by_us in (True, False):
-            monkeypatch.setattr(garbage, "_frozen", by_us)
-            with frozen_heap():
-                assert abs(gc.get_freeze_count() - outer) < len(young) // 2
-        assert abs(gc.get_freeze_count() - outer) < len(young) // 2, "the outer freeze holds"
+        assert gc.get_freeze_count() > 10_000
         1 / 0  # noqa: B018
     assert gc.get_freeze_count() == 0
 
 
-def test_only_young_garbage_is_collected_by_itself(request):
+def test_no_full_collection_collects_young_generations_only(request):
     generations: set[int] = set()
 
     def note(phase: str, info: dict[str, int]) -> None:

@@ -88,12 +88,8 @@ def test_read_json_refuses_what_others_cannot_read() -> None:
 
 # Servers whose tokenizer is unknown ---
 
-FORMS = [
-    *("<|im_end|>", "<|eot_id|>", "<\uff5cUser\uff5c>", "<\uff5ctool\u2581calls\uff5c>", "<|turn>"),
-    *("<s>", "</s>", "<PAD>", "[INST]", "[/INST]", "<<SYS>>", "<think>", "</think>", "<tool_call>"),
-    *("[CLS]", "[gMASK]", "<extra_id_7>", "<unused99>", "<\u200b|im_end|>", "\uff1c|im_end|\uff1e"),
-    *("<|im\u00ad_end|>", "]~b]", "[e~[", "[TOOL_CALLS]", "\u25c1think\u25b7", "<start_of_turn>"),
-]
+FORMS = ["<|im_end|>", "<\uff5cUser\uff5c>", "</s>", "[INST]", "<<SYS>>", "<think>", "<tool_call>"]
+FORMS += ["[CLS]", "<extra_id_7>", "<\u200b|im_end|>", "\uff1c|im_end|\uff1e", "<start_of_turn>"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -118,7 +114,7 @@ def test_guard_text_different_texts_stay_different() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_encoder_no_control_token_comes_out_of_its_own_text(shape: str) -> None:
+def test_encoder_control_token_text_is_data(shape: str) -> None:
     tokenizer, encode = tokenizer_of(shape), encoder_of(shape)
     tokens = control_tokens(tokenizer)
     came_out = 0
@@ -146,7 +142,7 @@ HOSTILE = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=25, deadline=None)
 @given(parts=HOSTILE)
-def test_encoder_no_control_token_comes_out_of_anything(shape: str, parts: list[str]) -> None:
+def test_encoder_any_text_gives_no_control_token(shape: str, parts: list[str]) -> None:
     assert not encoder_of(shape).controls(encoder_of(shape).data("".join(parts)))
 
 
@@ -220,10 +216,8 @@ def test_hostile_texts_take_linear_time() -> None:
     ("text", "guarded"),
     [
         ("A\nMemory 2: B", "A\n\\Memory 2: B"),
-        ("A\n\\Memory 2: B", "A\n\\\\Memory 2: B"),
         ("Memory 2: B", "\\Memory 2: B"),
         ("A\r\n \tYour scratchpad:", "A\r\n \t\\Your scratchpad:"),
-        ("A\u2028Part 1 of 2 of the text: x", "A\u2028\\Part 1 of 2 of the text: x"),
         ("  (empty)\n", "  \\(empty)\n"),
         ("1. A\n2. B", "\\1. A\n2. B"),
         *((text, text) for text in ("In Memory 2: B", "Memory of B", "(empty) (empty)", "Part B")),
@@ -269,7 +263,7 @@ SETS = ("full", "compact", "memagent", "chatml_examples", "chatml_browsing")
 
 @pytest.mark.parametrize("environment", ["longdoc", "web"])
 @pytest.mark.parametrize("templates", SETS)
-def test_shipped_templates_can_be_told_apart(templates: str, environment: str) -> None:
+def test_shipped_templates_have_distinct_headings(templates: str, environment: str) -> None:
     kind, own = find_environment(environment), load_templates(templates)
     if environment == "web" and templates == "memagent":
         return
@@ -380,31 +374,19 @@ def assert_nothing_is_forged(shape: str, count: int) -> int:
     return unguarded
 
 
+@pytest.mark.parametrize("count", [15, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_prompt_hostile_data_forges_no_control_token(shape: str) -> None:
-    assert assert_nothing_is_forged(shape, 15) > 0
+def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> None:
+    assert assert_nothing_is_forged(shape, count) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_prompt_much_hostile_data_forges_no_control_token(shape: str) -> None:
-    assert_nothing_is_forged(shape, 1500)
-
-
-@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
-def test_prompt_different_states_have_different_texts(templates: str) -> None:
-    assert_no_states_meet(templates, False, 200)
-
-
-def test_prompt_different_states_have_different_ids() -> None:
-    assert_no_states_meet("full", True, 100)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
+@pytest.mark.parametrize("count", [100, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_prompt_many_different_states_have_different_prompts(templates: str, as_ids: bool) -> None:
-    assert_no_states_meet(templates, as_ids, 1500)
+@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
+def test_prompt_different_states_have_different_prompts(
+    templates: str, as_ids: bool, count: int
+) -> None:
+    assert_no_states_meet(templates, as_ids, count)
 
 
 def assert_no_states_meet(templates: str, as_ids: bool, count: int) -> None:
