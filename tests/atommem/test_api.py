@@ -333,16 +333,3 @@ def test_blocking_read_interrupted_keeps_finished_chunks(request: pytest.Fixture
     policy.hang = False
     assert len(memory.entries()) == 2
     assert memory.read(TEXT).steps == (0, 1, 2)
-
-
-def test_blocking_memory_works_in_forked_process() -> None:
-    memory = blocking(NotePolicy())
-    memory.read("one")
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if blocking(NotePolicy()).ask("What?").text == "42" else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

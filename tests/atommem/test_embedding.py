@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
 from atommem.embedding.http import HttpEmbedder
 from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import ServerClient
 from tests.fakes import word_level
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
@@ -135,7 +133,6 @@ class EmbeddingServer:
         self.bodies: list[dict[str, Any]] = []
         self.answers: list[httpx.Response] = []
         self.longest: int | None = None
-        self.cuts = True
         self.refused: str | None = None
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -144,12 +141,9 @@ class EmbeddingServer:
         if self.answers:
             return self.answers.pop(0)
         texts = body["input"]
-        if self.longest is not None:
-            if "truncate_prompt_tokens" in body and self.cuts:
-                texts = [text[: self.longest] for text in texts]
-            if max(map(len, texts)) > self.longest:
-                message = "This model's maximum context length is 8."
-                return httpx.Response(400, json={"error": {"message": message}})
+        if self.longest is not None and max(map(len, texts)) > self.longest:
+            message = "This model's maximum context length is 8."
+            return httpx.Response(400, json={"error": {"message": message}})
         if self.refused is not None and any(self.refused in text for text in texts):
             return httpx.Response(400, json={"error": {"message": "a bad word"}})
         return data([[len(text), 1, 0] for text in texts])
@@ -188,28 +182,11 @@ async def test_http_embedder_normalises_and_keeps_order(
     await embedder.close()
 
 
-def test_http_embedder_long_text_is_truncated_by_server(
-    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = ServerClient.__init__
-    transport = httpx.MockTransport(server)
-    monkeypatch.setattr(ServerClient, "__init__", partialmethod(own, transport=transport))
-    embedder = make_embedder(
-        EmbedderConfig(embedder="http", embedder_model="m", embedder_url="http://s")
-    )
-    assert isinstance(embedder, MicroBatcher)
-    server.longest = 4
-    with pytest.warns(UserWarning, match="exceeds the embedder's window"):
-        vectors = asyncio.run(embedder.embed(["12345678", "12"], "entry"))
-    np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [4, 2], rtol=1e-6)
-    assert (embedder.counts.cut, embedder.counts.lost) == (1, 0)
-
-
 @pytest.mark.filterwarnings("ignore:a text")
 def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
     """Only what is refused is cut, however many texts stand beside it."""
     embedder = server.embedder()
-    server.longest, server.cuts = 100, False
+    server.longest = 100
     texts = ["a" * length for length in (3, 1000, 5, 100, 101, 7)]
     vectors = asyncio.run(embedder.embed(texts, "entry"))
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [3, 62, 5, 100, 50, 7], rtol=1e-5)

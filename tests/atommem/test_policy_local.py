@@ -1,7 +1,6 @@
 """The local policy against forward passes, generate, and the definitions of sampling."""
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -222,34 +221,6 @@ def test_plan_batches_similar_length_within_limits() -> None:
         assert len(batch) <= 64
         assert len(batch) * (max(prompts) + max(lengths[i][1] for i in batch)) <= 65_536
         assert len(batch) * max(prompts) - sum(prompts) <= max(sum(prompts), FREE_PADDING)
-
-
-def test_local_policy_abandoned_batch_ends(
-    model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cancelled requests stop at their next token: an abandoned rollout frees the model."""
-    batches, started, go_on = batches_of(monkeypatch), threading.Event(), threading.Event()
-
-    def slow(module: Any, *_: Any) -> None:
-        started.set()
-        go_on.wait(10)
-
-    async def run() -> None:
-        sampling = Sampling(temperature=1.0, max_tokens=40, seed=3)
-        tasks = [asyncio.create_task(policy.complete(prompt, sampling)) for prompt in PROMPTS]
-        await asyncio.to_thread(started.wait, 10)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        go_on.set()
-        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
-
-    handle = model.register_forward_hook(slow)
-    try:
-        asyncio.run(run())
-    finally:
-        handle.remove()
-    assert [len(row.token_ids) for row in batches[0]] == [0] * len(PROMPTS)
 
 
 PROBS = [0.1, 0.4, 0.05, 0.25, 0.2]

@@ -167,23 +167,6 @@ def test_encoder_segments_get_no_blank_of_their_own(shape: str) -> None:
         assert tokenizer.decode(apart) == tokenizer.decode(whole)
 
 
-def test_encoder_tokenizer_in_python_splits_special_tokens() -> None:
-    class Slow:
-        """As transformers' tokenizers in Python."""
-
-        split_special_tokens = False
-        added_tokens_decoder = {7: "<stop>"}  # noqa: RUF012
-
-        def encode(
-            self, text: str, add_special_tokens: bool, split_special_tokens: bool = False
-        ) -> list[int]:
-            return [7] if text == "<stop>" and not split_special_tokens else [1] * len(text)
-
-    encode = SegmentEncoder(Slow())  # type: ignore[arg-type]
-    assert encode.template("<stop>") == [7]
-    assert encode.data("<stop>") == [1] * 6
-
-
 def test_encoder_truncation_set_by_another_call_cuts_nothing() -> None:
     tokenizer = SHAPES["byte_level"]()
     encode = encoder(tokenizer)
@@ -226,25 +209,6 @@ def test_hostile_texts_take_linear_time() -> None:
 def test_headings_in_data_get_a_backslash(text: str, guarded: str) -> None:
     prompts = builder("byte_level")
     assert prompts._headings.guard(text, "memory.entry", "text") == guarded
-
-
-def test_headings_without_a_letter_count_in_their_own_piece() -> None:
-    prompts = builder("byte_level")
-    assert prompts._headings.guard("A\n2. B", "question_line", "text") == "A\n\\2. B"
-    assert prompts._headings.guard("A\n2. B", "chunk", "chunk") == "A\n2. B"
-
-
-def test_headings_in_words_are_whole_words() -> None:
-    guard = builder("words", "compact")._headings.guard
-    assert guard("a : b memory c 2 : d 5", "memory.entry", "text") == "a : b \\memory c \\2 : d 5"
-    assert guard("2 : a 3 : b querying", "chunk", "chunk") == "\\2 : a 3 : b querying"
-
-
-def test_headings_literal_behind_data_is_broken_inside() -> None:
-    headings = headings_of({"page": 'Page "{title}" (by {name}):\n{text}'})
-    assert headings.guard('x" (by y', "page", "title") == 'x"\\ (by y'
-    assert headings.guard("a: b:\n", "page", "name") == "a: b:\n"
-    assert headings.guard("a):\n", "page", "name") == "a)\\:\n"
 
 
 def test_headings_template_that_begins_with_text_is_refused() -> None:

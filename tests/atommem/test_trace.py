@@ -80,14 +80,6 @@ def make_episode() -> Episode:
                 reason="cut",
             ),
             Operation(1, "delete", Outcome.UNKNOWN_HANDLE, handle=4),
-            Operation(
-                1,
-                "delete",
-                entry_id=1,
-                before="The mill is Bob's",
-                actor="retention:lru",
-                reason="unused",
-            ),
         ),
     )
     notes = {
@@ -137,7 +129,6 @@ def test_render_trace_shows_the_whole_episode(trace_file: Path) -> None:
         "- The mill is Ada's",
         "+ The mill is Bob's",
         "delete Memory 4: no such entry was shown",
-        "delete (entry 1) by retention:lru: unused",
         "store 0 -> 1 of 20 entries",
         "stop reason: answered",
     ):

@@ -254,28 +254,6 @@ async def test_restore_from_snapshot_and_log_gives_every_step() -> None:
     assert shown(m) == shown(whole) == shown(cached)
 
 
-async def test_restore_with_other_embedder_needs_reembed() -> None:
-    m = await two_entries(WordEmbedder())
-    other = WordEmbedder()
-    other.id = "other"
-    fresh = memory(other)
-    with pytest.raises(ConfigError, match="'words/64'"):
-        await fresh.restore(m.snapshot(), (), m.vectors())
-    await fresh.restore(m.snapshot(), (), m.vectors(), reembed=True)
-    assert ("entry", "ann sings now", "bobby flies") in other.calls
-    assert fresh.snapshot().embedder == "other"
-
-
-async def test_fork_is_independent_of_its_origin() -> None:
-    m = await two_entries(WordEmbedder())
-    twin, before = m.fork(), state(m)
-    assert state(twin) == before
-    await twin.apply(TURN, 1)
-    assert state(m) == before
-    await m.apply([Action(CREATE, "bobby lands")], 1)
-    assert list(texts(twin).values()) == ["ann sings then", "carol writes"]
-
-
 # Edit and forget ----------------------------------------------------------------------------------
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem import plugins
 from atommem.actions import Action
-from atommem.config import MemoryConfig
 from atommem.errors import ConfigError, OutageError
 from atommem.memory.log import Entry, Outcome, Source
 from atommem.memory.rules import (
     Accepted,
-    Admission,
     Candidate,
     Eviction,
     Refused,
@@ -26,7 +24,6 @@ from atommem.memory.rules import (
     make_rule,
 )
 from atommem.memory.store import VectorStore
-from atommem.rules import check
 from atommem.rules.amac import AMac, read_utility, rouge_l
 from atommem.rules.check import problems
 from tests.atommem.memory.toys import CREATE, memory, texts
@@ -198,53 +195,14 @@ class Counts(Rule):
         self.made = 0
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        self.count()
+        self.made += 1
         return Eviction(sorted(store.entries)[self.made % len(store.entries)], "by a count")
 
-    def count(self) -> None:
-        self.made += 1
-
-
-class Remembers(Counts):
-    """Keeps a count over all memories."""
-
-    made = 0
-
-    def __init__(self) -> None:
-        pass
-
-    def count(self) -> None:
-        Remembers.made += 1
-
-
-class Peeks(Rule):
-    """Keeps what a later step asks for."""
-
-    later: ClassVar[set[str]] = set()
-
-    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
-        return Accepted() if self.later & set(candidate.text.split()) else Refused("not asked")
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "problem"), [("Remembers", "between two runs"), ("Counts", "after a restore")]
-)
-def test_check_reports_state_outside_the_log(rule: str, problem: str) -> None:
-    assert any(problem in found for found in problems(f"{HERE}:{rule}", streams=2))
-
-
-@pytest.mark.slow
-def test_check_reports_rule_that_depends_on_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = check.play
-
-    async def leaking(config: MemoryConfig, stream: Any, *args: Any) -> Any:
-        Peeks.later.clear()
-        Peeks.later.update(stream[30][0].text.split())
-        return await play(config, stream, *args)
-
-    monkeypatch.setattr(check, "play", leaking)
-    assert any("later steps" in found for found in problems("fifo", f"{HERE}:Peeks", streams=6))
+def test_check_reports_state_outside_the_log() -> None:
+    found = problems(f"{HERE}:Counts", streams=2)
+    assert any("after a restore" in problem for problem in found)
 
 
 # A-MAC --------------------------------------------------------------------------------------------
@@ -268,14 +226,6 @@ async def test_amac_contradiction_keeps_higher_score(conflict: float) -> None:
     for order in (said, said[::-1]):
         _, left = await amac_log(f"amac(conflict={conflict}, threshold=.3)", *order)
         assert left == ([said[1]] if conflict == 0.4 else order)
-
-
-async def test_amac_published_scores_equal_reference() -> None:
-    m = memory(admission="amac_published(threshold=0)")
-    turn = [Action(CREATE, "I love red tea"), Action(CREATE, "I love tea")]
-    first, second = await m.apply(turn, 0)
-    assert first.score == pytest.approx(0.05 + 0.1 + 0.54)
-    assert second.score == pytest.approx(0.05 + 0.1 * 6 / 7 + 0.1 + 0.54)
 
 
 async def test_amac_after_outage_requests_utility_again(
