@@ -70,8 +70,8 @@ def byte_level() -> Any:
         "</tool_response>",
         "<think>",
         "</think>",
-        "<|repo_name|>",
     ]
+    added.append("<|repo_name|>")
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=False) for text in special]
     )
@@ -111,47 +111,12 @@ def unigram() -> Any:
     )
 
 
-def lower_case() -> Any:
-    """WordPiece with BERT's normaliser: lower case, no accents, no white space."""
-    words = sorted(set("".join(CORPUS).lower()))
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *words,
-        *(f"##{word}" for word in words),
-    ]
-    model = models.WordPiece({word: at for at, word in enumerate(vocabulary)}, unk_token="[UNK]")
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.add_special_tokens(vocabulary[:5])
-    tokenizer.add_tokens(
-        [AddedToken("[note]", normalized=True), AddedToken("[Turn]", single_word=True)]
-    )
-    return _fast(
-        tokenizer, None, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-
-
 def words() -> Any:
     """Words between blanks; special tokens are words like others: the demo's shape."""
     listed = dict.fromkeys(" ".join(CORPUS).split())
-    vocabulary = [
-        "<pad>",
-        "<eos>",
-        "<unk>",
-        *listed,
-        "<\\pad>",
-        "\\<pad>",
-        "|",
-        "scratchpad",
-        "query",
-        "memory",
-        "none",
-    ]
+    special = ["<pad>", "<eos>", "<unk>"]
+    others = ["<\\pad>", "\\<pad>", "|", "scratchpad", "query", "memory", "none"]
+    vocabulary = [*special, *listed, *others]
     tokenizer = Tokenizer(
         models.WordLevel({word: at for at, word in enumerate(vocabulary)}, unk_token="<unk>")
     )
@@ -169,19 +134,7 @@ def awkward() -> Any:
     tokenizer.train_from_iterator(
         CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet)
     )
-    special = [
-        "☃",
-        "|",
-        "<s>",
-        "<<s>>",
-        "a|>b",
-        "|>bc",
-        "<\\s>",
-        "</s>",
-        "TEL]",
-        "\u2581x\u2581",
-        "END",
-    ]
+    special = ["☃", "|", "<s>", "<<s>>", "a|>b", "|>bc", "<\\s>", "</s>", "TEL]", "▁x▁", "END"]
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=at % 2 == 0) for at, text in enumerate(special)]
     )
@@ -237,7 +190,6 @@ SHAPES = {
         byte_level,
         unigram,
         byte_fallback,
-        lower_case,
         words,
         awkward,
         without_a_byte,

@@ -28,33 +28,18 @@ CREATE, READ, DELETE = "create", "read", "delete"
 
 
 def episodes() -> list[Episode]:
-    first = Episode(
-        "a",
-        0,
-        steps=[
-            step(
-                [CREATE, CREATE, READ],
-                [(CREATE, Outcome.APPLIED), (CREATE, Outcome.REJECTED)],
-                1,
-                1,
-            ),
-            step([READ, DELETE], [(READ, Outcome.APPLIED), (DELETE, Outcome.UNKNOWN_HANDLE)], 0, 1),
-            step(["answer"], [], 0, 1),
-        ],
-        reward=1.0,
-        metrics={"em": 1.0, "f1": 1.0},
-        stop_reason=StopReason.ANSWERED,
-        seconds=2.0,
-    )
-    second = Episode(
-        "a",
-        1,
-        steps=[step([], [(READ, Outcome.DISABLED)], 2, 0)],
-        reward=0.0,
-        metrics={"em": 0.0, "f1": 0.5},
-        stop_reason=StopReason.STEP_LIMIT,
-        seconds=4.0,
-    )
+    creates = [(CREATE, Outcome.APPLIED), (CREATE, Outcome.REJECTED)]
+    reads = [(READ, Outcome.APPLIED), (DELETE, Outcome.UNKNOWN_HANDLE)]
+    first = Episode("a", 0, reward=1.0, stop_reason=StopReason.ANSWERED, seconds=2.0)
+    first.steps = [
+        step([CREATE, CREATE, READ], creates, 1, 1),
+        step([READ, DELETE], reads, 0, 1),
+        step(["answer"], [], 0, 1),
+    ]
+    first.metrics = {"em": 1.0, "f1": 1.0}
+    second = Episode("a", 1, reward=0.0, stop_reason=StopReason.STEP_LIMIT, seconds=4.0)
+    second.steps = [step([], [(READ, Outcome.DISABLED)], 2, 0)]
+    second.metrics = {"em": 0.0, "f1": 0.5}
     failed = Episode("b", 0, steps=[step([CREATE], [], 0, 9)], stop_reason=StopReason.FAILED)
     return [first, second, failed]
 
