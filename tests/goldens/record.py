@@ -11,23 +11,11 @@ import random
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from atommem.config import MemoryConfig
-from atommem.dialects import get_dialect
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.envs.longdoc.environment import chunk_observation, question_observation
-from atommem.envs.task import Document, Question, Task
-from atommem.memory.log import MemoryView, Retrieved, to_json
-from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
-from atommem.prompts import PromptBuilder
-from atommem.session import Agent, Session
-from tests.fakes import longdoc
-from tests.goldens.compare import different
+from . import adapt
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "configs"
@@ -94,8 +82,7 @@ class Scripted:
     async def complete(self, prompt_ids: list[int], sampling: Any) -> Any:
         text = self.script(self.tokenizer.decode(prompt_ids), self.count)
         self.count += 1
-        ids = self.tokenizer.encode(text)
-        return Completion(ids, [-0.5] * len(ids), text, "stop")
+        return adapt.completion(self.tokenizer.encode(text), text)
 
     async def close(self) -> None:
         return None
@@ -117,34 +104,21 @@ def observations(kind: str) -> Iterator[tuple[Any, Any, int | None]]:
         return " ".join(rng.choices(pool, k=rng.randint(1, most)))
 
     for _ in range(STEPS[kind]):
-        task = make_task("t", [(f"{text(6)}?", []) for _ in range(rng.randint(1, 3))])
+        questions = [f"{text(6)}?" for _ in range(rng.randint(1, 3))]
         chunks = [text(30) for _ in range(rng.randint(1, 4))]
         options = {"shown": rng.random() < 0.8, "open_ended": rng.random() < 0.2}
         if rng.random() < 0.6:
-            index = rng.randrange(len(chunks))
-            observation = chunk_observation(task, chunks, index, **options)
+            observation = adapt.reading(questions, chunks, rng.randrange(len(chunks)), **options)
         else:
-            left, over = rng.randrange(3), rng.random() < 0.8
-            observation = question_observation(task, range(1), left, over=over)
+            observation = adapt.answering(questions, rng.randrange(3), rng.random() < 0.8)
         entries = [text(12) for _ in range(rng.randrange(7))]
         capacity = rng.choice([None, 20])
         query = text(5) if rng.random() < 0.7 else None
-        scratchpad = text(20) * rng.randrange(2)
-        shown = tuple(Retrieved(n, n + 6, entry, 0.5) for n, entry in enumerate(entries, 1))
-        view = MemoryView(scratchpad, query, shown, size=len(entries) + 2, capacity=capacity)
-        yield observation, view, capacity
-
-
-def make_task(
-    name: str, questions: Sequence[tuple[str, list[str]]], texts: Sequence[str] = (), **more: Any
-) -> Any:
-
-    asked = tuple(
-        Question(text, tuple(gold), id=f"q{number}")
-        for number, (text, gold) in enumerate(questions)
-    )
-    documents = tuple(Document(f"Title {number}", text) for number, text in enumerate(texts))
-    return Task(name, asked, documents, **more)
+        yield (
+            observation,
+            adapt.memory_view(text(20) * rng.randrange(2), query, entries, capacity),
+            capacity,
+        )
 
 
 def prompts(tokenizer: Any, name: str) -> Goldens:
@@ -154,11 +128,10 @@ def prompts(tokenizer: Any, name: str) -> Goldens:
             setting = {"templates": templates, "dialect": dialect, "layout": layout}
             if templates == "chatml_examples":
                 setting["templates"] = str(CONFIGS / "templates" / f"{templates}.yaml")
-            builders = {}
-            for size in (None, 20):
-                config = MemoryConfig(capacity=size, **setting)
-                speech = get_dialect(config.dialect, config.templates)
-                builders[size] = PromptBuilder.of(tokenizer, speech, config, longdoc(tokenizer))
+            builders = {
+                size: adapt.prompt_builder(tokenizer, capacity=size, **setting)
+                for size in (None, 20)
+            }
             for kind in ("plain", "hostile"):
                 steps = [(builders[capacity], *step) for *step, capacity in observations(kind)]
                 ids = [builder.build(*step) for builder, *step in steps]
@@ -173,6 +146,13 @@ def prompts(tokenizer: Any, name: str) -> Goldens:
 
 def byte_prompts() -> Goldens:
     return prompts(byte_tokenizer(), "bytes")
+
+
+def smollm2_prompts(folder: Path) -> Goldens:
+    """With the tokenizer of the folder that ``python scripts/models.py smollm2`` made."""
+    from transformers import AutoTokenizer
+
+    return prompts(AutoTokenizer.from_pretrained(folder), "smollm2")
 
 
 # --- operation logs
@@ -217,8 +197,7 @@ ELEMENTS = {
 def operation_logs() -> Goldens:
     found: Goldens = {}
     chunks = [f"part {number}" for number in range(8)]
-    task = make_task("t", [("Who?", [])])
-    steps = [chunk_observation(task, chunks, index) for index in range(len(chunks))]
+    steps = [adapt.reading(["Who?"], chunks, index) for index in range(len(chunks))]
     limits = {"capacity": 5, "retrieve_k": 4, "scratchpad_tokens": 60, "entry_tokens": 45}
     with tempfile.TemporaryDirectory() as folder:
         files = {"NEEDS": {f"chunk {n + 1}/8": n % 4 for n in range(8)}, "WEIGHTS": LINEAR}
@@ -233,47 +212,14 @@ def operation_logs() -> Goldens:
                 if number == EPISODES - 1:
                     memory["disabled_actions"] = ["delete"]
                 if number in (0, EPISODES - 1):
-                    agent = Agent(
-                        policy=policy,
-                        embedder=HashingEmbedder(32),
-                        tokenizer=byte_tokenizer(),
-                        environments=longdoc(byte_tokenizer()),
-                        memory=MemoryConfig(**memory),
-                        sampling=Sampling(seed=3, max_tokens=400),
-                    )
+                    agent = adapt.make_agent(policy, byte_tokenizer(), **memory)
                 agent.policy = policy
-                log = asyncio.run(run_session(agent, steps, f"task/{number}"))
+                log = asyncio.run(adapt.run_session(agent, steps, f"task/{number}"))
                 log = json.loads(json.dumps(rounded(log, 5)).replace(f"{folder}/", ""))
                 found[f"operations/{name}"] = digest(log)
                 if name in WHOLE:
                     found[f"operations in full/{name}"] = log
     return found
-
-
-async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list[dict[str, Any]]:
-    """Each step's actions, problems, operations and view, with outcomes for rules."""
-    session = Session(agent, key)
-    steps = []
-    for number, observation in enumerate(observations):
-        step = await session.turn(observation)
-        operations = list(step.operations)
-        if number % 5 == 4:
-            operations.append(session.memory.observe(float(number == 4), number))
-        if number == 6:
-            operations.append(session.memory.record_outcome(1.0, number))
-        view = session.memory.view()
-        steps.append(
-            {
-                "actions": [(action.kind, action.text, action.handle) for action in step.actions],
-                "problems": [str(problem.reason) for problem in step.problems],
-                "operations": [to_json(operation) for operation in operations],
-                "scratchpad": view.scratchpad,
-                "query": view.query,
-                "shown": [(item.handle, item.entry_id, item.text) for item in view.retrieved],
-                "size": view.size,
-            }
-        )
-    return steps
 
 
 def random_elements(rng: random.Random) -> Callable[[str, int], str]:
@@ -341,40 +287,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def loss_and_gradient(
-    settings: dict[str, Any], rows: Any, logps: Any, old: Any, ref: Any, weighting: str
-) -> Any:
-    """Loss, gradient and logged means over rows of (logprobs, advantage)."""
-    import torch
-
-    from atommem.train.objective.loss import PolicyLoss
-    from atommem.train.objective.rows import EpisodeSize, Row, Tokens, normalizer, token_weight
-
-    sizes = [EpisodeSize(len(logprobs), 1) for logprobs, _ in rows]
-    made = [
-        Row(
-            [1],
-            [2] * len(logprobs),
-            logprobs,
-            index,
-            advantage,
-            token_weight(len(logprobs), size, weighting),
-        )
-        for index, ((logprobs, advantage), size) in enumerate(zip(rows, sizes, strict=True))
-    ]
-    objective = PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
-    total, log = objective(
-        logps, Tokens.of(made, torch.device("cpu")), old, ref if objective.beta else None
-    )
-    loss = total / normalizer(sizes, weighting, 9)
-    (gradient,) = torch.autograd.grad(loss, logps)
-    return loss, gradient, {name: float(value.float().mean()) for name, value in log.items()}
-
-
 def losses() -> Goldens:
     import torch
-
-    from atommem.train.objective.advantages import group_advantages
 
     found: Goldens = {}
     for variant, settings in VARIANTS.items():
@@ -391,88 +305,31 @@ def losses() -> Goldens:
                 logps = (sampled + 0.2 * noise[0]).requires_grad_()
                 old = None if seed % 2 else sampled + 0.1 * noise[1]
                 ref = sampled + 0.5 * noise[2]
-                loss, gradient, log = loss_and_gradient(settings, rows, logps, old, ref, weighting)
+                loss, gradient, log = adapt.loss_and_gradient(
+                    settings, rows, logps, old, ref, weighting
+                )
                 values.append({"loss": loss.item(), "gradient": gradient.tolist(), "log": log})
             found[f"loss/{variant}/{weighting}"] = values
     rng = random.Random(0)
     rewards = [rng.choice([0.0, 0.0, 0.5, 1.0, None]) for _ in range(32)]
     for scale in ("none", "group", "batch"):
-        found[f"advantages/{scale}"] = group_advantages(rewards, 4, scale)
+        found[f"advantages/{scale}"] = adapt.advantages(rewards, 4, scale)
     return found
 
 
 # --- settings
 
 
-def train_settings(path: Path) -> dict[str, Any]:
-    """All settings of a recipe, by name."""
-    from atommem.train.settings import parse
-
-    stage = next((name for name in ("sft", "async") if path.stem.startswith(name)), "grpo")
-    found = parse(stage, ["--config", str(path), "--use_cpu"])
-    run = found.run
-    return changed(found.args, run.memory, run.embedder, run.environment, found.model)
-
-
-def eval_settings(path: Path) -> dict[str, Any]:
-    """All settings of an evaluation's file."""
-    from atommem.eval.eval_config import parse_arguments
-
-    return evaluation_settings(
-        parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
-    )
-
-
-def evaluation_settings(found: Any) -> dict[str, Any]:
-    run = found.run
-    parts = (found.config, found.policy, run.memory, run.embedder, run.environment, run.sampling)
-    settings = changed(*parts)
-    if settings.get("seed") == 0:  # the default of an evaluation
-        del settings["seed"]
-    if run.chat_template_kwargs:
-        settings["chat_template_kwargs"] = run.chat_template_kwargs
-    return settings
-
-
-def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings of every run of a suite, by row, column and seed."""
-    from atommem.eval.suite import expand, load_suite
-
-    suite = load_suite(path)
-    suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
-    suite = replace(suite, settings={"policy": "POLICY", **suite.settings})
-    found = {
-        f"{item.row.name} / {item.column.key} / {item.seed}": evaluation_settings(item.evaluation)
-        for item in expand(suite, [], Path("OUT"))
-    }
-    for settings in found.values():  # the folder was called cells
-        settings["out"] = settings["out"].replace("OUT/runs/", "OUT/cells/")
-    return found
-
-
-def changed(*configs: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults, by name, as JSON values."""
-    found = {}
-    for config in configs:
-        for item in fields(config):
-            value = getattr(config, item.name)
-            if value != item.default and value != (
-                item.default_factory() if callable(item.default_factory) else 0
-            ):
-                found[item.name] = json.loads(json.dumps(value, default=str))
-    return found
-
-
 def configurations() -> Goldens:
     found: Goldens = {}
     plain = ("paper", "smollm2")
     for path in sorted((CONFIGS / "train").glob("*.yaml")):
-        found[f"configs/train/{path.stem}"] = train_settings(path)
+        found[f"configs/train/{path.stem}"] = adapt.train_settings(path)
     for path in sorted((CONFIGS / "eval").glob("*.yaml")):
         if path.stem in plain:
-            found[f"configs/eval/{path.stem}"] = eval_settings(path)
+            found[f"configs/eval/{path.stem}"] = adapt.eval_settings(path)
         elif path.stem != "paper_tables":
-            runs = suite_runs(path)
+            runs = adapt.suite_runs(path)
             found[f"configs/eval/{path.stem}"] = {name: digest(run) for name, run in runs.items()}
             found[f"configs/eval/{path.stem}/first and last run"] = [
                 [*runs.items()][at] for at in (0, -1)
@@ -487,70 +344,12 @@ def configurations() -> Goldens:
 # --- a report
 
 
-async def run_evaluation(
-    name: str, policy: Any, tokenizer: Any, tasks: Sequence[Any], out: Path, seed: int
-) -> None:
-    """Evaluate one method into a folder."""
-    from atommem.eval.methods import Setup, make_method
-    from atommem.eval.runner import evaluate
-
-    setup = Setup(
-        policy=policy,
-        embedder=HashingEmbedder(32),
-        tokenizer=tokenizer,
-        environments=longdoc(tokenizer, max_reads=1),
-        memory=MemoryConfig(retrieve_k=2),
-        sampling=Sampling(temperature=0.7, seed=seed, max_tokens=200),
-        max_in_flight=1,
-    )
-    await evaluate(
-        list(tasks),
-        make_method(name, setup),
-        out,
-        samples_per_task=2,
-        settings={"seed": seed},
-        progress=False,
-    )
-
-
-def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, Any]:
-    """Every number of the report: scores with intervals and other means by row, tests."""
-    from atommem.eval.reporting.evaluations import read_evaluation
-    from atommem.eval.reporting.results import make_results
-
-    read = [
-        read_evaluation(folder, row, "toy") for row, paths in folders.items() for folder in paths
-    ]
-    results = make_results(read, reference=reference)
-    found: dict[str, Any] = {}
-
-    def lines_of(name: str, row: str, *drop: str) -> list[dict[str, Any]]:
-        lines = [line for line in results[name] if line["row"] == row]
-        return [
-            {k: v for k, v in line.items() if k not in ("row", "column", *drop)} for line in lines
-        ]
-
-    for group in results["groups"]:
-        row = group["row"]
-        counts = {name: group[name] for name in ("episodes", "failed", "overflow")}
-        metrics = [line["metric"] for line in results["scores"] if line["row"] == row]
-        scores = dict(zip(metrics, lines_of("scores", row, "metric"), strict=True))
-        found[f"scores/{row}"] = scores | counts | {"breakdowns": lines_of("breakdowns", row)}
-        means = group["means"]
-        found[f"means/{row}"] = {key: means[key] for key in means if "tokens" not in key}
-    for test in results["comparisons"]:
-        test = {"dataset": "toy", "documents": None, **test}
-        del test["column"]
-        found[f"tests/{test['first']} - {test['second']}"] = test
-    return found
-
-
 def report() -> Goldens:
     rng = random.Random(7)
     people = [f"Person{number}" for number in range(10)]
     places = [rng.choice(["Rome", "Oslo", "Bern"]) for _ in people]
     tasks = [
-        make_task(
+        adapt.make_task(
             f"t{number}",
             [(f"Where does {person} live ?", [places[number]]), (f"Is {person} there ?", ["yes"])],
             [f"{person} lives in {places[number]} .", f"{rng.choice(people)} sings ."],
@@ -589,10 +388,13 @@ def report() -> Goldens:
             for seed in (0, 1):
                 out = Path(root, method, str(seed))
                 policy = Scripted(script(skill, seed))
-                asyncio.run(run_evaluation(method, policy, byte_tokenizer(), tasks, out, seed))
+                asyncio.run(
+                    adapt.run_evaluation(method, policy, byte_tokenizer(), tasks, out, seed)
+                )
                 folders.setdefault(method, []).append(out)
         return {
-            f"report/{name}": value for name, value in report_numbers(folders, "atommem").items()
+            f"report/{name}": value
+            for name, value in adapt.report_numbers(folders, "atommem").items()
         }
 
 
@@ -613,42 +415,36 @@ def note_taker(prompt: str) -> str:
 
 
 def event_streams() -> Goldens:
-    from starlette.testclient import TestClient
-
-    from atommem.api import Runtime
-    from atommem.serve.app import make_app
-    from atommem.serve.conversation_log import ConversationLog
-    from atommem.serve.conversations import Conversations
-    from atommem.serve.resources import Resources
-    from atommem.serve.schema import open_database
-    from atommem.serve.served_model import ServedModel
+    import httpx
 
     found: Goldens = {}
-    texts = [
+    told = [
         {"type": "input_text", "text": text}
         for text in ("Ann lives in Rome.", "Bob lives in Oslo.")
     ]
-    items = [{"type": "message", "role": "user", "content": texts}]
+    items = [{"type": "message", "role": "user", "content": told}]
     chat = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Ann lives in Rome."},
     ]
     chat += [{"role": "user", "content": "Where does Ann live?"}]
-    policy = ScriptedPolicy(byte_tokenizer(), note_taker)
-    engine = Runtime.open(policy, tokenizer=byte_tokenizer(), embedder="hashing", chunk_tokens=160)
-    model = ServedModel.from_engine(engine, "scripted", "scripted")
-    with tempfile.TemporaryDirectory() as folder:
-        log = ConversationLog(open_database(f"sqlite:///{folder}/log.db"))
-        app = make_app(Conversations(Resources(model, log)))
-        client = TestClient(app, base_url="http://127.0.0.1")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        adapt.served(note_taker, byte_tokenizer(), Path(folder)) as url,
+        httpx.Client(timeout=30) as client,
+    ):
 
         def ask(name: str, method: str, path: str, body: Any = None) -> Any:
-            reply = client.request(method, f"/v1{path}", json=body)
+            reply = client.request(method, f"{url}{path}", json=body)
             if "event-stream" in reply.headers["content-type"]:
-                lines = [line for line in reply.text.split("\n") if line and line[0] != ":"]
-                read = [
-                    json.loads(line[6:]) if line.startswith("data: {") else line for line in lines
+                lines = [
+                    line for line in reply.text.split("\n") if line and not line.startswith(":")
                 ]
+                events = [
+                    line.partition(": ")[2] if line.startswith("data: {") else line
+                    for line in lines
+                ]
+                read = [json.loads(event) if event.startswith("{") else event for event in events]
             else:
                 read = reply.json()
             found[f"events/{name}"] = masked({"status": reply.status_code, "body": read})
@@ -706,14 +502,15 @@ def masked(value: Any, key: str = "") -> Any:
 # --- the demo
 
 
-def demo() -> Goldens:
-    from atommem.demo.demo_cli import main
-
+def demo(seed: int = 0, quick: bool = True) -> Goldens:
     with tempfile.TemporaryDirectory() as folder:
-        assert main(["--quick", "--seed", "0", "--out", folder]) == 0
-        summary = json.loads(Path(folder, "summary.json").read_text(encoding="utf-8"))
-    scores = {name: value for name, value in summary.items() if name.startswith("em_")}
-    return {"demo/quick/0": scores}
+        summary = adapt.demo_summary(seed, Path(folder, "demo"), quick)
+    kind = "quick" if quick else "full"
+    return {
+        f"demo/{kind}/{seed}": {
+            name: value for name, value in summary.items() if name.startswith("em_")
+        }
+    }
 
 
 FAST: Sequence[Callable[[], Goldens]] = (
@@ -733,21 +530,44 @@ def read() -> tuple[Goldens, Goldens]:
     return goldens, json.loads((HERE / "differences.json").read_text(encoding="utf-8"))
 
 
+def computed(args: argparse.Namespace) -> Goldens:
+    found: Goldens = {}
+    for part in FAST:
+        if not args.only or part.__name__ in args.only:
+            found |= part()
+    if args.smollm2:
+        found |= smollm2_prompts(args.smollm2)
+    for seed in args.demo:
+        found |= demo(seed, quick=not args.full)
+    return json.loads(json.dumps(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = {part.__name__: part for part in FAST}
-    parser.add_argument("--only", nargs="+", default=[*parts], choices=[*parts])
+    parser.add_argument("--only", nargs="+", default=[], choices=[part.__name__ for part in FAST])
+    parser.add_argument("--smollm2", type=Path, metavar="FOLDER")
+    parser.add_argument("--demo", type=int, nargs="*", default=[], metavar="SEED")
+    parser.add_argument("--full", action="store_true", help="the demo as a whole")
+    parser.add_argument("--record", action="store_true", help="write the goldens (of the tag only)")
     parser.add_argument(
         "--accept", nargs=2, metavar=("NAMES", "REASON"), help="note differences of these names"
     )
     args = parser.parse_args()
+    found = computed(args)
+    if args.record:
+        text = json.dumps(found, ensure_ascii=False, indent=0, sort_keys=True)
+        (HERE / "goldens.json.gz").write_bytes(
+            gzip.compress(text.encode("utf-8", "surrogatepass"), 9, mtime=0)
+        )
+        return
+    from .compare import different
+
     goldens, differences = read()
-    for name, value in [item for part in args.only for item in parts[part]().items()]:
-        value = json.loads(json.dumps(value))
-        where = different(differences.get(name, {}).get("value", goldens.get(name)), value)
-        if where and args.accept and re.fullmatch(args.accept[0], name):
+    for name, value in found.items():
+        expected = differences.get(name, {}).get("value", goldens.get(name))
+        if different(expected, value) and args.accept and re.fullmatch(args.accept[0], name):
             differences[name] = {"reason": args.accept[1], "value": value}
-        elif where:
+        elif where := different(expected, value):
             print(f"{name}: {where}")
     if args.accept:
         text = json.dumps(differences, ensure_ascii=False, indent=1, sort_keys=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.goldens.compare import LOSS_TOLERANCE, TOLERANCE, different
 
 pytest.importorskip("torch")
 GOLDENS, DIFFERENCES = record.read()
+SMOLLM2 = Path(os.environ.get("ATOMMEM_MODELS") or Path(__file__).parents[2] / ".cache") / "smollm2"
 
 
 def check(found: record.Goldens, *rooms: str) -> None:
@@ -45,6 +48,12 @@ def test_goldens_are_unchanged(
     compute: Callable[[], record.Goldens], rooms: tuple[str, ...]
 ) -> None:
     check(compute(), *rooms)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs python scripts/models.py smollm2")
+def test_prompts_of_smollm2_are_unchanged() -> None:
+    check(record.smollm2_prompts(SMOLLM2), "prompts/smollm2/")
 
 
 @pytest.mark.slow

@@ -1,0 +1,348 @@
+"""The goldens' only imports from the product: adapt the lines here to renames and moves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+# --- prompts
+
+
+def prompt_builder(tokenizer: Any, **memory: Any) -> Any:
+    """An object with ``build(observation, view) -> ids`` and ``text(observation, view) -> str``."""
+    from atommem.config import MemoryConfig
+    from atommem.dialects import get_dialect
+    from atommem.prompts import PromptBuilder
+
+    config = MemoryConfig(**memory)
+    dialect = get_dialect(config.dialect, config.templates)
+    return PromptBuilder.of(tokenizer, dialect, config, longdoc(tokenizer))
+
+
+def longdoc(tokenizer: Any, **settings: Any) -> Any:
+    from atommem.environment import environment_config, make_environments
+
+    return make_environments(environment_config("longdoc", **settings), tokenizer)
+
+
+def reading(questions: Sequence[str], chunks: Sequence[str], index: int, **options: Any) -> Any:
+    """The observation of chunk `index` by the long-document environment."""
+    from atommem.envs.longdoc.environment import chunk_observation
+
+    return chunk_observation(
+        make_task("t", [(text, []) for text in questions]), chunks, index, **options
+    )
+
+
+def answering(questions: Sequence[str], reads_left: int, over: bool) -> Any:
+    """The observation that asks the first question."""
+    from atommem.envs.longdoc.environment import question_observation
+
+    task = make_task("t", [(text, []) for text in questions])
+    return question_observation(task, range(1), reads_left, over=over)
+
+
+def memory_view(
+    scratchpad: str, query: str | None, entries: Sequence[str], capacity: int | None
+) -> Any:
+    from atommem.memory.log import MemoryView, Retrieved
+
+    shown = tuple(
+        Retrieved(number, number + 6, text, 0.5) for number, text in enumerate(entries, 1)
+    )
+    return MemoryView(scratchpad, query, shown, size=len(entries) + 2, capacity=capacity)
+
+
+def make_task(
+    name: str, questions: Sequence[tuple[str, list[str]]], texts: Sequence[str] = (), **more: Any
+) -> Any:
+    from atommem.envs.task import Document, Question, Task
+
+    asked = tuple(
+        Question(text, tuple(gold), id=f"q{number}")
+        for number, (text, gold) in enumerate(questions)
+    )
+    documents = tuple(Document(f"Title {number}", text) for number, text in enumerate(texts))
+    return Task(name, asked, documents, **more)
+
+
+# --- the loop
+
+
+def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any) -> Any:
+    from atommem.config import MemoryConfig
+    from atommem.policy.contract import Sampling
+    from atommem.session import Agent
+
+    return Agent(
+        policy=policy,
+        embedder=embedder or hashing_embedder(32),
+        tokenizer=tokenizer,
+        environments=longdoc(tokenizer),
+        memory=MemoryConfig(**memory),
+        sampling=Sampling(seed=3, max_tokens=400),
+    )
+
+
+def hashing_embedder(dim: int) -> Any:
+    from atommem.embedding.hashing import HashingEmbedder
+
+    return HashingEmbedder(dim)
+
+
+def completion(token_ids: list[int], text: str) -> Any:
+    from atommem.policy.contract import Completion
+
+    return Completion(token_ids, [-0.5] * len(token_ids), text, "stop")
+
+
+async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list[dict[str, Any]]:
+    """Each step's actions, problems, operations and view, with outcomes for rules."""
+    from atommem.memory.log import to_json
+    from atommem.session import Session
+
+    session = Session(agent, key)
+    steps = []
+    for number, observation in enumerate(observations):
+        step = await session.turn(observation)
+        operations = list(step.operations)
+        if number % 5 == 4:
+            operations.append(session.memory.observe(float(number == 4), number))
+        if number == 6:
+            operations.append(session.memory.record_outcome(1.0, number))
+        view = session.memory.view()
+        steps.append(
+            {
+                "actions": [(action.kind, action.text, action.handle) for action in step.actions],
+                "problems": [str(problem.reason) for problem in step.problems],
+                "operations": [to_json(operation) for operation in operations],
+                "scratchpad": view.scratchpad,
+                "query": view.query,
+                "shown": [(item.handle, item.entry_id, item.text) for item in view.retrieved],
+                "size": view.size,
+            }
+        )
+    return steps
+
+
+# --- the loss
+
+
+def loss_and_gradient(
+    settings: dict[str, Any], rows: Any, logps: Any, old: Any, ref: Any, weighting: str
+) -> Any:
+    """Loss, gradient and logged means over rows of (logprobs, advantage)."""
+    import torch
+
+    from atommem.train.objective.loss import PolicyLoss
+    from atommem.train.objective.rows import EpisodeSize, Row, Tokens, normalizer, token_weight
+
+    sizes = [EpisodeSize(len(logprobs), 1) for logprobs, _ in rows]
+    made = [
+        Row(
+            [1],
+            [2] * len(logprobs),
+            logprobs,
+            index,
+            advantage,
+            token_weight(len(logprobs), size, weighting),
+        )
+        for index, ((logprobs, advantage), size) in enumerate(zip(rows, sizes, strict=True))
+    ]
+    objective = PolicyLoss(**{"epsilon": 0.2, "epsilon_high": 0.28, **settings})
+    total, log = objective(
+        logps, Tokens.of(made, torch.device("cpu")), old, ref if objective.beta else None
+    )
+    loss = total / normalizer(sizes, weighting, 9)
+    (gradient,) = torch.autograd.grad(loss, logps)
+    return loss, gradient, {name: float(value.float().mean()) for name, value in log.items()}
+
+
+def advantages(rewards: Sequence[float | None], group_size: int, scale: str) -> list[float]:
+    from atommem.train.objective.advantages import group_advantages
+
+    return group_advantages(rewards, group_size, scale)
+
+
+# --- settings
+
+
+def train_settings(path: Path) -> dict[str, Any]:
+    """All settings of a recipe, by name."""
+    from atommem.train.settings import parse
+
+    stage = next((name for name in ("sft", "async") if path.stem.startswith(name)), "grpo")
+    found = parse(stage, ["--config", str(path), "--use_cpu"])
+    run = found.run
+    return changed(found.args, run.memory, run.embedder, run.environment, found.model)
+
+
+def eval_settings(path: Path) -> dict[str, Any]:
+    """All settings of an evaluation's file."""
+    from atommem.eval.eval_config import parse_arguments
+
+    return evaluation_settings(
+        parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])
+    )
+
+
+def evaluation_settings(found: Any) -> dict[str, Any]:
+    run = found.run
+    parts = (found.config, found.policy, run.memory, run.embedder, run.environment, run.sampling)
+    settings = changed(*parts)
+    if settings.get("seed") == 0:  # the default of an evaluation
+        del settings["seed"]
+    if run.chat_template_kwargs:
+        settings["chat_template_kwargs"] = run.chat_template_kwargs
+    return settings
+
+
+def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings of every run of a suite, by row, column and seed."""
+    from dataclasses import replace
+
+    from atommem.eval.suite import expand, load_suite
+
+    suite = load_suite(path)
+    suite = suite.with_policies({row.policy: row.policy for row in suite.rows})
+    suite = replace(suite, settings={"policy": "POLICY", **suite.settings})
+    found = {
+        f"{item.row.name} / {item.column.key} / {item.seed}": evaluation_settings(item.evaluation)
+        for item in expand(suite, [], Path("OUT"))
+    }
+    for settings in found.values():  # the folder was called cells
+        settings["out"] = settings["out"].replace("OUT/runs/", "OUT/cells/")
+    return found
+
+
+def changed(*configs: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults, by name, as JSON values."""
+    found = {}
+    for config in configs:
+        assert is_dataclass(config)
+        for item in fields(config):
+            value = getattr(config, item.name)
+            if value != item.default and value != (
+                item.default_factory() if callable(item.default_factory) else 0
+            ):
+                found[item.name] = json.loads(json.dumps(value, default=str))
+    return found
+
+
+# --- evaluation and report
+
+
+async def run_evaluation(
+    name: str, policy: Any, tokenizer: Any, tasks: Sequence[Any], out: Path, seed: int
+) -> None:
+    """Evaluate one method into a folder."""
+    from atommem.config import MemoryConfig
+    from atommem.eval.methods import Setup, make_method
+    from atommem.eval.runner import evaluate
+    from atommem.policy.contract import Sampling
+
+    setup = Setup(
+        policy=policy,
+        embedder=hashing_embedder(32),
+        tokenizer=tokenizer,
+        environments=longdoc(tokenizer, chunking="documents", max_reads=1),
+        memory=MemoryConfig(retrieve_k=2),
+        sampling=Sampling(temperature=0.7, seed=seed, max_tokens=200),
+        max_in_flight=1,
+    )
+    settings = {"seed": seed}
+    await evaluate(
+        list(tasks),
+        make_method(name, setup),
+        out,
+        samples_per_task=2,
+        settings=settings,
+        progress=False,
+    )
+
+
+def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, Any]:
+    """Every number of the report: scores with intervals and other means by row, tests."""
+    from atommem.eval.reporting.evaluations import read_evaluation
+    from atommem.eval.reporting.results import make_results
+
+    read = [
+        read_evaluation(folder, row, "toy") for row, paths in folders.items() for folder in paths
+    ]
+    results = make_results(read, reference=reference)
+    found: dict[str, Any] = {}
+
+    def lines_of(name: str, row: str, *drop: str) -> list[dict[str, Any]]:
+        lines = [line for line in results[name] if line["row"] == row]
+        return [
+            {k: v for k, v in line.items() if k not in ("row", "column", *drop)} for line in lines
+        ]
+
+    for group in results["groups"]:
+        row = group["row"]
+        counts = {name: group[name] for name in ("episodes", "failed", "overflow")}
+        metrics = [line["metric"] for line in results["scores"] if line["row"] == row]
+        scores = dict(zip(metrics, lines_of("scores", row, "metric"), strict=True))
+        found[f"scores/{row}"] = scores | counts | {"breakdowns": lines_of("breakdowns", row)}
+        means = group["means"]
+        found[f"means/{row}"] = {key: means[key] for key in means if "tokens" not in key}
+    for test in results["comparisons"]:
+        test = {"dataset": "toy", "documents": None, **test}
+        del test["column"]
+        found[f"tests/{test['first']} - {test['second']}"] = test
+    return found
+
+
+# --- serving
+
+
+@contextmanager
+def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterator[str]:
+    """The address of a server whose policy follows `script`; the model is called ``scripted``."""
+    import uvicorn
+
+    from atommem.api import Runtime
+    from atommem.policy.scripted import ScriptedPolicy
+    from atommem.serve.app import make_app
+    from atommem.serve.conversation_log import ConversationLog
+    from atommem.serve.conversations import Conversations
+    from atommem.serve.resources import Resources
+    from atommem.serve.schema import open_database
+    from atommem.serve.served_model import ServedModel
+
+    policy = ScriptedPolicy(tokenizer, script)
+    engine = Runtime.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
+    log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
+    model = ServedModel.from_engine(engine, "scripted", "scripted")
+    app = make_app(Conversations(Resources(model, log)))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
+    )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),))
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+        loop.close()
+
+
+# --- the demo
+
+
+def demo_summary(seed: int, out: Path, quick: bool) -> dict[str, Any]:
+    from atommem.demo.demo_cli import main
+
+    assert main([*(["--quick"] if quick else []), "--seed", str(seed), "--out", str(out)]) == 0
+    return json.loads((out / "summary.json").read_text(encoding="utf-8"))
