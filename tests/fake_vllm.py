@@ -1,4 +1,4 @@
-"""vLLM servers in memory: an httpx transport that several servers answer through, each of which may be down."""
+"""vLLM servers in memory, behind one httpx transport."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class FakeServer:
     """One server: completions, adapters, health, metrics.
 
     Attributes:
-        up: Whether connections to it succeed.
-        models: What it serves: the base model, and adapters by name with the folders they were read from.
+        up: Whether connections succeed.
+        models: Folder of each adapter by name; the base model has none.
         asked, bodies: Model name and body of every completion, in order.
-        loads: The adapters that were loaded, in order.
-        seconds: How long a completion takes.
-        logprobs_mode: As vLLM's: whether log-probabilities are scaled by the temperature (``processed_logprobs``).
-        choice: Replaces parts of a completion's choice; None: there is none.
-        refusal: What every completion is answered with.
+        loads: Loaded adapters, in order.
+        seconds: Duration of a completion.
+        logprobs_mode: With ``processed_logprobs`` the temperature scales log-probabilities.
+        choice: Replaces parts of a completion's choice; None leaves the choice out.
+        refusal: Response to every completion.
     """
 
     def __init__(self, lora: bool = True) -> None:

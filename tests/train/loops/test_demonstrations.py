@@ -76,15 +76,6 @@ def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:
     assert rows[0][1] != episode.steps[0].token_ids
 
 
-def test_trace_demonstrations_of_an_evaluation_folder(tmp_path: Path) -> None:
-    tokenizer = WordTokenizer()
-    save(tmp_path / "traces" / "right.jsonl", tokenizer)
-    save(tmp_path / "traces" / "wrong.jsonl", tokenizer, gold="blue")
-    (tmp_path / "episodes.jsonl").write_text('{"task_id": "t"}\n')
-    assert len(rows_of(tmp_path, tokenizer)) == 2
-    assert len(rows_of(tmp_path, tokenizer, 0.0)) == 4
-
-
 def test_trace_demonstrations_refuse_unusable_traces(tmp_path: Path) -> None:
     tokenizer, path = WordTokenizer(), tmp_path / "wrong.jsonl"
     with pytest.raises(ConfigError, match="not a trace or a folder with traces"):

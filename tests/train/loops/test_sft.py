@@ -12,10 +12,10 @@ from atommem.errors import ConfigError
 from atommem.train.checkpoints import last_checkpoint
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.logs.console import METRICS_FILE, SFT_COLUMNS, read_metrics, use_console
-from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
+from atommem.train.loops.sft import ColdStartTrainer, sft_dataset
 from atommem.train.train_config import ColdStartConfig
 from tests.train.harness import BARE, at, completion_logps, terminate
-from tests.train.toys import EOS, make_episode, make_model, make_tokenizer
+from tests.train.toys import EOS, make_model, make_tokenizer
 
 ROWS = [([1, 2, 3], [7, 8, EOS]), ([4, 5], [9, EOS]), ([6, 1, 2, 3, 4], [7, EOS])] * 8
 
@@ -54,17 +54,6 @@ def test_cold_start_loss_is_on_completions_and_falls(
         entry["step"] for entry in read_metrics(tmp_path / METRICS_FILE) if "loss" in entry
     ] == list(range(1, 31))
     assert "accuracy" in capsys.readouterr().out
-
-
-def test_demonstrations_need_a_minimum_reward() -> None:
-    good, bad = (
-        make_episode("a", 0, 1.0, [(3, 2), (3, 0), (4, 1)]),
-        make_episode("a", 1, 0.5, [(3, 2)]),
-    )
-    failed = make_episode("a", 2, None, [(3, 2)])
-    rows = demonstrations([good, bad, failed], min_reward=1.0)
-    assert rows == [(step.prompt_ids, step.token_ids) for step in (good.steps[0], good.steps[2])]
-    assert len(demonstrations([good, bad, failed])) == 3
 
 
 def test_cold_start_stopped_by_sigterm_resumes_bit_for_bit(tmp_path: Path) -> None:
