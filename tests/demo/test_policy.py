@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 
 import pytest
 
-from atommem.demo.copying import copying_rows, pretrain_copying
+from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import (
     FULL,
     INJECTED,
@@ -62,17 +61,6 @@ def test_tokenizer_knows_every_word_of_prompts_and_demonstrations(
         assert len(step.prompt_ids) + 48 <= recipe.size.max_positions
     assert sum(episode.metrics["em"] for episode in episodes) / 40 >= 0.95
     assert 100_000 < make_model(recipe.size, tokenizer).num_parameters() < 1_000_000
-
-
-def test_copying_rows_mark_tokens_that_an_earlier_piece_determines() -> None:
-    kind = Sequences(length=48, batch_size=20)
-    rows, predictable = copying_rows(range(5, 100), kind, random.Random(0))
-    for row, known in zip(rows, predictable, strict=True):
-        assert len(row) == len(known) == 48
-        for place in (place for place, marked in enumerate(known) if marked):
-            earlier = [i for i in range(1, place) if row[i - 1] == row[place - 1]]
-            assert {row[i] for i in earlier} == {row[place]}
-    assert 0.3 < sum(map(sum, predictable)) / (20 * 48) < 0.6
 
 
 def copying(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:

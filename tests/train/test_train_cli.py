@@ -32,22 +32,6 @@ def test_train_without_arguments_prints_usage(capsys: pytest.CaptureFixture[str]
         main(["dpo"])
 
 
-def test_parse_help_shows_our_settings_and_help_all_those_of_trl(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    texts = []
-    for flag in ("--help", "--help-all"):
-        with pytest.raises(SystemExit):
-            parse("grpo", [flag])
-        texts.append(capsys.readouterr().out)
-    short, whole = texts
-    assert "--retrieve_k K" in short
-    assert "--weight_decay" not in short
-    assert "--weight_decay" in whole
-    assert whole.index("--retrieve_k") < whole.index("--weight_decay")
-    assert max(map(len, short.splitlines())) <= 80
-
-
 def test_parse_every_config_has_flags() -> None:
     flags = "--capacity 20 --embedder hashing --chunk_tokens 500 --use_peft --lora_r 4"
     found = parse("grpo", [*MINIMUM, *flags.split()])

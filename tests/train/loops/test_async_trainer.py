@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import TrainerCallback
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
@@ -112,36 +111,6 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(
     resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
     assert resumed.state.global_step == 4
     assert_same_weights(resumed, trainer, 1e-6)
-
-
-class SlowTrainer(TrainerCallback):
-    """Lets the worker run as far ahead as it may before each update."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        worker = self.trainer.rollout_worker
-        allowed = (
-            min(1 + args.max_staleness, args.max_steps - state.global_step)
-            * worker.groups_per_version
-        )
-        while worker.rollout_buffer.qsize() + len(worker._early) < allowed:
-            worker.check_health(30.0)
-
-
-def test_async_uses_and_bounds_staleness(tmp_path: Path, model_folder: Path) -> None:
-    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=2, max_steps=5)
-    trainer.add_callback(SlowTrainer(trainer))
-    trainer.train()
-    entries = metrics(tmp_path / "async")
-    for measure in ("max", "mean"):
-        assert [entry[f"sample/staleness_{measure}"] for entry in entries] == [0, 1, 2, 2, 2]
-    assert entries[0]["episodes"] == 8
-    # The ratio is against the weights that sampled.
-    ratios = [entry["ratio"] for entry in entries if "ratio" in entry]
-    assert ratios[0] == pytest.approx(1.0, abs=1e-5)
-    assert any(abs(ratio - 1.0) > 1e-3 for ratio in ratios[1:])
 
 
 def test_async_with_a_spent_budget_saves_a_checkpoint(
