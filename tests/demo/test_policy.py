@@ -33,9 +33,7 @@ RECIPES = {"full": FULL, "web": WEB, "injected": INJECTED}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_tokenizer_knows_every_word_of_prompts_and_demonstrations(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_tokenizer_of_a_recipe_knows_every_word(recipe: Recipe, tmp_path: Path) -> None:
     settings = load_settings(tmp_path, recipe)
     assert settings.run.memory.capacity == recipe.capacity
     tokenizer = make_tokenizer(recipe.world, settings.run.memory, settings.run.environment)

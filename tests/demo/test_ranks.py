@@ -46,7 +46,7 @@ def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[
         process.wait()
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
+def test_demo_on_two_processes_trains_as_on_one(tmp_path: Path) -> None:
     for processes in (1, 2):
         with demo(tmp_path / str(processes), processes) as process:
             assert process.wait(timeout=300) == 0

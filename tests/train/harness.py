@@ -1,4 +1,4 @@
-"""The real trainer on written episodes, and an independent reference of its loss."""
+"""Real trainers on written or sampled episodes, and an independent reference of the loss."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
+def test_gpu_check_on_a_cpu_runs_every_part(tmp_path: Path) -> None:
     environment: dict[str, Any] = {**os.environ, "PYTHON": sys.executable}
     command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--out", str(tmp_path)]
     subprocess.run(command, env=environment, capture_output=True, timeout=560, check=False)

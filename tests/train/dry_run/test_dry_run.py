@@ -121,7 +121,7 @@ def launch_of(folder: Path, processes: int | None = None, **fields: object) -> L
     return read_launch(str(path), processes)
 
 
-def test_read_launch_of_accelerate_configs(tmp_path: Path) -> None:
+def test_read_launch_of_accelerate_configs_has_their_shards(tmp_path: Path) -> None:
     assert read_launch(None, None) == Launch("single", 1)
     assert read_launch(None, 3).name == "ddp"
     several: dict[str, Any] = {"distributed_type": "MULTI_GPU", "num_processes": 4}

@@ -53,7 +53,7 @@ def parts(**changes: Any) -> dict[str, float]:
     return {part.name: part.bytes for part in found}
 
 
-def test_memory_of_one_process() -> None:
+def test_memory_of_one_process_equals_numbers_by_hand() -> None:
     # A layer keeps 784 bytes of a token; its input 40; gradients and the last norm 400.
     activations, head = 3 * (5 * 40 + 784 + 400), 4 * (60 + 60 + 200)
     weights = {"weights": 4000, "optimizer": 8000, "gradients": 4000}
@@ -65,14 +65,14 @@ def test_memory_of_one_process() -> None:
     assert parts(beta=0.1)["reference model"] == 4000
 
 
-def test_memory_of_an_adapter() -> None:
+def test_memory_of_an_adapter_has_no_reference_model() -> None:
     found = parts(model=LORA, precision=HALF, beta=0.1)
     sizes = [found[name] for name in ("weights", "optimizer", "gradients")]
     assert sizes == [50 * 4 + 1000 * 2, 400, 200]
     assert "reference model" not in found  # the model without the adapter is the reference
 
 
-def test_memory_of_shards() -> None:
+def test_memory_of_shards_is_divided_by_their_number() -> None:
     found = parts(launch=FSDP, precision=HALF, beta=0.1)
     names = ("weights", "optimizer", "gradients", "reference model", "gathered layers")
     assert [found[name] for name in names] == [1000, 2000, 1000, 500, (300 + 400) * 2]
@@ -99,7 +99,7 @@ def grpo(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Wo
     return estimate_workload(args, 2, DATA, prompt, COMPLETION, share)
 
 
-def test_workload_by_hand() -> None:
+def test_workload_of_groups_equals_numbers_by_hand() -> None:
     load = grpo()
     # Reading: 100 + 2*10 + 1000 shared, 50 + 20 own. Answering, twice for each question.
     raw = 3 * (1120 + 70) + 4 * (90 + 70)
@@ -119,7 +119,7 @@ def test_workload_by_hand() -> None:
     assert shared.updates == 2 * (100 // 12) * 6
 
 
-def test_completion_shape_of_thinking_settings_and_traces(tmp_path: Path) -> None:
+def test_completion_shape_follows_thinking_settings_and_traces(tmp_path: Path) -> None:
     def mean(longest: int = 400, thinking: Any = True, **settings: Any) -> float:
         template = {"enable_thinking": thinking}
         args = SimpleNamespace(max_completion_length=longest, template_kwargs=template)

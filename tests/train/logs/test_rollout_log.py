@@ -1,4 +1,4 @@
-"""Scores by source, the fill of stores and the time split; sample episodes as text and tables."""
+"""Scores by source; sample episodes as text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_sample_episodes_show_the_memory_of_every_step(tmp_path: Path) -> 
     assert "\x1b" not in text
 
 
-def test_best_and_worst_alternate() -> None:
+def test_best_and_worst_of_rewards_alternate() -> None:
     rewards = [0.2, None, 1.0, 0.0, 0.5]
     episodes = [make_episode("t", i, reward, [(1, 1)]) for i, reward in enumerate(rewards)]
     assert [episode.reward for episode in best_and_worst(episodes, 3)] == [1.0, 0.0, 0.5]

@@ -78,7 +78,7 @@ def test_update_equals_the_reference_loop(tmp_path: Path, settings: dict[str, An
     check(tmp_path, **settings)
 
 
-def test_update_of_one_group_by_hand(tmp_path: Path) -> None:
+def test_update_of_one_group_equals_numbers_by_hand(tmp_path: Path) -> None:
     """Rewards 1, 1, 0, 0 on completions of 2 to 5 tokens, ratio 1: -sum(A * tokens) / tokens.
 
     The last is overlong: it counts in the mean of its group alone.

@@ -104,7 +104,7 @@ def nothing_more(worker: RolloutWorker) -> None:
 @pytest.mark.parametrize(
     ("groups_per_version", "max_staleness", "total", "first"), [(1, 0, 3, 0), (2, 1, 7, 3)]
 )
-def test_worker_runs_ahead_by_the_staleness(
+def test_worker_with_a_staleness_runs_ahead_by_it(
     groups_per_version: int, max_staleness: int, total: int, first: int
 ) -> None:
     settings = {
@@ -130,7 +130,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "RERUN_SECONDS", 0.001)
 
 
-def test_worker_waits_out_an_outage() -> None:
+def test_worker_in_an_outage_waits_and_runs_again() -> None:
     runner = FakeRunner(
         lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0
     )
@@ -141,7 +141,7 @@ def test_worker_waits_out_an_outage() -> None:
         assert sum(metrics.get("rollout/outages_total", 0) for metrics in counted) == 12
 
 
-def test_episode_with_its_own_outage_fails_without_a_score() -> None:
+def test_worker_episode_with_its_own_outage_fails_without_a_score() -> None:
     runner = FakeRunner(
         lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0
     )
@@ -152,7 +152,7 @@ def test_episode_with_its_own_outage_fails_without_a_score() -> None:
     assert sum(run[1] == 0 for run in runner.runs) == worker_module.RERUNS + 1
 
 
-def test_lasting_outage_raises_with_its_reason() -> None:
+def test_take_in_a_lasting_outage_raises_its_reason() -> None:
     with running_worker(
         FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))
     ) as worker:

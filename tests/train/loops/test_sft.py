@@ -83,7 +83,7 @@ def test_trace_demonstrations_equal_the_episode(tmp_path: Path) -> None:
     assert rows[0][1] != episode.steps[0].token_ids
 
 
-def test_trace_demonstrations_refuse_unusable_traces(tmp_path: Path) -> None:
+def test_trace_demonstrations_of_unusable_traces_are_refused(tmp_path: Path) -> None:
     tokenizer, path = WordTokenizer(), tmp_path / "wrong.jsonl"
     with pytest.raises(ConfigError, match="not a trace or a folder with traces"):
         rows_of(tmp_path, tokenizer)
@@ -106,7 +106,7 @@ def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
     return ColdStartConfig(str(folder), **{**BARE, **defaults, **settings})
 
 
-def test_sft_dataset_refuses_no_rows_and_long_rows() -> None:
+def test_sft_dataset_of_no_rows_or_long_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match="no demonstrations"):
         sft_dataset([])
     with pytest.raises(
