@@ -72,7 +72,7 @@ def test_demo_on_two_processes_trains_as_on_one(tmp_path: Path) -> None:
 def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
     out, log = tmp_path / "demo", tmp_path / "demo.log"
     with demo(out, 2, "--updates", "500") as process:
-        until(lambda: "pretraining" in log.read_text().lower(), 120)
+        until(lambda: "GRPO:" in log.read_text(), 120)
         (other,) = [
             child.pid
             for child in psutil.Process(process.pid).children()
