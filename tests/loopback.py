@@ -19,7 +19,7 @@ Route = Callable[[BaseHTTPRequestHandler, bytes], None]
 
 
 def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> Path:
-    """Save a random one-layer model with a byte-level tokenizer and the settings of a checkpoint."""
+    """Save a random one-layer model with a byte-level tokenizer and a checkpoint's settings."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -57,11 +57,8 @@ def answering(
     body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str
 ) -> Route:
     """Return a route that answers `body`; values other than str and bytes are sent as JSON."""
-    content = (
-        body
-        if isinstance(body, bytes)
-        else (body if isinstance(body, str) else json.dumps(body)).encode()
-    )
+    text = body if isinstance(body, str | bytes) else json.dumps(body)
+    content = text.encode() if isinstance(text, str) else text
 
     def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
         handler.send_response(status)
@@ -160,7 +157,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         logprobs = {{"token_logprobs": [-0.5] * len(ids)}}
-        self.reply({{"choices": [{{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}]}})
+        choice = {{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}
+        self.reply({{"choices": [choice]}})
     def reply(self, value):
         content = json.dumps(value).encode()
         self.send_response(200)

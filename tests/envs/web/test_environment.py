@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atommem.config import MemoryConfig
 from atommem.description import TaskShape
 from atommem.environment import EnvironmentFactory, environment_config, make_environments
@@ -123,6 +125,7 @@ class Flood(ToolSource):
         return [text_tool("visit", "Shows a page.", "page", "Which.", run)]
 
 
+@pytest.mark.slow
 def test_titles_links_and_calls_are_bounded_in_a_prompt() -> None:
     flood = f"{__name__}:Flood"
     shown = play([call("visit", page="x" * 50_000), ANSWER], tools=[flood]).steps[1].observation
@@ -192,6 +195,7 @@ async def failing(place: str) -> str:
 FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing")]
 
 
+@pytest.mark.slow
 def test_function_is_a_tool_and_its_exception_a_result() -> None:
     calls = [call("weather", place="Ann"), call("failing", place="x")]
     _, result, failed = texts(play([*calls, ANSWER], tools=["task", *FUNCTIONS]))

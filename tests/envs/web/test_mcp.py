@@ -146,14 +146,6 @@ def test_tool_named_like_an_action_is_renamed(servers: Servers) -> None:
     assert "mcp_read, mcp_answer, grep" in episode.steps[1].problems[0].detail
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/nowhere"}])
-def test_schema_that_no_arguments_fit_is_an_observation(servers: Servers, schema: Any) -> None:
-    servers.schema = schema
-    episode = play([call("grep", x="1"), ANSWER], tools=["mcp"], mcp_servers=[ADDRESS])
-    assert len(episode.steps[0].problems) == 1
-    assert episode.reward == 1.0
-
-
 SCRIPT = Path(__file__).with_name("mcp_server.py")
 STDIO = f"{sys.executable} {SCRIPT}"
 

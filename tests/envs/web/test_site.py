@@ -73,6 +73,7 @@ def test_faultless_expert_answers_every_question(config: SiteConfig) -> None:
     assert max(len(episode.steps) for episode in episodes) <= config.catalogues + config.hops + 1
 
 
+@pytest.mark.slow
 def test_expert_without_store_or_scratchpad_fails() -> None:
     moved = SiteConfig(moved=1.0)
     assert em(play(moved, None, "create")) == 0.0, "only the store still knows the news"
@@ -81,6 +82,7 @@ def test_expert_without_store_or_scratchpad_fails() -> None:
     assert em(play(SiteConfig(hops=4), None, "scratchpad")) <= 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["create", "read", "scratchpad", "wander"])
 def test_each_fault_lowers_em(fault: str) -> None:
     assert em(play(SiteConfig(moved=1.0), BrowsingFaults(**{fault: 1.0}))) < 0.6

@@ -185,15 +185,6 @@ def test_wrong_folders_and_embedders_are_refused(folder: Path, tmp_path: Path) -
         Corpus(tmp_path / "dense", {"embedder_dim": 32})
 
 
-def test_damaged_file_is_a_data_error(folder: Path) -> None:
-    (folder / "words" / "meta.json").write_text("null\n")
-    with pytest.raises(DataError, match="Build the corpus anew"):
-        Corpus(folder)
-    (folder / "pages.sqlite").write_bytes(b"no database " * 100)
-    with pytest.raises(DataError, match="damaged"):
-        Corpus(folder)
-
-
 @pytest.mark.parametrize(
     ("row", "page"),
     [

@@ -147,6 +147,7 @@ LIMITED = {
 }
 
 
+@pytest.mark.slow
 def test_bytes_and_seconds_are_bounded_as_sent_and_unpacked() -> None:
     routes = {
         "/gzip": answering(gzip.compress(TEXT), Content_Encoding="gzip"),
