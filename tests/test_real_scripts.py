@@ -6,8 +6,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.envs.task import Document, Question, Task

@@ -48,9 +48,9 @@ def at_a_write(below: Path, act: Callable[[], object]) -> Iterator[None]:
     write = _pyio.FileIO.write
 
     def noted(file: Any, data: Any) -> Any:
-        if isinstance(file.name, (str, os.PathLike)):
-            if Path(file.name).absolute().is_relative_to(below):
-                act()
+        by_name = isinstance(file.name, (str, os.PathLike))
+        if by_name and Path(file.name).absolute().is_relative_to(below):
+            act()
         return write(file, data)
 
     with pytest.MonkeyPatch.context() as patch:

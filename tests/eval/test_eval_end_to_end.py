@@ -54,7 +54,7 @@ def test_eval_of_a_model_gives_the_same_records_with_any_concurrency(
     data, found = tmp_path / "tasks.jsonl", []
     save_tasks([make_task("a"), make_task("b")], data)
     # Batches of one request: results do not depend on the requests of a batch in the last bit.
-    flags = "--max_tokens 6 --max_batch_tokens 1 --samples_per_task 2".split()
+    flags = ["--max_tokens", "6", "--max_batch_tokens", "1", "--samples_per_task", "2"]
     for in_flight in ("1", "7"):
         out = tmp_path / in_flight
         command = eval_command(checkpoint, data, out, *flags)
