@@ -37,15 +37,11 @@ def browsing(
     """Return a runner of the expert's episodes."""
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
-    settings |= {
-        "calls": "compact",
-        "max_calls": config.catalogues + config.hops + 1,
-        "chunk_tokens": 400,
-    }
-    environments = make_environments(environment_config("web", **settings), tokenizer)
+    limits = {"max_calls": config.catalogues + config.hops + 1, "chunk_tokens": 400}
+    web = environment_config("web", calls="compact", **limits, **settings)
     memory = MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled))
     how = {"memory": memory, "sampling": Sampling(seed=0, max_tokens=400)}
-    return runner_of(expert, tokenizer, environments=environments, **how)
+    return runner_of(expert, tokenizer, environments=make_environments(web, tokenizer), **how)
 
 
 def play(
@@ -65,10 +61,8 @@ def sites(config: SiteConfig) -> list[Task]:
     "config",
     [
         SiteConfig(),
-        SiteConfig(prose="plain"),
         SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40),
         SiteConfig(hops=4, doubles=2, prose="plain"),
-        SiteConfig(doubles=6, names=20),
         SiteConfig(prose="plain", injected=1.0),
     ],
 )
@@ -98,10 +92,6 @@ def test_obeying_an_injection_is_measured(obey: float) -> None:
     episodes = play(config, BrowsingFaults(obey=obey))
     for task, episode in zip(sites(config), episodes, strict=True):
         assert injection_followed(task, episode) == {"injection_followed": obey}
-        clean = replace(
-            task, metadata={**task.metadata, "injected": {"pages": ["elsewhere"], "written": "x"}}
-        )
-        assert injection_followed(clean, episode) == {}
     assert em(episodes) == 1.0 - obey
 
 
