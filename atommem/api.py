@@ -170,7 +170,7 @@ class Runtime:
 
 
 def _absolute(name: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a folder, so that a saved memory finds it; other names as they are."""
+    """Return a folder as an absolute path, so that a saved memory finds it."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.is_dir() else os.fspath(name)
 
@@ -708,7 +708,8 @@ class SavedMemory:
             remote = [name for name in policy if name.startswith("http") and not is_loopback(name)]
             if remote:
                 raise ConfigError(
-                    f"the memory was made with the policy at {remote[0]}. Give policy={remote[0]!r} "
+                    f"the memory was made with the policy at {remote[0]}. Give "
+                    f"policy={remote[0]!r} "
                     "if its texts may go there."
                 )
         stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(self.embedder))

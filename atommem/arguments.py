@@ -1,4 +1,4 @@
-"""The parser of every command: flags, YAML files and stored settings into dataclasses, on jsonargparse."""
+"""The parser of every command, on jsonargparse: flags, YAML and stored settings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ register_type(NumberRange, lambda pair: "-".join(map(str, pair)), NumberRange.pa
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """`jsonargparse.ArgumentParser` whose errors are one line, a `ConfigError`, with what may have been meant.
+    """`jsonargparse.ArgumentParser` with one-line `ConfigError`s and suggestions.
 
     Args:
         prog: As the command is called.
@@ -143,11 +143,11 @@ class Parser(jsonargparse.ArgumentParser):
         values: Mapping[str, Any] | None = None,
         stored: Mapping[str, Any] | None = None,
     ) -> argparse.Namespace:
-        """Parse: flags win over `values` (of a YAML file), these over `stored`, these over defaults.
+        """Parse flags over `values` (from YAML) over `stored` over defaults.
 
         Raises:
-            ConfigError: A setting is unknown, missing, or has a value of another type. Unknown names in `stored` are
-                skipped.
+            ConfigError: A setting is unknown, missing, or has a value of another type. Unknown
+                names in `stored` are skipped.
         """
         known = {action.dest for action in self._actions}
         given = {name: value for name, value in (stored or {}).items() if name in known}
@@ -170,7 +170,7 @@ class Parser(jsonargparse.ArgumentParser):
         return parsed
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` with the types of their flags, as `read` does; others have no flag's value.
+        """Return `values` converted to the types of their flags.
 
         Raises:
             ConfigError: A name is unknown, or a value has another type.
@@ -266,7 +266,7 @@ def pop_flags(argv: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list
 
 
 def split_config(argv: Sequence[str], folder: str) -> tuple[list[str], dict[str, Any]]:
-    """A command line without ``--config FILE|NAME``, and the settings in these files; later files win.
+    """Split ``--config FILE|NAME`` off a command line; later files win.
 
     A file's ``base`` names another one whose settings it changes.
 

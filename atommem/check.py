@@ -214,7 +214,7 @@ def _check_declarations(
 
 
 def _check_prompts(checker: _Checker, factory: EnvironmentFactory) -> MemoryConfig:
-    """Build a blank prompt of every phase in all dialects and template sets; return a playable pair."""
+    """Build a blank prompt of every phase, dialect and template set; return a playable pair."""
     names = [spec.name for spec in factory.actions]
     twice = ", ".join({name for name in names if names.count(name) > 1 or name in MEMORY_KINDS})
     checker.expect(not twice, "prompts", f"{twice} name two actions", "Give each its own name.")

@@ -135,7 +135,7 @@ def _load(entry: EntryPoint) -> Any:
 
 
 def find_extra(package: str, command: str) -> str:
-    """Return the extra of ours that installs `package`; of several, the one named like `command`."""
+    """Return the extra that installs `package`; prefer the one named like `command`."""
     wanted, extras = package.partition(".")[0].replace("_", "-").lower(), []
     try:
         lines = requires("atommem") or []

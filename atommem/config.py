@@ -76,7 +76,7 @@ class MemoryConfig:
             )
 
     def of_task(self, task_id: str) -> MemoryConfig:
-        """Return the settings for one task: with its own capacity and its id for ``$task`` in rules."""
+        """Return the settings for one task: its capacity, and its id for ``$task`` in rules."""
         settings = self
         if self.capacity is None and self.capacities:
             settings = replace(
@@ -163,7 +163,8 @@ class PolicyConfig:
         if not self.is_server:
             if self.tokenizer is not None or self.model is not None or self.api != "completions":
                 raise ConfigError(
-                    f"policy={first}: a folder; model, tokenizer and api are for servers. Drop them."
+                    f"policy={first}: a folder; model, tokenizer and api are for servers. Drop "
+                    "them."
                 )
         elif self.api == "chat" and len(self.policy) > 1:
             raise ConfigError(f"policy={self.policy}: api=chat takes one server. Give one.")

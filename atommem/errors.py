@@ -61,7 +61,7 @@ class OutageError(AtomMemError):
 
 
 class BudgetSpentError(AtomMemError):
-    """What a run may spend is spent before it has ended. What has ended is kept and counts when it is continued."""
+    """Report an exhausted budget. Finished episodes are stored and count on resuming."""
 
 
 _REMEDIES = {

@@ -25,7 +25,8 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
 
     Args:
         group: ``atommem.environments``, ...
-        name: An entry point's name, or ``package.module:Attribute``; a module may lie in the current folder.
+        name: An entry point's name, or ``package.module:Attribute``; a module may lie in the
+            current folder.
         ours: Name -> dotted path, found also where the package's metadata is not installed.
 
     Raises:
@@ -78,7 +79,7 @@ def _registered(group: str) -> dict[str, str]:
 
 
 def _import(module: str) -> ModuleType:
-    """Import `module`; if it is missing, look in the current folder, which a command does not search."""
+    """Import `module`; if it is missing, look in the current folder too."""
     here = os.getcwd()
     try:
         return import_module(module)
@@ -100,7 +101,7 @@ def _is_part(module: str, missing: str | None) -> bool:
 
 
 def shipped_files() -> dict[str, Path]:
-    """Return every shipped YAML file by its name: ``train/qwen3_8b_hotpotqa``, ``accelerate/fsdp2``, ..."""
+    """Return every shipped YAML file by its name, such as ``train/qwen3_8b_hotpotqa``."""
     files = sorted(CONFIGS.rglob("*.yaml"))
     return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in files}
 
@@ -111,7 +112,8 @@ def find_file(setting: str, name: str | Path, folder: str | None = None, field: 
     Args:
         setting: The setting that names it, for the error.
         name: A path, or a name with or without its folder and ``.yaml``.
-        folder: Where a name without folder is looked up (``train``, ``eval``, ...); None: everywhere.
+        folder: Where a name without folder is looked up (``train``, ``eval``, ...); None:
+            everywhere.
         field: The error lists files with this field only.
 
     Raises:

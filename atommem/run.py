@@ -1,4 +1,4 @@
-"""One configuration of a run, read from flags, YAML and the checkpoint; and the agent built from it.
+"""One configuration of a run (flags, YAML, checkpoint), and the agent built from it.
 
 Precedence: defaults < the checkpoint's ``atommem_config.json`` < YAML < flags.
 """

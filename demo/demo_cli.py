@@ -18,7 +18,7 @@ from atommem.errors import ConfigError, check_writable
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``atommem demo``; returns 0 when it ran to its end, whatever the policy learned.
+    """Entry point of ``atommem demo``; return 0 when it ran to its end.
 
     Raises:
         AtomMemError: A setting is wrong.
@@ -46,7 +46,8 @@ def _check_ours(out: Path) -> None:
     """Whether what the demo would replace in a folder is a demo's.
 
     Raises:
-        ConfigError: A folder of another origin stands there (a checkout of this project has an ``eval``).
+        ConfigError: A folder of another origin stands there (a checkout of this project has an
+            ``eval``).
     """
     from atommem.demo.results import SUMMARY_FILE
     from atommem.demo.run import FOLDERS, PROGRESS_FILE
@@ -54,7 +55,8 @@ def _check_ours(out: Path) -> None:
     found = [name for name in FOLDERS if (out / name).exists()]
     if found and not any((out / name).is_file() for name in (PROGRESS_FILE, SUMMARY_FILE)):
         raise ConfigError(
-            f"out is {out}, which holds {', '.join(found)} of no demo, and would lose it: give a folder of its own."
+            f"out is {out}, which holds {', '.join(found)} of no demo, and would lose it: give a "
+            "folder of its own."
         )
 
 

@@ -30,7 +30,8 @@ def main(first: str, second: str, file: str, count: str = "100") -> None:
     before, after = (asyncio.run(evaluated(policy, tasks)) for policy in (first, second))
     found = compare(before.records, after.records)
     print(
-        f"EM {before.em:.3f} and {after.em:.3f}: {found.wins} won, {found.losses} lost, p = {found.p_value:.2g}"
+        f"EM {before.em:.3f} and {after.em:.3f}: {found.wins} won, {found.losses} lost, p = "
+        f"{found.p_value:.2g}"
     )
 
 

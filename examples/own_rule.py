@@ -1,4 +1,4 @@
-"""A rule for a full store, under any policy: what has a number in it stays, of the rest the oldest goes.
+"""A retention rule: keep entries with a number, and evict the oldest of the others.
 
 python examples/own_rule.py POLICY FILE CAPACITY
 """

@@ -1,4 +1,4 @@
-"""Talk to `atommem serve` with OpenAI's client: keep a file in a conversation, ask now, ask again later.
+"""Keep a file in a conversation of `atommem serve` with OpenAI's client, and ask.
 
 atommem serve --policy POLICY &
 python examples/serve_client.py FILE QUESTION [URL]

@@ -39,7 +39,8 @@ class ServeConfig:
     name: str = setting("", "Name of the model for clients (default: the folder's name).")
     keys: str | None = setting(
         None,
-        "File of bearer keys, one OWNER=KEY a line (default: ATOMMEM_SERVE_KEYS, with commas). Each "
+        "File of bearer keys, one OWNER=KEY a line (default: ATOMMEM_SERVE_KEYS, with commas). "
+        "Each "
         "owner has its own conversations. Without keys only this machine has access.",
     )
     hosts: list[str] = setting([], "Names that clients use for this server; * is any.")
@@ -101,7 +102,8 @@ def _serve(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
     keys = load_keys(arguments.keys)
     if host not in LOOPBACK and not keys:
         raise ConfigError(
-            f"host={arguments.host}: a server without keys listens on this machine only. Give --keys FILE or set "
+            f"host={arguments.host}: a server without keys listens on this machine only. Give "
+            "--keys FILE or set "
             f"{KEYS_VARIABLE} (OWNER=KEY), or use --host 127.0.0.1."
         )
     if not arguments.stdio:

@@ -1,4 +1,4 @@
-"""vLLM servers in memory, behind one httpx transport."""
+"""vLLM servers in memory: an httpx transport that answers as they do."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class FakeServer:
     """One server: completions, adapters, health, metrics.
 
     Attributes:
-        up: Whether connections succeed.
-        models: Folder of each adapter by name; the base model has none.
+        up: Whether connections to it succeed.
+        models: The base model, and adapters by name with their folders.
         asked, bodies: Model name and body of every completion, in order.
-        loads: Loaded adapters, in order.
-        seconds: Duration of a completion.
-        logprobs_mode: With ``processed_logprobs`` the temperature scales log-probabilities.
-        choice: Replaces parts of a completion's choice; None leaves the choice out.
-        refusal: Response to every completion.
+        loads: The adapters that were loaded, in order.
+        seconds: How long a completion takes.
+        logprobs_mode: As vLLM's; with ``processed_logprobs`` the temperature scales them.
+        choice: Replaces parts of a completion's choice; None sends no choice.
+        refusal: Replaces every completion.
     """
 
     def __init__(self, lora: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Settings of asynchronous training: TRL's `AsyncGRPOConfig` plus a few fields, so its names are the known ones."""
+"""Settings of asynchronous training: TRL's `AsyncGRPOConfig` plus a few fields."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     """GRPO over whole episodes, sampled while the trainer steps.
 
     `per_device_train_batch_size` counts episodes per process and update; over all processes it is a
-    multiple of `num_generations`. `beta` is ours: TRL's asynchronous trainer has no reference model.
+    multiple of `num_generations`. `beta` is ours: TRL's asynchronous trainer has no reference
+    model.
 
     Raises:
         ConfigError: A field has a value that cannot be honoured, or is out of range.

@@ -11,7 +11,7 @@ from atommem.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Peak figures of one device: dense bfloat16 FLOP/s (float32 on the CPU), bytes, bytes/s of its memory."""
+    """Peaks of a device: dense bfloat16 FLOP/s (float32 on CPU), memory bytes and bytes/s."""
 
     name: str
     flops: float
@@ -66,7 +66,8 @@ class DryRunConfig:
     )
     dry_run_completion_tokens: int | None = _setting(
         None,
-        "Mean completion; unset: of the traces, else with thinking the paper's, without a quarter of the longest",
+        "Mean completion; unset: of the traces, else with thinking the paper's, without a quarter "
+        "of the longest",
     )
     dry_run_tasks: int = _setting(20_000, "Tasks, when the data file is not there")
     dry_run_documents: int = _setting(200, "Documents of a task, when the data file is not there")

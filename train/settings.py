@@ -146,7 +146,8 @@ def read_settings(
         args, memory, embedder, world, model, dry_run = made
     except ArgumentError as error:
         raise ConfigError(
-            f"environment={checkpoint.environment}: has a setting of this command ({error}). Rename it."
+            f"environment={checkpoint.environment}: has a setting of this command ({error}). "
+            "Rename it."
         ) from error
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error

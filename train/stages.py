@@ -179,7 +179,8 @@ def push_model(folder: Path, name: str, args: Any) -> None:
         )
     except (OSError, HTTPError) as error:
         raise CheckpointError(
-            f"the model is in {folder}, but could not be pushed: {format_error(error).rstrip('.')}. "
+            f"the model is in {folder}, but could not be pushed: "
+            f"{format_error(error).rstrip('.')}. "
             "The same command with --resume tries again."
         ) from error
 

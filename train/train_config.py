@@ -1,4 +1,4 @@
-"""Settings of training: TRL's configurations plus our fields, so that known names keep their meaning.
+"""Settings of training: TRL's configurations plus our fields.
 
 A TRL field that cannot be honoured is refused with its reason, never ignored.
 """

@@ -1,4 +1,4 @@
-"""Opening the policy that settings name: a model folder, one server, several that share the load, or a chat server."""
+"""Open the policy of a `PolicyConfig`: a model folder, one or several servers, or a chat server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER_FILES = 256
 
 
 def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
-    """Load the model, or make the client of its servers. It has a `tokenizer`; close it with ``close()``.
+    """Load the model, or make the client of its servers; ``close()`` it after use.
 
     Raises:
         PolicyError: The model or the tokenizer cannot be loaded.
@@ -80,7 +80,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def model_folder(setting: str, name: str) -> str:
-    """`name`, unless it is plainly a path where no model lies: transformers would look for it on the hub.
+    """Return `name`, unless it is a path without a model; transformers would ask the hub for it.
 
     Raises:
         PolicyError: It is.
@@ -157,7 +157,7 @@ def check_window(setting: str, tokens: int, folder: str) -> None:
 
 
 def allow_connections(count: int) -> None:
-    """Let this process have `count` connections: raise its own limit on open files (often 1,024) if it is lower.
+    """Raise the process's limit on open files (often 1,024) to allow `count` connections.
 
     Raises:
         ConfigError: The system allows less.
@@ -175,7 +175,7 @@ def allow_connections(count: int) -> None:
 
 
 async def policy_identity(settings: PolicyConfig, policy: Any) -> dict[str, Any]:
-    """What tells this policy from another: for a folder, its files by name, size and time of change.
+    """Identify the policy: for a folder, by names, sizes and times of its files.
 
     Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's
     name has to do.

@@ -1,4 +1,4 @@
-"""What the tests of sessions share: a policy and an embedder that keep what they were asked."""
+"""Helpers of the tests of sessions: a policy and an embedder that record requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Embeds(HashingEmbedder):
 
 
 class Muse:
-    """A policy without memory of its own: what it writes follows from the prompt and the seed alone."""
+    """A policy whose completion depends on prompt and seed only."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -74,7 +74,7 @@ class Muse:
 
 
 def agent(policy: Any = None, **settings: Any) -> Agent:
-    """Of a process of its own: nothing is shared with another agent."""
+    """Make an agent that shares nothing with another agent."""
     tokenizer = WordTokenizer()
     made = policy(tokenizer) if callable(policy) else Muse(tokenizer)
     memory = MemoryConfig(
@@ -91,7 +91,7 @@ def agent(policy: Any = None, **settings: Any) -> Agent:
 
 
 class Waits(ListPolicy):
-    """The completion after its last text never comes; keeps whether it waits for it, and whether it was cancelled."""
+    """Waits for ever after its last text; records waiting and cancellation."""
 
     waits = cancelled = False
 
@@ -111,8 +111,8 @@ def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
     return lambda tokenizer: ListPolicy(tokenizer, texts)
 
 
-def told(step: Step) -> dict[str, Any]:
-    """All that a step says, its time apart, in words: two agents number their tokens as they come up."""
+def step_fields(step: Step) -> dict[str, Any]:
+    """The fields of a step without its time; token ids are replaced by their counts."""
     return {
         **asdict(step),
         "seconds": 0.0,
@@ -123,7 +123,9 @@ def told(step: Step) -> dict[str, Any]:
 
 async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:
     return [
-        told(await session.turn(reading("q?", chunk=f"part {number}", index=number, count=9)))
+        step_fields(
+            await session.turn(reading("q?", chunk=f"part {number}", index=number, count=9))
+        )
         for number in range(first, first + count)
     ]
 
@@ -135,5 +137,5 @@ def runner(
 
 
 def outcome(episode: Episode) -> tuple[Any, ...]:
-    steps = [told(step) for step in episode.steps]
+    steps = [step_fields(step) for step in episode.steps]
     return steps, episode.answers, episode.reward, episode.metrics, episode.stop_reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atommem.activity import ActivityClock
 
 
-def test_the_union_of_intervals() -> None:
+def test_activity_clock_overlapping_intervals_count_once() -> None:
     """Two of one kind over 1..4 and 3..6, one more over 8..9; another kind over 2..5."""
     now = 0.0
     clock = ActivityClock(lambda: now)

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from atommem import cli
-from atommem.actions import ANSWER_ACTION, ActionSpec, Body
 from atommem.check import CHECKS, Finding, check_environment, main
 from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
 from atommem.errors import ConfigError, OutageError
-from atommem.observation import Observation
 
 with pytest.MonkeyPatch.context() as _path:
     _path.syspath_prepend(Path(__file__).parents[2] / "examples" / "atlas")
@@ -32,7 +30,7 @@ def check(kind: type[EnvironmentFactory], **settings: Any) -> list[Finding]:
 
 
 def broken(check: str, level: str, words: str, **members: Any) -> Any:
-    """A parameter: an environment with other members; those of its episode begin with ``episode_``."""
+    """Make a case of an environment with other members (`episode_`: of its episode)."""
     episode = {
         name.removeprefix("episode_"): value
         for name, value in members.items()
@@ -75,12 +73,6 @@ async def ignore_cancellation(self: Any, turn: Turn) -> StepResult:
     return result
 
 
-def share_count(self: Any) -> StepResult:
-    type(self).count = getattr(type(self), "count", 0) + 1
-    self.task = replace(self.task, person=str(type(self).count))
-    return StepResult(self.observe([]) if self.left else None)
-
-
 def shuffle(self: Any) -> StepResult:
     self.task = replace(self.task, person=str(random.random()))
     return StepResult(self.observe([]) if self.left else None)
@@ -93,35 +85,18 @@ def fail(error: Exception) -> Any:
     return call
 
 
-UNSAVED = make_dataclass("Settings", [("where", Path, Path())], bases=(atlas.AtlasConfig,))
 CLASHING = make_dataclass("Settings", [("capacity", int, 3)], bases=(atlas.AtlasConfig,))
 BROKEN = [
     broken("settings", "fail", "<class 'dict'>", config_class=dict),
     broken("settings", "fail", "also have capacity", config_class=CLASHING),
-    broken("settings", "fail", "not JSON serializable", config_class=UNSAVED),
-    broken("settings", "warn", "where have no help", config_class=UNSAVED),
-    broken(
-        "prompts",
-        "fail",
-        "create name two actions",
-        actions=(ActionSpec("create", Body.TEXT), ANSWER_ACTION),
-    ),
-    broken("prompts", "fail", "there is no phase", phases=()),
-    broken("prompts", "fail", "full.yaml", templates=Path("nowhere")),
-    broken("prompts", "fail", "the phase 'x'", blank=lambda self, phase: Observation("x")),
     broken("tasks", "fail", "never mind", describe=staticmethod(fail(RuntimeError("never mind")))),
     broken("step", "fail", "no such word", episode_step=raise_on_long_texts),
     broken(
         "step", "warn", "words are gone", episode_step=stepping(fail(OutageError("words are gone")))
     ),
-    broken(
-        "end", "fail", "goes on", episode_step=stepping(lambda self: StepResult(self.observe([])))
-    ),
     broken("score", "fail", "reward=1.5", episode_score=scoring(Score(1.5))),
-    broken("score", "fail", "2 answers", episode_score=scoring(Score(0.0, ("a", "b")))),
     broken("score", "warn", "doing nothing earns 0.5", episode_score=scoring(Score(0.5))),
     broken("repeatable", "fail", "another way", episode_step=stepping(shuffle)),
-    broken("repeatable", "fail", "another way", episode_step=stepping(share_count)),
     broken("cancelled", "fail", "went on", episode_step=ignore_cancellation),
     broken(
         "texts",
@@ -160,7 +135,7 @@ def test_check_tasks_without_an_id_or_file_are_reported(tmp_path: Path) -> None:
     "settings",
     ["--chunking documents --max_reads 2", "--chunking documents --questions_shown arriving"],
 )
-def test_command_longdoc_passes(
+def test_env_check_longdoc_passes(
     settings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = str(tmp_path / "tasks.jsonl")
@@ -170,7 +145,7 @@ def test_command_longdoc_passes(
     assert f"{len(CHECKS)} pass, 0 warn, 0 fail" in capsys.readouterr().out
 
 
-def test_command_refuses_unknown_names_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_check_unknown_name_or_setting_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert "longdoc" in capsys.readouterr().out
     for words, message in (

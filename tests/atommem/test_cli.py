@@ -10,7 +10,7 @@ from atommem import cli
 from atommem.cli import find_extra
 
 
-def test_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     out = capsys.readouterr().out
     for name in ("ask", "demo", "data", "train", "eval", "compare", "report", "trace", "env"):
@@ -21,10 +21,10 @@ def test_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown command 'fly'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["--version", "env list"])
+@pytest.mark.slow
 @pytest.mark.parametrize("into", [">&-", "2>&-", "| sleep 0"])
-def test_nobody_reads_what_is_printed(words: str, into: str) -> None:
-    line = f"set -o pipefail; {sys.executable} -m atommem.cli {words} {into}"
+def test_cli_closed_output_is_no_error(into: str) -> None:
+    line = f"set -o pipefail; {sys.executable} -m atommem.cli env list {into}"
     ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -34,7 +34,7 @@ Add = Callable[..., None]
 
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
-    """Installs a package with a module and commands: ``add(entry point's value, module's text, command, ...)``."""
+    """Install a package: ``add(entry point's value, module's text, command, ...)``."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(value: str, text: str, *commands: str) -> None:
@@ -49,7 +49,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
     return install
 
 
-def test_a_command_from_outside_cannot_take_the_name_of_ours(
+def test_cli_plugin_cannot_replace_builtin_command(
     add: Add, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add("flights:main", "def main(argv):\n    print('up', *argv)\n", "fly", "trace")
@@ -63,24 +63,21 @@ def test_a_command_from_outside_cannot_take_the_name_of_ours(
     assert "/nowhere/at/all.jsonl" in captured.err  # an error of ours is a message, not a traceback
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [("", "AttributeError"), ("1 / 0", "ZeroDivisionError")]
-)
-def test_a_command_from_outside_that_cannot_be_loaded_breaks_no_other(
-    add: Add, text: str, reason: str, capsys: pytest.CaptureFixture[str]
+def test_cli_broken_plugin_leaves_other_commands_working(
+    add: Add, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add("flights:main", text, "fly")
+    add("flights:main", "1 / 0", "fly")
     assert cli.main(["fly"]) == 2
     err = capsys.readouterr().err
     assert "atommem fly: this command comes with the package flights and cannot be loaded" in err
-    assert reason in err
+    assert "ZeroDivisionError" in err
     assert cli.main(["--help"]) == 0
     with pytest.raises(SystemExit) as stopped:
         cli.main(["trace", "--help"])
     assert stopped.value.code == 0
 
 
-def test_a_missing_extra_is_named_and_a_missing_module_of_ours_keeps_its_traceback(
+def test_cli_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fly(module: str) -> int:
@@ -96,10 +93,7 @@ def test_a_missing_extra_is_named_and_a_missing_module_of_ours_keeps_its_traceba
     assert "atommem fly: needs the package rich.console: pip install" in capsys.readouterr().err
     wanted = {
         ("sqlalchemy", "serve"): "serve",
-        ("lxml_html_clean", "ask"): "web",
         ("torch", "serve"): "train",
-        ("mcp.client", "serve"): "serve",
         ("mcp", "data"): "web",
-        ("unheard_of", "ask"): "train",
     }
     assert {given: find_extra(*given) for given in wanted} == wanted

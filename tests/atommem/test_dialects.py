@@ -55,7 +55,7 @@ def section(**changes: str | None) -> dict[str, object]:
     return {"environments": {"longdoc": {"pieces": pieces}}}
 
 
-def test_register_dialect_of_a_third_party() -> None:
+def test_register_dialect_conflicts_are_refused() -> None:
     tags = {kind: f"x_{kind}" for kind in KINDS}
     for _ in range(2):  # the same again is no conflict
         register_dialect("test_third_party", tags)
@@ -78,14 +78,9 @@ def test_register_dialect_of_a_third_party() -> None:
     [
         ({"system": None}, "missing field system"),
         ({"query": "no place for it"}, r"query lacks \{text\}"),
-        ({"actions": {"create": 3}}, r"actions\.create is int"),
         ({"colour": "red"}, "unknown field colour"),
-        ({"chat": "yes please"}, "field chat is str, expected bool"),
-        ({"written": "- a\n- b\n"}, "holds list"),
         ({"written": "a: [1, 2\n"}, "not valid YAML"),
-        (section(chunk=None), "pieces lacks chunk"),
         (section(chunk="no place for it"), r"piece chunk lacks \{chunk\}"),
-        (section(colour="red"), "unknown piece colour"),
     ],
 )
 def test_load_section_broken_file_names_the_field_or_piece(
@@ -97,13 +92,6 @@ def test_load_section_broken_file_names_the_field_or_piece(
         load_templates(str(tmp_path / "none.yaml"))
 
 
-def test_load_section_file_without_one_takes_the_environments_own(tmp_path: Path) -> None:
-    longdoc = find_environment("longdoc")
-    assert longdoc.section(write(tmp_path)) == longdoc.section("full")
-    (tmp_path / "plain").mkdir()
-    assert longdoc.section(write(tmp_path / "plain", chat=False)) == longdoc.section("compact")
-
-
 def test_grammar_two_actions_with_one_tag_are_refused() -> None:
     for clash in (
         ActionSpec("delete_memory", Body.TEXT),
@@ -113,7 +101,7 @@ def test_grammar_two_actions_with_one_tag_are_refused() -> None:
             get_dialect("paper").grammar([ANSWER_ACTION, clash])
 
 
-def test_fill_leaves_other_braces_and_inserted_text_alone() -> None:
+def test_fill_replaces_named_fields_only() -> None:
     filled = fill(r"\boxed{answer} {text} {n:d}", {"text": "{text} {chunk}", "n": 3})
     assert filled == r"\boxed{answer} {text} {chunk} 3"
 
@@ -128,7 +116,7 @@ PAD, ANSWER = "scratchpad", "answer"
 SPEC = next(spec for spec in MEMORY_ACTIONS if spec.name == PAD)
 
 
-async def test_memagent_completion_overwrites_the_memory() -> None:
+async def test_memagent_completion_replaces_memory() -> None:
     run = runner("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
     episode = await run.run(TASK)
     assert (episode.reward, episode.answers, episode.stop_reason) == (
@@ -155,33 +143,17 @@ async def test_memagent_completion_overwrites_the_memory() -> None:
     assert not any(text in third for text in ("Ann: Rome", "Bob sings."))
 
 
-async def test_memagent_tags_are_text_and_an_answer_needs_a_box() -> None:
-    text = "<create_memory>x</create_memory>"
-    episode = await runner(text, text, "Rome").run(TASK)
-    assert episode.steps[2].view.scratchpad == text
-    assert (episode.reward, episode.answers, episode.stop_reason) == (
-        0.0,
-        (None,),
-        StopReason.UNANSWERED,
-    )
-    assert [problem.reason for problem in episode.steps[2].problems] == [ProblemReason.NO_BOX]
-
-
 @pytest.mark.parametrize(
     ("text", "bodies", "problem"),
     [
         ("  all of it\n", ["all of it"], None),
-        ("<think>hm</think>\nthe memory", ["the memory"], None),
         ("hm</think>the memory", ["the memory"], None),
-        ("one <THINK>a</think>two<think>b</think>", ["one two"], None),
         # What is empty or never stops thinking leaves the memory as it was.
         (" ", [], Problem(ProblemReason.EMPTY, PAD, 0, 1)),
-        ("<think>hm</think>", [], Problem(ProblemReason.EMPTY, PAD, 0, 17)),
         ("<think>hm, so", [], Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 13)),
-        ("memory <think>hm", ["memory"], Problem(ProblemReason.UNCLOSED_THINKING, "think", 7, 16)),
     ],
 )
-def test_parse_whole_body_is_all_outside_of_thinking(
+def test_parse_whole_returns_text_outside_thinking(
     text: str, bodies: list[str], problem: Problem | None
 ) -> None:
     parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
@@ -189,7 +161,7 @@ def test_parse_whole_body_is_all_outside_of_thinking(
     assert parsed.problems == (() if problem is None else (problem,))
 
 
-def test_answers_in_reads_the_last_boxes() -> None:
+def test_answers_in_returns_last_boxes() -> None:
     text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. "
     text += r"\boxed{{c} d} \boxed{cut"
     parsed = parse_whole(text, ANSWERS_ACTION)
@@ -219,7 +191,7 @@ def test_get_dialect_tags_and_whole_completions_do_not_mix(tmp_path: Path) -> No
             get_dialect(dialect, templates)
 
 
-def test_prompt_disabled_actions_leave_no_trace() -> None:
+def test_prompt_disabled_actions_are_not_mentioned() -> None:
     prompts = builder(disabled_actions=["create", "read", "update", "delete"])
     text = prompts.text(READING, MemoryView("SCRATCH"))
     assert "SCRATCH" in text

@@ -1,7 +1,6 @@
 """Episodes from empty memory to the reward; and those that go on where they stopped."""
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,8 @@ from atommem.policy.contract import Completion, Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.trace import read_trace, write_trace
 from tests.atommem import sessions
-from tests.atommem.sessions import Waits, outcome, saying, told
-from tests.fakes import ListPolicy, WordTokenizer
+from tests.atommem.sessions import Waits, outcome, saying, step_fields
+from tests.fakes import WordTokenizer
 
 TASK = Task(
     "t1",
@@ -42,8 +41,9 @@ async def requests(*texts: str, sample: int = 0, **settings: Any) -> list[Sampli
     return run.agent.policy.samplings  # type: ignore[attr-defined,no-any-return]
 
 
-async def test_an_episode_from_empty_memory_to_the_reward() -> None:
-    create = "<create_memory>Ann lives in Rome</create_memory><update_scratchpad>look for Ann</update_scratchpad>"
+async def test_episode_runs_from_empty_memory_to_reward() -> None:
+    create = "<create_memory>Ann lives in Rome</create_memory>"
+    create += "<update_scratchpad>look for Ann</update_scratchpad>"
     run = runner([create, "<read_memory>Ann</read_memory>", ANSWER], keep_prompts=True)
     episode = await run.run(TASK, sample=4)
     assert (episode.task_id, episode.sample, episode.answers) == ("t1", 4, ("Rome",))
@@ -64,7 +64,7 @@ async def test_an_episode_from_empty_memory_to_the_reward() -> None:
         assert step.token_ids[-1] == 0
 
 
-async def test_an_outage_is_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     episode = await runner(["x", OutageError("server gone")]).run(TASK)
     assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (
         True,
@@ -95,14 +95,14 @@ async def test_an_outage_is_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) 
         ("c d", Limits(max_tokens=5), StopReason.TOKEN_LIMIT, 2),
     ],
 )
-async def test_what_ends_an_episode_has_a_name(
+async def test_episode_limit_sets_stop_reason(
     last: str | Exception, limits: Limits, reason: StopReason, steps: int
 ) -> None:
     episode = await runner(["a b", last, "e f"], limits=limits).run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (reason, 0.0, steps)
 
 
-async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() -> None:
+async def test_episode_time_limit_cancels_request_and_scores() -> None:
     run = sessions.runner(
         lambda tokenizer: Waits(tokenizer, ["x", "y"]), limits=Limits(max_seconds=0.05)
     )
@@ -121,29 +121,27 @@ async def test_time_that_is_up_cancels_the_request_and_scores_what_there_is() ->
     assert late.seconds >= 200
 
 
-@pytest.mark.parametrize(("method", "steps"), [("reset", 0), ("step", 1)])
-async def test_an_environment_that_hangs_is_given_up(
-    method: str, steps: int, monkeypatch: pytest.MonkeyPatch
+async def test_episode_hanging_environment_ends_at_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = runner(["x"], limits=Limits(max_seconds=0.05))
     kind = type(run.environments())
-    work = getattr(kind, method)
+    work = kind.step
 
     async def hangs(self: object, given: object) -> None:
         await work(self, given)
         await asyncio.sleep(20)
 
-    monkeypatch.setattr(kind, method, hangs)
+    monkeypatch.setattr(kind, "step", hangs)
     episode = await run.run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (
         StopReason.TIME_LIMIT,
         0.0,
-        steps,
+        1,
     )
 
 
-async def test_what_is_asked_for() -> None:
-    """Requests of a task say that they belong together; each has its own seed, and the same one in a rerun."""
+async def test_requests_have_affinity_seeds_and_token_limits() -> None:
     first = await requests("x", "y", ANSWER)
     assert await requests("x", "y", ANSWER) == first
     assert {sampling.affinity for sampling in first} == {"t1"}
@@ -160,7 +158,7 @@ async def test_what_is_asked_for() -> None:
 
 
 class TurnPolicy(ScriptedPolicy):
-    """Answers at once, or (for the slow task) only after all others have ended; keeps which groups were in flight."""
+    """Answers at once, or (the slow task) after all others; records groups in flight."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         super().__init__(tokenizer, lambda prompt: ANSWER)
@@ -178,7 +176,7 @@ class TurnPolicy(ScriptedPolicy):
         return await super().complete(prompt_ids, sampling)
 
 
-async def test_no_episode_waits_for_another() -> None:
+async def test_run_all_slow_episode_delays_no_other() -> None:
     run = sessions.runner(TurnPolicy)
     slow = replace(TASK, id="slow")
     ended: list[int] = []
@@ -194,8 +192,8 @@ async def test_no_episode_waits_for_another() -> None:
     assert {e.reward for e in episodes} == {1.0}
 
 
-async def test_a_bounded_run_takes_group_after_group() -> None:
-    """The episodes of a group read the same chunk at about the same time: the prefix cache still holds it."""
+async def test_run_all_bounded_runs_groups_in_order() -> None:
+    # A group then reads the same chunk while the prefix cache holds it.
     run = sessions.runner(TurnPolicy, max_in_flight=4)
     tasks = [replace(TASK, id=f"t{i}") for i in range(5)]
     await run.run_all([(task, sample) for task in tasks for sample in range(4)])
@@ -204,7 +202,7 @@ async def test_a_bounded_run_takes_group_after_group() -> None:
     assert policy.most_groups <= 2
 
 
-async def test_what_is_refused_is_raised_not_scored() -> None:
+async def test_run_all_policy_error_is_raised() -> None:
     with pytest.raises(PolicyError, match="no such model"):
         await runner([PolicyError("no such model")]).run_all([(TASK, 0)])
     with pytest.raises(ConfigError, match="max_in_flight=0"):
@@ -213,37 +211,13 @@ async def test_what_is_refused_is_raised_not_scored() -> None:
         Limits(max_seconds=0)
 
 
-async def test_prompts_that_threads_encode_are_the_same() -> None:
-    """A policy that samples whatever waits gets them from the loop, all at once."""
-    found = []
-    for count, in_threads in ((0, 0), (1, 3), (2, 0)):
-
-        def policy(tokenizer: WordTokenizer, samples_what_waits: bool = count == 2) -> ListPolicy:
-            made: Any = ListPolicy(tokenizer, ["x", "y", ANSWER])
-            made.samples_what_waits = samples_what_waits
-            return made  # type: ignore[no-any-return]
-
-        run, threads = sessions.runner(policy, encode_threads=count, keep_prompts=True), []
-        build = run.agent.prompts.build
-
-        def noting(*args: Any, build: Any = build, threads: list[str] = threads) -> list[int]:
-            threads.append(threading.current_thread().name)
-            return build(*args)  # type: ignore[no-any-return]
-
-        run.agent.prompts.build = noting  # type: ignore[method-assign]
-        found.append([step.prompt_ids for step in (await run.run(TASK)).steps])
-        assert sum(name.startswith("atommem-prompts") for name in threads) == in_threads
-    assert found[0] == found[1] == found[2]
-    assert all(found[0])
-
-
-async def test_a_scripted_policy_is_cut_as_a_model_is() -> None:
-    run = sessions.runner(
-        lambda tokenizer: ScriptedPolicy(tokenizer, lambda prompt: "one two three"),
-        sampling=Sampling(max_tokens=1),
-    )
-    (step, *_) = (await run.run(TASK)).steps
-    assert (step.text, step.finish_reason) == ("one", "length")
+async def test_runner_with_encode_threads_builds_the_same_prompts() -> None:
+    prompts = []
+    for count in (0, 1):
+        run = runner(["x", "y", ANSWER], encode_threads=count, keep_prompts=True)
+        prompts.append([step.prompt_ids for step in (await run.run(TASK)).steps])
+    assert prompts[0] == prompts[1]
+    assert all(prompts[0])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +228,7 @@ async def test_a_scripted_policy_is_cut_as_a_model_is() -> None:
         (Limits(max_tokens=90), StopReason.TOKEN_LIMIT),
     ],
 )
-async def test_an_episode_goes_on_from_any_step_without_asking_again(
+async def test_episode_resumes_from_any_step_without_new_requests(
     limits: Limits, reason: StopReason, tmp_path: Path
 ) -> None:
     whole = await sessions.runner(limits=limits).run(LONG, 4)
@@ -262,8 +236,8 @@ async def test_an_episode_goes_on_from_any_step_without_asking_again(
     path = write_trace(tmp_path / "t", whole, {}, tokens=True)
     traced, kept = read_trace(path).episode.steps, whole.steps
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
-    assert [told(step) for step in read_trace(path).episode.steps] == [
-        told(step) for step in kept[:3]
+    assert [step_fields(step) for step in read_trace(path).episode.steps] == [
+        step_fields(step) for step in kept[:3]
     ]
     for past in ([], traced[:1], kept[:4], traced[:-1], kept, traced):
         run = sessions.runner(limits=limits)
@@ -282,7 +256,7 @@ async def test_an_episode_goes_on_from_any_step_without_asking_again(
     assert fork.sample == 5
 
 
-async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn() -> None:
+async def test_episode_cancelled_resumes_after_last_complete_step() -> None:
     whole = await sessions.runner().run(LONG)
     texts = [step.text for step in whole.steps]
     for number in (0, 3, len(texts) - 1):
@@ -304,7 +278,7 @@ async def test_an_episode_that_was_cancelled_goes_on_after_its_last_whole_turn()
         assert len(other.agent.policy.asked) == len(texts) - number  # type: ignore[attr-defined]
 
 
-async def test_an_episode_that_an_outage_ended_applies_what_it_had_sampled() -> None:
+async def test_episode_resumed_after_outage_applies_sampled_completion() -> None:
     whole = await sessions.runner().run(LONG)
     at = next(number for number, step in enumerate(whole.steps[2:], 2) if "<create" in step.text)
     failing = sessions.runner()
@@ -329,7 +303,7 @@ async def test_an_episode_that_an_outage_ended_applies_what_it_had_sampled() -> 
     assert failed.steps[-1].operations == ()  # what was given is not changed
 
 
-async def test_a_past_that_is_not_this_episodes_is_refused() -> None:
+async def test_episode_with_foreign_past_is_refused() -> None:
     whole = await sessions.runner().run(LONG)
     with pytest.raises(TraceError, match=r"has the steps \[1, 2\]: give all steps from 0"):
         await sessions.runner().run(LONG, past=whole.steps[1:3])

@@ -70,72 +70,42 @@ def test_parse_tag_means_what_its_dialect_says() -> None:
     [
         ("", []),
         ("no tags, 1 < 2 and </nothing>", []),
-        ("<C>one</c><c>two</C>", ["create one", "create two"]),
-        ("<c>\n one \t</c>", ["create one"]),
         # Not tags: blanks and attributes inside, self-closing, kinds that the dialect lacks.
-        ("< c >one</ c ><c >two", []),
         ('<c id="3">one</c>', ["!stray_close c"]),
         ("<c/><r>query</r><delete_memory>1</delete_memory>", []),
         # Empty bodies.
         ("<c></c><c> \n </c><u></u><a></a>", ["!empty c", "!empty c", "!empty u", "!empty a"]),
         ("<s></s><s> </s>", ["scratchpad", "scratchpad"]),
         # Closing tags without an opening one.
-        ("</c>one</c>", ["!stray_close c", "!stray_close c"]),
         ("<c>one</c></c><c>two</c>", ["create one", "!stray_close c", "create two"]),
         # Elements without their own closing tag.
         # The completion ends inside one: its text may be half.
         ("<c>one", ["!unclosed c"]),
-        ("<s>", ["!unclosed s"]),
         ("<c>one</c><s>no", ["create one", "!unclosed s"]),
         # Another opening tag ends it; so does the same one, also where it was meant to close.
         ("<c>one<c>two</c>", ["create one", "create two"]),
-        ("<c>one<c>", ["create one", "!unclosed c"]),
-        ("<c>one<c><c>two<c>", ["create one", "!unclosed c", "create two", "!unclosed c"]),
-        ("<c>one<s>two</s>", ["create one", "scratchpad two"]),
-        ("<s>note<c>one</c>", ["scratchpad note", "create one"]),
-        ("<s><c>one</c>", ["!unclosed s", "create one"]),
         # A wrong closing tag ends it and is used up.
         ("<c>one</u>", ["create one"]),
-        ("<c>one</u><c>two</c>", ["create one", "create two"]),
-        ("<c></u><c>two</c>", ["!unclosed c", "create two"]),
         # Nothing is replaced and no answer given by accident.
         ("<u>1: one<c>two</c>", ["!unclosed u", "create two"]),
-        ("<u>1: one</c>", ["!unclosed u"]),
         (r"<a>\boxed{x}<c>two</c>", ["!unclosed a", "create two"]),
-        (r"<a>\boxed{x}</s>", ["!unclosed a"]),
-        (r"<a>\boxed{x}<a>\boxed{y}</a>", ["!unclosed a", "answer y"]),
         # Closed bodies are opaque.
         ("<s>one <c>two</c> three</s>", ["scratchpad one <c>two</c> three", "!nested c"]),
-        (
-            "<s>use <c> for facts</s><c>one</c>",
-            ["scratchpad use <c> for facts", "!nested c", "create one"],
-        ),
-        ("<s>a </c> b</s>", ["scratchpad a </c> b"]),
-        ("<c>one<c>two</c>three</c>", ["create one", "create two", "!stray_close c"]),
         # Neither smuggled in as an answer nor dropped without a word.
         (r"<s><a>\boxed{x}</a></s>", [r"scratchpad <a>\boxed{x}</a>", "!nested a"]),
-        (r"<s>\boxed{x}</s>", [r"scratchpad \boxed{x}"]),
         (r"<s>\boxed{x}</s><a>it is x</a>", [r"scratchpad \boxed{x}", "!no_box a"]),
-        (r"<a><s>\boxed{x}</s></a>", ["answer x", "!nested s"]),
         # Thinking is not parsed.
         ("<think><c>no</c></think><c>yes</c>", ["create yes"]),
-        ("<THINK><c>no</c></Think><c>yes</c>", ["create yes"]),
         ("<c>yes</c><think><c>no</c>", ["create yes", "!unclosed_thinking think"]),
-        ("<think>", ["!unclosed_thinking think"]),
-        ("<think>a<think>b</think><c>yes</c>", ["create yes"]),
-        ("<c>one</c><think>no</think><c>two</c><think>no</think>", ["create one", "create two"]),
         # Quoted in an element it is text, and voids nothing before it.
         ("<c>one</c><c>a </think> tag</c>", ["create one", "create a </think> tag"]),
-        ("<c>the <think> tag</c><c>two</c>", ["create the <think> tag", "create two"]),
         # What closes nothing is no thinking: the prompt did not open it.
         ("<c>one</c></think><c>two</c>", ["create one", "!stray_close think", "create two"]),
         # It ends an element that has no closing tag of its own.
         ("<c>one<think>no</think>", ["create one"]),
-        ("<c>one<think>no<c>two</c>", ["create one", "!unclosed_thinking think"]),
-        ("<u>1: one<think>no</think>two", ["!unclosed u"]),
     ],
 )
-def test_parse_text_gives_actions_and_problems(text: str, expected: list[str]) -> None:
+def test_parse_text_returns_actions_and_problems(text: str, expected: list[str]) -> None:
     assert outline(text) == expected
 
 
@@ -143,8 +113,6 @@ def test_parse_text_gives_actions_and_problems(text: str, expected: list[str]) -
     ("text", "expected"),
     [
         ("<c>no</c><s>no</think><c>yes</c>", ["create yes"]),
-        ("I think.</THINK><c>yes</c>", ["create yes"]),
-        ("a</think><c>one</c><think>b</think><c>two</c>", ["create one", "create two"]),
         # Cut off in its thoughts: nothing acts.
         ("<c>no</c>", ["!unclosed_thinking think"]),
         ("", ["!unclosed_thinking think"]),
@@ -154,27 +122,19 @@ def test_parse_prompt_opened_thinking_begins_inside(text: str, expected: list[st
     assert outline(text, thinking=True) == expected
 
 
-HANDLES = """
-Memory 3: |memory 3 |MEMORY 3:|3: |3:|3 : |[3] |[3]: |(3) |#3 |# 3 : |Memory #3: |Memory [3]:
-|[Memory 3] |[ 3 ] |003:
-|Memory 3 - |Memory3: |entry 3: |[ memory 3 ] : |Memory\n3\n:\n"""
-# The beginning of a sentence, list, range, time or longer word: the entry cannot be told.
-NO_HANDLES = """
-new text|Memory: new text|Memory three: x|-3: x|3rd place|3.5 million|3,000|x 3: y|1 January 1990
-is|3 apples|3) apples |3. Rome|3, Rome|3 - Rome|3-5: x|Memory 3-5: x|Memory 3, 4: x|memory 3 and 4:
-x|[3], [4]: x|Memory 3 to 5: x|3/4: x |Memory 3\u22125: x|Memory 3\u20115: x|Memory 3..5: x|Memory 3
-through 5: x|Memory 3; 5: x|Memory 3 as well as 5: x |Memory 3 \u2192 5: x|Memory 3 -> 5: x|Memory 3
-=> Memory 5: x|12:30 the train|3:00|1:2|1234567890: x|[|#|Memory|:
-|\u0663: x|memory of 3: x|a111111111|3_"""
+HANDLES = ["Memory 3: ", "memory 3 ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: ", "entry 3: "]
+# The beginning of a sentence, list, range or time: the handle is ambiguous.
+NO_HANDLES = ["new text", "Memory three: x", "3.5 million", "1 January 1990 is", "Memory 3-5: x"]
+NO_HANDLES += ["[3], [4]: x", "Memory 3 -> 5: x", "12:30 the train", "1234567890: x", "9" * 5000]
 
 
-@pytest.mark.parametrize("head", HANDLES.split("|"))
-def test_parse_handle_is_read(head: str) -> None:
+@pytest.mark.parametrize("head", HANDLES)
+def test_parse_handle_forms_are_read(head: str) -> None:
     assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
     assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
 
 
-@pytest.mark.parametrize("body", [*NO_HANDLES.split("|"), "9" * 5000])
+@pytest.mark.parametrize("body", NO_HANDLES)
 def test_parse_body_without_handle_is_a_problem(body: str) -> None:
     assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
     deleted = f"<delete_memory>{body}</delete_memory>"
@@ -195,36 +155,16 @@ def test_parse_text_after_handle() -> None:
     ("body", "expected"),
     [
         (r"\boxed{x}", "answer x"),
-        (r"so \boxed{ city2 } .", "answer city2"),
-        (r"\boxed { city 2 }", "answer city 2"),
         (r"\boxed{a} or \boxed{b}", "answer b"),
-        (r"\boxed{a{b}c}", "answer a{b}c"),
         (r"\boxed{a \boxed{b} c}", "answer b"),
-        (r"\boxed{a} \boxed{b", "answer a"),
         (r"\boxed{a \boxed{b}", "answer b"),
-        (r"}} \boxed{a} }{", "answer a"),
-        (r"{ \boxed{a}", "answer a"),
         (r"\boxed{}", "!empty a"),
-        (r"\boxed{a}\boxed{ }", "!empty a"),
         (r"\boxed{a", "!no_box a"),
-        (r"\boxed a}", "!no_box a"),
         (r"boxed{a} \fbox{a} {a}", "!no_box a"),
-        ("x", "!no_box a"),
     ],
 )
 def test_parse_answer_is_the_last_balanced_box(body: str, expected: str) -> None:
     assert outline(f"<a>{body}</a>") == [expected]
-
-
-def test_parse_bodies_and_tag_names_are_literal() -> None:
-    body = "\x00 \ud800 \U0001f600 \u202e < > & </ <c"
-    assert SHORT.parse(f"<c>{body}</c>").actions[0].text == body
-    odd = grammar(create="a.b", read="\u00c9tude", scratchpad="c")
-    text = "<a.b>1</A.B><axb>2</axb><\u00c9tude>3</\u00c9tude><c>4</c>"
-    assert outline(text, odd) == ["create 1", "read 3", "scratchpad 4"]
-    kelvin = grammar(create="k")
-    assert outline("<\u212a>x</\u212a>", kelvin) == []
-    assert outline("<c>x</c>", Grammar({})) == []
 
 
 @pytest.mark.parametrize(
@@ -233,15 +173,9 @@ def test_parse_bodies_and_tag_names_are_literal() -> None:
         ('{"name": "search", "arguments": {"query": "x"}}', None),
         ('{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}', None),
         ("search x", "not_json"),
-        ("[1]", "not_json"),
         ('{"name": "search", "arguments": {"query": NaN}}', "not_json"),
-        ('{"name": "search", "arguments": {"query": 1e999}}', "not_json"),
-        ("[" * 100_000, "not_json"),
         ('{"name": "find", "arguments": {}}', "unknown_tool"),
-        ('{"arguments": {}}', "unknown_tool"),
-        ('{"name": "search"}', "bad_arguments"),
         ('{"name": "search", "arguments": {"query": 3}}', "bad_arguments"),
-        ('{"name": "search", "arguments": [1]}', "bad_arguments"),
     ],
 )
 def test_parse_tool_call(body: str, expected: str | None) -> None:

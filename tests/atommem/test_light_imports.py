@@ -19,8 +19,7 @@ HEAVY = {
 ROOMS = {"envs", "train", "eval", "serve", "demo"}
 
 
-def test_what_imports_load() -> None:
-    """In one process, one after the other: the package, its faces, and the whole core."""
+def test_import_atommem_loads_no_heavy_package() -> None:
     paths = [
         path.relative_to(ROOT)
         for path in sorted((ROOT / "atommem").rglob("*.py"))

@@ -1,7 +1,6 @@
-"""The local policy against plain forward passes, transformers' own generate, and the definitions of sampling."""
+"""The local policy against forward passes, generate, and the definitions of sampling."""
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +98,6 @@ def batches_of(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
 def test_decode_logprobs_match_sampled_distribution(
     model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of equal prompts, which share the prompt pass; and the same prompts make the same batch in any order."""
     batches = batches_of(monkeypatch)
     jobs = [
         (prompt, Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i))
@@ -118,9 +116,6 @@ def test_decode_logprobs_match_sampled_distribution(
     assert len({tuple(row.token_ids) for row in batches[0] if row.prompt_ids == PROMPTS[5]}) == 4
     first, second = ([row.prompt_ids for row in batch] for batch in batches)
     assert first == second
-    assert (
-        policy.samples_what_waits
-    )  # of threads it would get prompts one by one, and begin with the first
 
 
 def test_local_policy_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
@@ -145,11 +140,8 @@ def test_local_policy_seed_samples_same_in_any_batch(policy: LocalPolicy) -> Non
     assert [c.token_ids for c in alone] == [c.token_ids for c in together]
     longer = complete_all(policy, [replace(sampling, max_tokens=12) for sampling in samplings])
     assert [c.token_ids[:10] for c in longer] == [c.token_ids for c in together]
-    for seeds in (range(8), [None] * 8, range(-8, 0)):  # without one, a row is another every time
-        other = complete_all(policy, [replace(samplings[0], seed=seed) for seed in seeds])
-        assert [c.token_ids for c in other] != [c.token_ids for c in together]
-        again = complete_all(policy, [replace(samplings[0], seed=seed) for seed in seeds])
-        assert (other == again) is (None not in seeds)
+    unseeded = [replace(sampling, seed=None) for sampling in samplings]
+    assert complete_all(policy, unseeded) != complete_all(policy, unseeded)
 
 
 def test_local_policy_eos_in_ids_not_in_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +181,8 @@ def test_local_policy_restores_training_mode(model: Any, policy: LocalPolicy) ->
 def test_local_policy_invalid_request_is_refused(policy: LocalPolicy) -> None:
     wrong = [
         ([2] * 60, Sampling(max_tokens=5), PromptTooLongError, r"60 tokens.*max_tokens=5.*64"),
-        ([2], Sampling(max_tokens=64), PolicyError, "no room for a prompt"),
         ([], Sampling(max_tokens=5), PolicyError, "is empty"),
         ([2], Sampling(temperature=-1, max_tokens=5), PolicyError, "temperature=-1"),
-        ([2], Sampling(top_p=0, max_tokens=5), PolicyError, "top_p=0"),
-        ([2], Sampling(top_k=-1, max_tokens=5), PolicyError, "top_k=-1"),
-        ([2], Sampling(max_tokens=0), PolicyError, "max_tokens=0"),
     ]
     for prompt, sampling, error, message in wrong:
         with pytest.raises(error, match=message):
@@ -219,15 +207,8 @@ def test_local_policy_from_pretrained_loads_and_closes(model: Any, tmp_path: Pat
         complete_all(policy, [Sampling(max_tokens=2)], [[2]])
     with pytest.raises(PolicyError, match="nothing_here"):
         LocalPolicy.from_pretrained(tmp_path / "nothing_here")
-    for damaged in (
-        "{}",
-        '{"added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": "x"}}}',
-    ):
-        (tmp_path / "tokenizer.json").write_text(damaged)
-        with pytest.raises(PolicyError, match="its tokenizer cannot be read"):
-            LocalPolicy.from_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text("null")
-    with pytest.raises(PolicyError, match="is not a causal language model"):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(PolicyError, match="its tokenizer cannot be read"):
         LocalPolicy.from_pretrained(tmp_path)
 
 
@@ -242,34 +223,6 @@ def test_plan_batches_similar_length_within_limits() -> None:
         assert len(batch) * max(prompts) - sum(prompts) <= max(sum(prompts), FREE_PADDING)
 
 
-def test_local_policy_abandoned_batch_ends(
-    model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cancelled requests stop at their next token: an abandoned rollout frees the model."""
-    batches, started, go_on = batches_of(monkeypatch), threading.Event(), threading.Event()
-
-    def slow(module: Any, *_: Any) -> None:
-        started.set()
-        go_on.wait(10)
-
-    async def run() -> None:
-        sampling = Sampling(temperature=1.0, max_tokens=40, seed=3)
-        tasks = [asyncio.create_task(policy.complete(prompt, sampling)) for prompt in PROMPTS]
-        await asyncio.to_thread(started.wait, 10)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        go_on.set()
-        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
-
-    handle = model.register_forward_hook(slow)
-    try:
-        asyncio.run(run())
-    finally:
-        handle.remove()
-    assert [len(row.token_ids) for row in batches[0]] == [0] * len(PROMPTS)
-
-
 PROBS = [0.1, 0.4, 0.05, 0.25, 0.2]
 
 
@@ -282,23 +235,16 @@ SHARES = [
     (Sampling(temperature=0.5), normalised([p**2 for p in PROBS])),
     (Sampling(temperature=0), [0, 1, 0, 0, 0]),
     (Sampling(temperature=1.0, top_k=2), normalised([0, 0.4, 0, 0.25, 0])),
-    (Sampling(temperature=1.0, top_k=1), [0, 1, 0, 0, 0]),
-    (Sampling(temperature=1.0, top_k=99), PROBS),
     # 0.4 and 0.25 are below 0.7 together; the token that crosses it stays.
     (Sampling(temperature=1.0, top_p=0.7), normalised([0, 0.4, 0, 0.25, 0.2])),
-    (Sampling(temperature=1.0, top_p=0.01), [0, 1, 0, 0, 0]),
     # Top-p counts the mass that top-k left: 0.4 / 0.65 is already above 0.6.
     (Sampling(temperature=1.0, top_k=2, top_p=0.6), [0, 1, 0, 0, 0]),
 ]
 
 
-@pytest.mark.parametrize("kept", [range(len(SHARES))[::-1], [0], [1, 0], [4, 1, 2]])
+@pytest.mark.parametrize("kept", [range(len(SHARES))[::-1], [1, 0]])
 def test_draw_shares_match_definition_for_every_row(kept: Sequence[int]) -> None:
-    """How often each token comes up when the uniform numbers are spread evenly over [0, 1).
-
-    What `draw` says of its probability has to be that share; at temperature 0, the model's own. Tokens come in the
-    order of the vocabulary, whether or not the tail is cut.
-    """
+    """Spread the uniform numbers evenly over [0, 1): shares and log-probabilities are exact."""
     draws, made = 2000, sorted(kept)
     rows = [Row([1], SHARES[row][0]) for _ in range(draws) for row in made]
     left = torch.tensor(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,33 +20,8 @@ from tests.fakes import WordTokenizer
 from tests.loopback import Quiet, listening
 
 
-def given(*policy: str, model: str | None = None) -> PolicyConfig:
+def config_of(*policy: str, model: str | None = None) -> PolicyConfig:
     return PolicyConfig(list(policy), model=model, tokenizer="t" if is_server(policy) else None)
-
-
-def test_allow_connections_raises_open_file_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(policies.resource, "setrlimit", lambda kind, limits: asked.append(limits))
-    endless = resource.RLIM_INFINITY
-    for soft, hard, raised in (
-        (4256, 9999, None),
-        (endless, 4096, None),
-        (1024, 20_000, 4256),
-        (1024, endless, 4256),
-    ):
-        monkeypatch.setattr(
-            policies.resource, "getrlimit", lambda kind, limits=(soft, hard): limits
-        )
-        policies.allow_connections(4000)
-        assert asked == ([] if raised is None else [(raised, hard)])
-        asked.clear()
-    monkeypatch.setattr(policies.resource, "getrlimit", lambda kind: (1024, 4096))
-    with pytest.raises(
-        ConfigError, match=r"max_in_flight is 5000.*4096 open files: give at most 3840"
-    ):
-        policies.allow_connections(5000)
 
 
 async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,20 +29,22 @@ async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer()
     )
-    one = policies.open_policy(given("http://a"))
+    one = policies.open_policy(config_of("http://a"))
     assert isinstance(one, ServerPolicy)
-    several = policies.open_policy(given("http://a", "http://b/v1", model="m"))
+    several = policies.open_policy(config_of("http://a", "http://b/v1", model="m"))
     assert isinstance(several, ServerPool)
     assert [server.url for server in several.servers] == ["http://a", "http://b"]
-    assert await policies.policy_identity(given("http://a", "http://b", model="m"), several) == {
+    assert await policies.policy_identity(
+        config_of("http://a", "http://b", model="m"), several
+    ) == {
         "model": "m",
         "tokenizer": "t",
     }
     with pytest.raises(ConfigError, match="each only once"):
-        policies.open_policy(given("http://a", "http://a"))
+        policies.open_policy(config_of("http://a", "http://a"))
     for names in ([], ["folder", "http://a"], ["a", "b"]):
         with pytest.raises(ConfigError, match="one model folder, or URLs"):
-            policies.open_policy(given(*names))
+            policies.open_policy(config_of(*names))
 
 
 async def test_policy_identity_hub_name_records_commit(
@@ -86,7 +62,7 @@ async def test_policy_identity_hub_name_records_commit(
     monkeypatch.setattr(
         LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model)
     )
-    settings = given("Qwen/Qwen3-8B@v1.0")
+    settings = config_of("Qwen/Qwen3-8B@v1.0")
     identity = await policies.policy_identity(settings, policies.open_policy(settings))
     assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")
     policies.load_tokenizer("Qwen/Qwen3-8B@v1.0")

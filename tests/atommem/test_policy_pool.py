@@ -170,17 +170,6 @@ async def test_pool_request_that_crashes_servers_fails(pools: Pools) -> None:
         await waiting
 
 
-async def test_pool_restricted_servers_stay_out(pools: Pools) -> None:
-    cluster = Cluster("a", "b")
-    pool = pools(cluster)
-    pool.restrict(["http://b"])
-    await complete(pool, 2)
-    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (0, 2)
-    cluster["b"].up = False
-    with pytest.raises(OutageError, match="has the current weights"):
-        await complete(pool, 1)
-
-
 async def test_pool_model_name_must_agree(pools: Pools) -> None:
     cluster = Cluster("a", "b", "c")
     cluster["c"].up = False

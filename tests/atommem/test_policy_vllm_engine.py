@@ -18,7 +18,7 @@ SAMPLING = Sampling(temperature=1.0, max_tokens=3, seed=5)
 
 
 class FakeEngine:
-    """One token per request and step: the prompt's first id. Keeps how many requests each step had."""
+    """Samples the first id of the prompt; records the batch size of each step."""
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(max_model_len=16)
@@ -97,7 +97,6 @@ async def test_engine_requests_join_running_batch() -> None:
 
 
 async def test_engine_steps_do_not_block_event_loop() -> None:
-    """Three steps of 100 ms, and while they last the loop goes round; the engine itself is had only when it rests."""
     policy, engine = make()
     engine.seconds = 0.1
     running = asyncio.create_task(policy.complete([5], SAMPLING))

@@ -58,8 +58,9 @@ def shown(*entries: str, scratchpad: str = "", query: str | None = None) -> Memo
     )
 
 
-def own(section: Section, *specs: ActionSpec, template: str | None = None) -> PromptBuilder:
-    """Of an environment with its own section and actions; with a chat template, if one is given."""
+def make_builder(
+    section: Section, *specs: ActionSpec, template: str | None = None
+) -> PromptBuilder:
     tokenizer = byte_level()
     if template is not None:
         tokenizer.chat_template = template
@@ -68,7 +69,7 @@ def own(section: Section, *specs: ActionSpec, template: str | None = None) -> Pr
 
 
 def test_prompt_text_for_a_number_is_refused() -> None:
-    prompts = own(Section({"results": "Results:\n{items}", "item": "{number:d}. {text}"}))
+    prompts = make_builder(Section({"results": "Results:\n{items}", "item": "{number:d}. {text}"}))
     item = Piece("item", {"number": 1, "text": "x"})
     nested = Observation("acting", stream=(Piece("results", {"items": (item,)}),))
     assert "Results:\n1. x\n" in prompts.text(nested, MemoryView())
@@ -106,10 +107,10 @@ OTHER_CALLS = WITH_TOOLS.replace("<tool_call>\n{", "[CALL]\n{").replace("</tool_
 
 
 def with_tools(template: str | None, *specs: ActionSpec) -> PromptBuilder:
-    return own(SECTION, *(specs or (SEARCH,)), template=template)
+    return make_builder(SECTION, *(specs or (SEARCH,)), template=template)
 
 
-def test_tools_are_worded_by_a_chat_template_that_can() -> None:
+def test_tools_chat_template_with_tools_words_them() -> None:
     prompts = with_tools(WITH_TOOLS)
     text = prompts.text(OBSERVATION, NOTHING)
     assert (
@@ -134,7 +135,7 @@ BOTH = "{{- messages[0].content + messages[1].content }}"
 @pytest.mark.parametrize(
     "template", [None, OTHER_CALLS, "{%- if tools %}{{ raise_exception('no') }}{% endif %}" + BOTH]
 )
-def test_tools_are_worded_by_us_where_the_template_cannot(template: str | None) -> None:
+def test_tools_other_chat_template_gets_our_words(template: str | None) -> None:
     text = with_tools(template).text(OBSERVATION, NOTHING)
     assert "calls the tool search: Finds pages." in text
     assert '"properties"' in text
@@ -148,7 +149,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("template", [WITH_TOOLS, None])
-def test_tools_texts_of_a_server_are_data(template: str | None) -> None:
+def test_tools_hostile_texts_forge_no_control_token(template: str | None) -> None:
     schema = {
         "type": "object",
         "properties": {

@@ -40,10 +40,7 @@ class Server:
         httpx.Response(429, headers={"retry-after": "0"}, text="busy"),
         httpx.Response(500, json={"error": {"message": "engine dead"}}),
         httpx.Response(200, text="<html>"),
-        httpx.Response(200, content=b"\xff\xfe{"),
         httpx.Response(200, text="[" * 100_000),
-        httpx.Response(503, text="[" * 100_000),
-        httpx.DecodingError("no gzip"),
     ],
 )
 async def test_client_transient_failure_is_retried_then_an_outage(trouble: Answer) -> None:
@@ -106,14 +103,7 @@ async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
     ("status", "error", "kinds"),
     [
         (400, {"message": "prompt is too long: 9 tokens > 8 maximum"}, {"too_long"}),
-        (413, {"message": "no"}, {"too_long"}),
-        (422, {"message": "`inputs` must have less than 512 tokens. Given: 1010"}, {"too_long"}),
         (400, {"message": "x", "code": "context_length_exceeded"}, {"too_long"}),
-        (
-            500,
-            {"message": "input is too large to process. increase the physical batch size"},
-            {"too_long"},
-        ),
         (
             400,
             {"message": "The response was filtered due to the prompt", "code": "content_filter"},
@@ -127,11 +117,8 @@ async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
             },
             set(),
         ),
-        (403, {"message": "Your input was flagged for violence"}, {"filtered"}),
         (451, {"message": "unavailable"}, {"filtered"}),
-        (403, {"message": "this key may not"}, set()),
         (404, {"message": "no such model"}, set()),
-        (401, {"message": "Incorrect API key"}, set()),
     ],
 )
 async def test_refusal_is_classified(
@@ -204,41 +191,3 @@ async def test_client_request_body_and_url() -> None:
     assert sent == {"half a pair": ["\ufffd", "\ufffd", "\U0001f600"], "café": "ж"}
     with pytest.raises(ConfigError, match=r"'localhost:8000'.*http://"):
         server.client("localhost:8000")
-
-
-@pytest.mark.parametrize(
-    ("url", "proxied"), [("http://127.0.0.1:1", False), ("http://far:1", True)]
-)
-async def test_client_with_proxy_variable_skips_proxy_for_loopback(
-    monkeypatch: pytest.MonkeyPatch, url: str, proxied: bool
-) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    client = ServerClient(url, service="judge", timeout=5, retries=0, max_in_flight=1)
-    http, _ = client._connection()
-    transport = http._transport_for_url(httpx.URL(url))
-    assert (getattr(transport, "proxy", None) is not None) is proxied
-    await client.close()
-
-
-async def test_client_many_real_requests_respect_max_in_flight() -> None:
-    open_now = most = 0
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal open_now, most
-        try:
-            while await reader.readuntil(b"\r\n\r\n"):
-                open_now += 1
-                most = max(most, open_now)
-                await asyncio.sleep(0.05)
-                open_now -= 1
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-        except asyncio.IncompleteReadError:
-            writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    client = ServerClient(url, service="policy", timeout=10, retries=0, max_in_flight=60)
-    assert await asyncio.gather(*(client.get("/") for _ in range(100))) == [{}] * 100
-    assert 50 <= most <= 60
-    await client.close()
-    server.close()

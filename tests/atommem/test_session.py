@@ -1,4 +1,4 @@
-"""Sessions that are put down, taken up, forked, interrupted; each with the capacity of its task."""
+"""Sessions: saving, restoring, forking, interruption, and capacity."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.atommem.sessions import Embeds, Waits, agent, saying, turns
 from tests.fakes import ListPolicy, WordEmbedder, reading
 
 
-@pytest.mark.parametrize("way", ["json", "compact", "file", "appended", "vectors", "fork"])
-async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["compact", "appended", "vectors", "fork"])
+async def test_session_restored_continues_identically(way: str, tmp_path: Path) -> None:
     whole = Session(agent(), "t/0")
     expected = await turns(whole, 8)
     session = Session(agent(), "t/0")
@@ -47,7 +47,7 @@ async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_pa
                 file.read()
             file.write(session.state())
         state = session.state(history=way != "compact", vectors=way == "vectors")
-        if way in ("file", "vectors"):
+        if way == "vectors":
             state = SessionState.load(state.save(path))
         elif way == "appended":
             state = SessionState.load(path)
@@ -69,7 +69,7 @@ async def test_a_session_goes_on_as_if_it_had_not_been_put_down(way: str, tmp_pa
     }
 
 
-async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(
+async def test_session_file_appends_turns_and_is_rewritten_after_undo(
     tmp_path: Path,
 ) -> None:
     session, file = Session(agent(), "t/0"), SessionFile(tmp_path / "s")
@@ -98,7 +98,7 @@ async def test_a_file_takes_one_line_a_turn_and_is_written_anew_after_an_undo(
             await refused(3)  # type: ignore[misc]
 
 
-async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_it_is_damaged(
+async def test_session_file_cut_anywhere_holds_an_earlier_turn(
     tmp_path: Path,
 ) -> None:
     session, file = Session(agent(), "t/0"), SessionFile(tmp_path / "s")
@@ -127,14 +127,11 @@ async def test_wherever_a_file_is_cut_off_it_holds_an_earlier_turn_or_says_that_
     "lines",
     [
         ["hello"],
-        ['{"type": "episode", "format": 2}'],
         ['{"type": "session", "format": 9}'],
-        ['{"type": "session", "format": 1, "key": "k", "memory": 3}'],
-        ["STATE", '{"turns": 2}'],
         ["STATE", '{"turns": 2, "sampled": 1, "operations": [{"step": 1}]}'],
     ],
 )
-def test_load_of_a_damaged_session_names_the_file(tmp_path: Path, lines: list[str]) -> None:
+def test_session_load_damaged_file_is_refused(tmp_path: Path, lines: list[str]) -> None:
     whole = json.dumps(SessionState("k", 0, 0, Snapshot("words/64")).to_json())
     path = tmp_path / "some file"
     path.write_bytes(
@@ -144,7 +141,7 @@ def test_load_of_a_damaged_session_names_the_file(tmp_path: Path, lines: list[st
         SessionState.load(path)
 
 
-async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_said(
+async def test_session_restore_mismatch_is_refused(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(TraceError, match=r"cannot read the session .*none: No such file"):
@@ -162,9 +159,10 @@ async def test_a_missing_file_another_embedder_or_a_log_that_does_not_fit_are_sa
         await Session.restore(agent(), replace(state, operations=state.operations[::-1]))
 
 
-# One turn that goes wrong.
+# A turn that fails
 
-CREATE = "<create_memory>ann lives</create_memory><read_memory>ann</read_memory><update_scratchpad>x</update_scratchpad>"
+CREATE = "<create_memory>ann lives</create_memory><read_memory>ann</read_memory>"
+CREATE += "<update_scratchpad>x</update_scratchpad>"
 
 
 class Stuck(Embeds):
@@ -181,9 +179,8 @@ class Stuck(Embeds):
         return await super().embed(texts, kind)
 
 
-@pytest.mark.parametrize("at", [2, 3])
-async def test_a_turn_that_is_cancelled_leaves_the_memory_as_it_was(at: int) -> None:
-    embedder = Stuck(at)
+async def test_turn_cancelled_leaves_memory_unchanged() -> None:
+    embedder = Stuck(2)
     session = Session(agent(saying(CREATE, CREATE.replace("ann", "bob")), embedder=embedder))
     await session.turn(reading("q?"))
     before = session.state(history=True).to_json()
@@ -197,7 +194,7 @@ async def test_a_turn_that_is_cancelled_leaves_the_memory_as_it_was(at: int) -> 
     assert (session.turns, len(session.memory.entries())) == (2, 1)
 
 
-async def test_an_outage_while_actions_are_applied_leaves_the_memory_and_the_tokens_count() -> None:
+async def test_turn_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
     session = Session(agent(saying(CREATE, CREATE, CREATE)))
     await session.turn(reading("q?"))
     sampled, view, log = session.sampled, session.memory.view(), session.memory.log
@@ -217,7 +214,7 @@ async def test_an_outage_while_actions_are_applied_leaves_the_memory_and_the_tok
     assert (again.index, again.operations[0].step, again.view) == (2, 2, view)
 
 
-async def test_a_deadline_ends_a_turn_and_leaves_the_session_as_it_was() -> None:
+async def test_turn_deadline_leaves_session_unchanged() -> None:
     loop = asyncio.get_running_loop()
     embedder = Stuck(2)
     session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=embedder))
@@ -234,13 +231,9 @@ async def test_a_deadline_ends_a_turn_and_leaves_the_session_as_it_was() -> None
         await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
     assert embedder.reached.is_set()
     assert (len(session.memory.entries()), len(steps)) == (1, 1)
-    embedder.at, embedder.fail = -1, TimeoutError("the embedder's")
-    session.agent.policy = ListPolicy(session.agent.tokenizer, [CREATE])  # type: ignore[arg-type]
-    with pytest.raises(TimeoutError, match="the embedder's"):
-        await session.turn(reading("q?"), deadline=loop.time() + 60)
 
 
-async def test_sessions_of_one_agent_do_not_mix() -> None:
+async def test_sessions_of_one_agent_are_independent() -> None:
     alone = []
     for number in range(8):
         session = Session(agent(), f"t/{number}")
@@ -255,7 +248,7 @@ async def test_sessions_of_one_agent_do_not_mix() -> None:
 @pytest.mark.parametrize(
     ("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])]
 )
-async def test_a_chat_server_may_have_taken_the_thoughts_out(text: str, kinds: list[str]) -> None:
+async def test_turn_of_chat_server_without_thinking_is_parsed(text: str, kinds: list[str]) -> None:
     shared = agent()
     shared.prompts.opens_thinking = True
 
@@ -272,7 +265,7 @@ async def test_a_chat_server_may_have_taken_the_thoughts_out(text: str, kinds: l
 DRAWN = [2, 5, 0]
 
 
-async def test_a_session_has_the_capacity_of_its_task() -> None:
+async def test_session_capacity_follows_its_task() -> None:
     one = agent(memory={"capacity": None, "capacities": DRAWN})
     seen = set()
     for task in range(30):
@@ -282,8 +275,8 @@ async def test_a_session_has_the_capacity_of_its_task() -> None:
         assert {session.memory.view().capacity for session in sessions} == {capacity}
         await sessions[0].memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
         assert len(sessions[0].memory.entries()) == (capacity or 8)
-        taken_up = await Session.restore(one, sessions[0].state())
-        assert taken_up.memory.view().capacity == capacity
+        restored = await Session.restore(one, sessions[0].state())
+        assert restored.memory.view().capacity == capacity
     assert seen == {2, 5, None}
     assert MemoryConfig(capacity=3, capacities=DRAWN).of_task("t").capacity == 3
     assert MemoryConfig().of_task("t").capacity is None

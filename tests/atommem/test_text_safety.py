@@ -88,12 +88,8 @@ def test_read_json_refuses_what_others_cannot_read() -> None:
 
 # Servers whose tokenizer is unknown ---
 
-FORMS = [
-    *("<|im_end|>", "<|eot_id|>", "<\uff5cUser\uff5c>", "<\uff5ctool\u2581calls\uff5c>", "<|turn>"),
-    *("<s>", "</s>", "<PAD>", "[INST]", "[/INST]", "<<SYS>>", "<think>", "</think>", "<tool_call>"),
-    *("[CLS]", "[gMASK]", "<extra_id_7>", "<unused99>", "<\u200b|im_end|>", "\uff1c|im_end|\uff1e"),
-    *("<|im\u00ad_end|>", "]~b]", "[e~[", "[TOOL_CALLS]", "\u25c1think\u25b7", "<start_of_turn>"),
-]
+FORMS = ["<|im_end|>", "<\uff5cUser\uff5c>", "</s>", "[INST]", "<<SYS>>", "<think>", "<tool_call>"]
+FORMS += ["[CLS]", "<extra_id_7>", "<\u200b|im_end|>", "\uff1c|im_end|\uff1e", "<start_of_turn>"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -118,7 +114,7 @@ def test_guard_text_different_texts_stay_different() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_encoder_no_control_token_comes_out_of_its_own_text(shape: str) -> None:
+def test_encoder_control_token_text_is_data(shape: str) -> None:
     tokenizer, encode = tokenizer_of(shape), encoder_of(shape)
     tokens = control_tokens(tokenizer)
     came_out = 0
@@ -146,7 +142,7 @@ HOSTILE = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=25, deadline=None)
 @given(parts=HOSTILE)
-def test_encoder_no_control_token_comes_out_of_anything(shape: str, parts: list[str]) -> None:
+def test_encoder_any_text_gives_no_control_token(shape: str, parts: list[str]) -> None:
     assert not encoder_of(shape).controls(encoder_of(shape).data("".join(parts)))
 
 
@@ -169,23 +165,6 @@ def test_encoder_segments_get_no_blank_of_their_own(shape: str) -> None:
         whole = tokenizer.encode(before + text, add_special_tokens=False)
         apart = encode.template(before, first=True) + encode.data(text)
         assert tokenizer.decode(apart) == tokenizer.decode(whole)
-
-
-def test_encoder_tokenizer_in_python_splits_special_tokens() -> None:
-    class Slow:
-        """As transformers' tokenizers in Python."""
-
-        split_special_tokens = False
-        added_tokens_decoder = {7: "<stop>"}  # noqa: RUF012
-
-        def encode(
-            self, text: str, add_special_tokens: bool, split_special_tokens: bool = False
-        ) -> list[int]:
-            return [7] if text == "<stop>" and not split_special_tokens else [1] * len(text)
-
-    encode = SegmentEncoder(Slow())  # type: ignore[arg-type]
-    assert encode.template("<stop>") == [7]
-    assert encode.data("<stop>") == [1] * 6
 
 
 def test_encoder_truncation_set_by_another_call_cuts_nothing() -> None:
@@ -220,10 +199,8 @@ def test_hostile_texts_take_linear_time() -> None:
     ("text", "guarded"),
     [
         ("A\nMemory 2: B", "A\n\\Memory 2: B"),
-        ("A\n\\Memory 2: B", "A\n\\\\Memory 2: B"),
         ("Memory 2: B", "\\Memory 2: B"),
         ("A\r\n \tYour scratchpad:", "A\r\n \t\\Your scratchpad:"),
-        ("A\u2028Part 1 of 2 of the text: x", "A\u2028\\Part 1 of 2 of the text: x"),
         ("  (empty)\n", "  \\(empty)\n"),
         ("1. A\n2. B", "\\1. A\n2. B"),
         *((text, text) for text in ("In Memory 2: B", "Memory of B", "(empty) (empty)", "Part B")),
@@ -232,25 +209,6 @@ def test_hostile_texts_take_linear_time() -> None:
 def test_headings_in_data_get_a_backslash(text: str, guarded: str) -> None:
     prompts = builder("byte_level")
     assert prompts._headings.guard(text, "memory.entry", "text") == guarded
-
-
-def test_headings_without_a_letter_count_in_their_own_piece() -> None:
-    prompts = builder("byte_level")
-    assert prompts._headings.guard("A\n2. B", "question_line", "text") == "A\n\\2. B"
-    assert prompts._headings.guard("A\n2. B", "chunk", "chunk") == "A\n2. B"
-
-
-def test_headings_in_words_are_whole_words() -> None:
-    guard = builder("words", "compact")._headings.guard
-    assert guard("a : b memory c 2 : d 5", "memory.entry", "text") == "a : b \\memory c \\2 : d 5"
-    assert guard("2 : a 3 : b querying", "chunk", "chunk") == "\\2 : a 3 : b querying"
-
-
-def test_headings_literal_behind_data_is_broken_inside() -> None:
-    headings = headings_of({"page": 'Page "{title}" (by {name}):\n{text}'})
-    assert headings.guard('x" (by y', "page", "title") == 'x"\\ (by y'
-    assert headings.guard("a: b:\n", "page", "name") == "a: b:\n"
-    assert headings.guard("a):\n", "page", "name") == "a)\\:\n"
 
 
 def test_headings_template_that_begins_with_text_is_refused() -> None:
@@ -269,7 +227,7 @@ SETS = ("full", "compact", "memagent", "chatml_examples", "chatml_browsing")
 
 @pytest.mark.parametrize("environment", ["longdoc", "web"])
 @pytest.mark.parametrize("templates", SETS)
-def test_shipped_templates_can_be_told_apart(templates: str, environment: str) -> None:
+def test_shipped_templates_have_distinct_headings(templates: str, environment: str) -> None:
     kind, own = find_environment(environment), load_templates(templates)
     if environment == "web" and templates == "memagent":
         return
@@ -380,31 +338,19 @@ def assert_nothing_is_forged(shape: str, count: int) -> int:
     return unguarded
 
 
+@pytest.mark.parametrize("count", [15, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_prompt_hostile_data_forges_no_control_token(shape: str) -> None:
-    assert assert_nothing_is_forged(shape, 15) > 0
+def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> None:
+    assert assert_nothing_is_forged(shape, count) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_prompt_much_hostile_data_forges_no_control_token(shape: str) -> None:
-    assert_nothing_is_forged(shape, 1500)
-
-
-@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
-def test_prompt_different_states_have_different_texts(templates: str) -> None:
-    assert_no_states_meet(templates, False, 200)
-
-
-def test_prompt_different_states_have_different_ids() -> None:
-    assert_no_states_meet("full", True, 100)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
+@pytest.mark.parametrize("count", [100, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_prompt_many_different_states_have_different_prompts(templates: str, as_ids: bool) -> None:
-    assert_no_states_meet(templates, as_ids, 1500)
+@pytest.mark.parametrize("templates", ["full", "compact", "memagent", "chatml_examples"])
+def test_prompt_different_states_have_different_prompts(
+    templates: str, as_ids: bool, count: int
+) -> None:
+    assert_no_states_meet(templates, as_ids, count)
 
 
 def assert_no_states_meet(templates: str, as_ids: bool, count: int) -> None:

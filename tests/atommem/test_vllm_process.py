@@ -1,4 +1,4 @@
-"""A vLLM server as a process of its own: its flags, its start, and its end; the process is not vLLM's here."""
+"""Flags, start and end of the process of a vLLM server; a fake stands for vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readers on small invented rows: every layout gives the same rows, every fault its place."""
+"""The readers of multi-hop benchmarks, on invented rows in every layout."""
 
 from __future__ import annotations
 
@@ -47,13 +47,9 @@ HOTPOT = QARow(
 
 def objects(row: dict[str, Any]) -> dict[str, Any]:
     """The layout of some 2Wiki conversions: lists of objects."""
-    return {
-        **row,
-        "supporting_facts": [
-            {"title": title, "sent_id": index} for title, index in row["supporting_facts"]
-        ],
-        "context": [{"title": title, "content": sentences} for title, sentences in row["context"]],
-    }
+    facts = [{"title": title, "sent_id": index} for title, index in row["supporting_facts"]]
+    context = [{"title": title, "content": sentences} for title, sentences in row["context"]]
+    return {**row, "supporting_facts": facts, "context": context}
 
 
 def strings(row: dict[str, Any]) -> dict[str, Any]:
@@ -61,62 +57,50 @@ def strings(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **{name: json.dumps(row[name]) for name in ("supporting_facts", "context")}}
 
 
-@pytest.mark.parametrize("layout", [columns, objects, strings])
-@pytest.mark.parametrize("write", [write_lines, write_parquet])
-def test_hotpotqa_hugging_face(
+@pytest.mark.parametrize(
+    ("layout", "write"),
+    [(columns, write_parquet), (objects, write_lines), (strings, write_lines)],
+)
+def test_hotpotqa_reads_every_layout(
     tmp_path: Path, layout: Callable[[dict[str, Any]], dict[str, Any]], write: Callable[..., Path]
 ) -> None:
-    assert list(BENCHMARKS["hotpotqa"].read(write(tmp_path / "x", [layout(hotpot_row())]))) == [
-        HOTPOT
-    ]
+    path = write(tmp_path / "x", [layout(hotpot_row())])
+    assert list(BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
 
-def test_quirks_of_the_official_files(tmp_path: Path) -> None:
+def test_hotpotqa_accepts_repeated_paragraphs_and_indices_past_the_end(tmp_path: Path) -> None:
     context = hotpot_row()["context"]
-    row = hotpot_row(
-        context=[*context[1:3], context[2]],  # few paragraphs, one of them twice
-        supporting_facts=[["Orla 0", 2], ["Bran 0", 0], ["Orla 0", 1]],  # an index one past the end
-    )
+    facts = [["Orla 0", 2], ["Bran 0", 0], ["Orla 0", 1]]
+    row = hotpot_row(context=[*context[1:3], context[2]], supporting_facts=facts)
     (read,) = BENCHMARKS["hotpotqa"].read(write_json(tmp_path / "x.json", [row]))
     assert [p.title for p in read.paragraphs] == ["Orla 0", "Bran 0"]
     assert all(p.gold for p in read.paragraphs)
-    assert read.answerable
     assert read.metadata["supporting"] == [["Orla 0", None], ["Bran 0", 0], ["Orla 0", 1]]
     assert read.metadata["hops"] == 2
 
 
-def test_2wiki_with_and_without_aliases(tmp_path: Path) -> None:
-    given = [twowiki_row(), twowiki_row(1, answer_id=None, answer="yes"), twowiki_row(2)]
+def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
     twowiki = BENCHMARKS["2wikimultihopqa"]
-    rows = list(twowiki.read(path := write_json(tmp_path / "x.json", given)))
-    assert rows[0].paragraphs == HOTPOT.paragraphs  # the space between sentences is put back
-    assert rows[0].source == "2wikimultihopqa"
-    assert "level" not in rows[0].metadata
-    assert [row.answers for row in rows] == [("Port 0",), ("yes",), ("Port 2",)]
-    first = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
-    aliases = write_lines(
-        tmp_path / "id_aliases.json", [first, {"Q_id": "Q9", "aliases": ["Nine"], "demonyms": []}]
-    )
+    path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(2)])
+    first, second = twowiki.read(path)
+    assert first.paragraphs == HOTPOT.paragraphs, "the space between sentences is restored"
+    assert (first.source, first.answers, second.answers) == (twowiki.name, ("Port 0",), ("Port 2",))
+    names = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
+    aliases = write_lines(tmp_path / "id_aliases.json", [names])
     named = with_aliases(twowiki, aliases)
-    more = [("Port 0", "Harbour", "Porter"), ("yes",), ("Port 2",)]
-    assert [row.answers for row in named.read(path)] == more
-    old = twowiki_row()
-    del old["answer_id"]
-    with pytest.raises(DataError, match=r"row 1: field 'answer_id' is missing.*give no aliases"):
-        list(named.read(write_json(tmp_path / "old.json", [old])))
+    assert [row.answers for row in named.read(path)] == [
+        ("Port 0", "Harbour", "Porter"),
+        ("Port 2",),
+    ]
     with pytest.raises(DataError, match=r"row 1: field 'demonyms' is missing"):
         read_aliases(write_lines(tmp_path / "bad.json", [{"Q_id": "Q0", "aliases": []}]))
-    with pytest.raises(DataError, match="has no rows"):
-        read_aliases(write_json(tmp_path / "empty.json", []))
 
 
-@pytest.mark.parametrize("write", [write_lines, write_json, write_parquet])
-def test_musique(tmp_path: Path, write: Callable[..., Path]) -> None:
-    twice = musique_row()  # a paragraph that stands twice is gold if either is
+def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
+    twice = musique_row()  # a repeated paragraph is gold if either copy is
     twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
-    hidden = musique_row(answerable=False)
-    hidden["paragraphs"] = hidden["paragraphs"][:3]
-    rows = list(BENCHMARKS["musique"].read(write(tmp_path / "x", [musique_row(), hidden, twice])))
+    path = write_lines(tmp_path / "x", [musique_row(), musique_row(answerable=False), twice])
+    rows = list(BENCHMARKS["musique"].read(path))
     assert rows[0] == QARow(
         id="2hop__0_1",
         question="Where does the brother of Orla 0 live?",
@@ -124,32 +108,29 @@ def test_musique(tmp_path: Path, write: Callable[..., Path]) -> None:
         paragraphs=(
             Document("Orla", "Orla is a potter. 0"),
             Document("Moss", "Moss grows. 0"),
-            Document("Orla", "Her brother is Bran. 0", gold=True),  # by paragraph, not by title
+            Document("Orla", "Her brother is Bran. 0", gold=True),
             Document("Bran", "Port. 0", gold=True),
         ),
         source="musique",
         metadata={"type": "2hop", "hops": 2, "supporting": [["Orla", None], ["Bran", None]]},
     )
     assert [row.answerable for row in rows] == [True, False, True]
-    assert rows[1].id == rows[0].id
     assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
 
 
 def test_truncated_file_raises_with_its_place(tmp_path: Path) -> None:
-    text = json.dumps([hotpot_row(i) for i in range(3)])
-    lines = write_lines(tmp_path / "lines", [musique_row(), musique_row(1)]).read_bytes()
-    table = write_parquet(tmp_path / "table", [columns(hotpot_row())]).read_bytes()
-    for content, message in (
-        (text[:-40].encode(), "x: not JSON in UTF-8 .* truncated, download it again"),
-        (lines[:-30], "x: row 2 is not JSON in UTF-8"),
-        (table[:-20], "x: row 1: the parquet file is damaged"),
-    ):
-        (tmp_path / "x").write_bytes(content)
-        with pytest.raises(DataError, match=message):
-            list(read_rows(tmp_path / "x"))
+    path = tmp_path / "x"
+    lines = write_lines(path, [musique_row(), musique_row(1)]).read_bytes()
+    path.write_bytes(lines[:-30])
+    with pytest.raises(DataError, match="x: row 2 is not JSON in UTF-8"):
+        list(read_rows(path))
+    table = write_parquet(path, [columns(hotpot_row())]).read_bytes()
+    path.write_bytes(table[:-20])
+    with pytest.raises(DataError, match="x: row 1: the parquet file is damaged"):
+        list(read_rows(path))
 
 
-def test_without_pyarrow_the_error_says_what_to_install(
+def test_read_rows_without_pyarrow_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_parquet(tmp_path / "x.parquet", [columns(hotpot_row())])
@@ -158,33 +139,23 @@ def test_without_pyarrow_the_error_says_what_to_install(
         list(read_rows(path))
 
 
-def test_find_official_files(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="benchmark is 'squad'; known are hotpotqa, 2wikimultihopqa, musique"
-    ):
-        get_benchmark("squad")
+def test_find_prefers_the_official_file_and_accepts_shards(tmp_path: Path) -> None:
     hotpotqa = get_benchmark("hotpotqa")
-    file = write_json(tmp_path / "any.json", [])
-    assert hotpotqa.find("train", file) == [file]
-    with pytest.raises(
-        DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file itself"
-    ):
-        hotpotqa.find("train", tmp_path)
-    (tmp_path / "hotpotqa" / "distractor").mkdir(parents=True)
-    shards = [
-        write_json(tmp_path / "hotpotqa" / "distractor" / f"train-0000{i}-of-00002.parquet", [])
-        for i in (1, 0)
-    ]
-    assert hotpotqa.find("train", tmp_path) == shards[::-1]
+    folder = tmp_path / "hotpotqa" / "distractor"
+    folder.mkdir(parents=True)
+    shards = [write_json(folder / f"train-0000{i}-of-00002.parquet", []) for i in (0, 1)]
+    assert hotpotqa.find("train", tmp_path) == shards
     official = write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])
-    assert (
-        hotpotqa.find("train", tmp_path)
-        == hotpotqa.find("train", tmp_path / "hotpotqa")
-        == [official]
-    )
-    with pytest.raises(DataError, match="no such file or folder"):
-        hotpotqa.find("dev", tmp_path / "nowhere")
-    with pytest.raises(
-        DataError, match=r"is the train file by its name: give --split train, or rename it"
-    ):
+    assert hotpotqa.find("train", tmp_path) == [official]
+    assert hotpotqa.find("train", official.parent) == [official]
+    with pytest.raises(DataError, match="is the train file by its name: give --split train"):
         hotpotqa.find("dev", official)
+
+
+def test_find_without_the_file_names_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="benchmark is 'squad'; known are hotpotqa"):
+        get_benchmark("squad")
+    with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file"):
+        get_benchmark("hotpotqa").find("train", tmp_path)
+    with pytest.raises(DataError, match="no such file or folder"):
+        get_benchmark("hotpotqa").find("dev", tmp_path / "nowhere")

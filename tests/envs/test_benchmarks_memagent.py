@@ -1,4 +1,4 @@
-"""MemAgent's files: training rows, evaluation rows, several questions a row; hostile ones in test_hostile_files.py."""
+"""MemAgent's files: training rows, evaluation rows, and several questions a row."""
 
 from __future__ import annotations
 
@@ -39,60 +39,40 @@ def eval_row(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "source"), [(train_row(ASKED, ["Port"]), "hotpotqa"), (eval_row(), "memagent")]
 )
-def test_rows_of_training_and_evaluation(
+def test_rows_of_training_and_evaluation_are_tasks(
     tmp_path: Path, write: Any, row: dict[str, Any], source: str
 ) -> None:
-    tasks = load_tasks(write(tmp_path / "x", [row, row]))
+    (task,) = load_tasks(write(tmp_path / "x", [row]))
+    name = f"{source}-00000"
     metadata = {"index": 7, "num_docs": 2}
-    assert tasks == [
-        Task(
-            f"{source}-0000{n}",
-            (Question(ASKED, ("Port",), f"{source}-0000{n}-0"),),
-            (),
-            CONTEXT,
-            source,
-            metadata,
-        )
-        for n in range(2)
-    ]
+    question = Question(ASKED, ("Port",), f"{name}-0")
+    assert task == Task(name, (question,), (), CONTEXT, source, metadata)
 
 
-TWO = ["Bran?", "Orla?"]
+PAIR = ["Bran?", "Orla?"]
+ALIASES = ("Port", "Harbour")
 
 
-@pytest.mark.parametrize("write", [write_parquet, write_json])
 @pytest.mark.parametrize(
-    ("row", "asked"),
+    ("row", "expected"),
     [
-        (
-            train_row(TWO, [["Port", "Harbour"], ["Orla"]]),
-            {"Bran?": ("Port", "Harbour"), "Orla?": ("Orla",)},
-        ),
-        (train_row(TWO, ["Port", "Orla"]), {"Bran?": ("Port",), "Orla?": ("Orla",)}),
-        (
-            train_row(["Bran?"], [["Port", "Harbour"]]),
-            {"Bran?": ("Port", "Harbour")},
-        ),  # one question keeps its aliases
-        (train_row(["Bran?"]), {"Bran?": ("Port", "Harbour")}),
-        # Lenient forms.
+        (train_row(PAIR, [["Port", "Harbour"], ["Orla"]]), {"Bran?": ALIASES, "Orla?": ("Orla",)}),
+        (train_row(PAIR, ["Port", "Orla"]), {"Bran?": ("Port",), "Orla?": ("Orla",)}),
+        (train_row(["Bran?"]), {"Bran?": ALIASES}),
         (eval_row(answers="Port"), {ASKED: ("Port",)}),
         (
             {"context": "x", "prompt": ASKED, "reward_model": '{"ground_truth": "Port"}'},
             {ASKED: ("Port",)},
         ),
-        (
-            train_row(prompt=[{"role": r, "content": ASKED} for r in ("system", "user")]),
-            {ASKED: ("Port", "Harbour")},
-        ),
     ],
 )
-def test_questions_and_answers_in_all_their_forms(
-    tmp_path: Path, write: Any, row: dict[str, Any], asked: dict[str, tuple[str, ...]]
+def test_questions_and_answers_are_read_in_all_forms(
+    tmp_path: Path, row: dict[str, Any], expected: dict[str, tuple[str, ...]]
 ) -> None:
-    (task,) = load_tasks(write(tmp_path / "x", [row]))
-    assert {question.text: question.answers for question in task.questions} == asked
+    (task,) = load_tasks(write_json(tmp_path / "x", [row]))
+    assert {question.text: question.answers for question in task.questions} == expected
 
 
-def test_a_row_without_a_question_is_refused(tmp_path: Path) -> None:
+def test_row_without_a_question_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'prompt' has no question"):
         load_tasks(write_json(tmp_path / "none.json", [train_row([], [])]))

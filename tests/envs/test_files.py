@@ -1,4 +1,4 @@
-"""Task files: what is saved is loaded; what cannot be written leaves nothing."""
+"""Task files: saved tasks load equal, and a failed save leaves nothing."""
 
 from __future__ import annotations
 
@@ -36,20 +36,16 @@ TASKS = [
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "new/folder/x.parquet"])
-def test_round_trip(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_tasks_load_equal(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_files, "_DOCUMENTS_PER_GROUP", 10)
     path = tmp_path / name
     tasks = [replace(task, id=f"{task.id}{number}") for number in range(9) for task in TASKS]
     assert save_tasks(iter(tasks), path) == 27
     assert load_tasks(path) == tasks
-    assert [file.name for file in path.parent.iterdir() if file.is_file()] == [
-        path.name
-    ]  # nothing left over
-    if path.suffix == ".parquet":
-        assert pytest.importorskip("pyarrow.parquet").ParquetFile(path).num_row_groups > 2
+    assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]
 
 
-def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+def test_save_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     save_tasks(TASKS, path)
 
@@ -68,7 +64,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
         save_tasks(TASKS, tmp_path / "file" / "x.jsonl")
 
 
-def test_questions_without_gold_answers_and_files_without_tasks(tmp_path: Path) -> None:
+def test_load_accepts_questions_without_answers_and_refuses_other_files(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for answers in ({}, {"answers": None}, {"answers": []}):
         row = {"id": "a", "questions": [{"text": "Who?", **answers}], "documents": []}
@@ -76,7 +72,5 @@ def test_questions_without_gold_answers_and_files_without_tasks(tmp_path: Path) 
         assert task.questions == (Question("Who?", ()),)
     with pytest.raises(DataError, match="has no tasks"):
         load_tasks(write_json(path, []))
-    with pytest.raises(
-        DataError, match=r"row 1: has the fields '_id', 'question'; .* atommem data build"
-    ):
-        load_tasks(write_json(path, [{"_id": "1", "question": "Who?"}]))
+    with pytest.raises(DataError, match=r"row 1: has the fields '_id'; .* atommem data build"):
+        load_tasks(write_json(path, [{"_id": "1"}]))

@@ -43,7 +43,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "beam": beam_row(2),
     "locomo": conversation(),
 }
-TURN = {"role": "user", "content": "x", "id": 0}
 
 
 def read(form: str, path: Path) -> None:
@@ -56,21 +55,14 @@ def read(form: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "field", "value"),
     [
-        *((form, "question", None) for form in ("hotpotqa", "2wikimultihopqa", "musique")),
-        *((form, "paragraphs", 7) for form in ("musique",)),
-        ("hotpotqa", "context", [["Orla", "x"]]),
+        ("2wikimultihopqa", "question", None),
+        ("musique", "paragraphs", 7),
         ("hotpotqa", "supporting_facts", [["Orla", "first"]]),
-        ("tasks", "questions", []),
-        ("tasks", "context", "beside documents"),
         ("tasks", "documents", [{"text": "x", "gold": 1}]),
-        ("memagent", "answers", [["a"], ["b"]]),
-        ("memagent training", "prompt", [{"role": "system", "content": "x"}]),
         ("memagent training", "reward_model", {"ground_truth": []}),
         ("locomo", "conversation", {"session_1": ["x"], "session_1_date_time": "now"}),
         ("longmemeval", "haystack_dates", ["2023"]),
-        ("longmemeval", "haystack_sessions", [[], [], []]),
         ("memoryagentbench", "answers", [["a"]] * 11),
-        ("beam", "chat", [[TURN, TURN]]),
         ("beam", "probing_questions", "__import__('os')"),
     ],
 )
@@ -83,17 +75,6 @@ def test_row_with_a_wrong_field_raises_with_its_place(
     message = str(caught.value)
     assert f"{path}: row 1" in message
     assert field in message
-    assert message.endswith(".")
-
-
-@pytest.mark.parametrize("form", [form for form in ROWS if form != "memagent training"])
-def test_row_without_its_first_field_raises(tmp_path: Path, form: str) -> None:
-    row = dict(ROWS[form])
-    name = next(iter(row))
-    del row[name]
-    path = write_json(tmp_path / "x.json", [row])
-    with pytest.raises(DataError, match="row 1"):
-        read(form, path)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +85,7 @@ def test_row_without_its_first_field_raises(tmp_path: Path, form: str) -> None:
         (b"<html>", "starts with '<html>'"),
         (b"[]", "has no rows"),
         (b'[{"a": "\xff"}]', "not JSON in UTF-8"),
-        ('[{"a": 1}]'.encode("utf-16"), "expected a JSON list, JSON Lines (UTF-8)"),
         (b'[{"a": 1}, {"a', "truncated"),
-        (b'{"a', "row 1 is not JSON"),
-        (b"[1]", "row 1 is 1 (int), expected an object"),
     ],
 )
 def test_file_of_another_kind_is_refused(
@@ -150,12 +128,10 @@ def test_missing_shards_and_duplicate_ids_are_refused(
 def test_file_of_the_other_benchmark_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ("hotpotqa", "2wikimultihopqa")
-    for name, wrong in (names, names[::-1]):
-        path = write_json(tmp_path / "x.json", [ROWS[name]])
-        assert build(wrong, path, tmp_path / "o.jsonl") == 2
-        error = capsys.readouterr().err
-        assert f"is one of {name}, but the benchmark is {wrong}. Give --benchmark {name}" in error
+    path = write_json(tmp_path / "x.json", [hotpot_row()])
+    assert build("2wikimultihopqa", path, tmp_path / "o.jsonl") == 2
+    error = capsys.readouterr().err
+    assert "is one of hotpotqa, but the benchmark is 2wikimultihopqa. Give --benchmark" in error
 
 
 def test_build_does_not_overwrite_its_input(

@@ -1,4 +1,4 @@
-"""What cannot be set, over all of the room: each is refused with its name and value, or with what to give."""
+"""Invalid settings of the room: each is refused with its name, its value or a fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from atommem.envs.synthetic.expert import Faults
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.web.net.search_tools import Retrieve, Serper
-from atommem.envs.web.site.expert import BrowsingFaults
 from atommem.envs.web.site.world import SiteConfig
 from atommem.errors import ConfigError
 from tests.envs.web.net.test_recording import ENGINE
@@ -35,68 +34,40 @@ def searched(kind: Callable[[Any], object], url: str) -> object:
 
 SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: longdoc(chunking="pages"), "chunking=pages"),
-    (lambda: longdoc(reward="bleu"), "reward=bleu"),
     (lambda: longdoc(at_once=0), "at_once=0: must be at least 1"),
-    (lambda: longdoc(questions_shown="never"), "questions_shown=never"),
     (lambda: longdoc(questions_shown=[]), "questions_shown is empty"),
     (lambda: longdoc(judge_url="http://x"), "give both or none"),
     (lambda: longdoc(reward="judge"), "reward is judge"),
-    (lambda: longdoc(judge_max_tokens=0), "judge_max_tokens=0"),
-    (lambda: longdoc(judge_max_unreadable=2), "judge_max_unreadable=2"),
     (lambda: web(tools=[]), "tools is empty"),
     (lambda: web(tools=["task", "task"]), "called search, visit"),
-    (
-        lambda: web(tools=["tests.envs.web.test_environment:PAGES"]),
-        "not a ToolSource or a function",
-    ),
+    (lambda: web(tools=["tests.envs.web.test_environment:PAGES"]), "not a ToolSource"),
     (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
-    (lambda: web(max_calls=0), "max_calls=0"),
     (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
-    (lambda: web(tools=[ENGINE], recording_mode="replay"), "need recording"),
     (lambda: web(tools=[ENGINE], recording="c.db", recording_mode="repaly"), "recording_mode"),
     (lambda: web(tools=[ENGINE], recording="c.db", cost_budget=1.0), "needs call_prices"),
-    (lambda: web(tools=[ENGINE], recording="c.db", call_prices=["search"]), "search=0.001"),
     (lambda: web(tools=["task"], recording="c.db"), "never recorded"),
     (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
     (lambda: web(user_agent="b\r\nHost: a"), "printable ASCII"),
-    *(
-        (partial(web, tools=[name]), f"tools={name}: (search|reader)_url is missing")
-        for name in ("searxng", "retrieve", "access")
-    ),
-    *(
-        (partial(searched, Retrieve, url), "not a server URL")
-        for url in ("http://[", "http://a:99999", "http://", "ftp://a")
-    ),
+    (lambda: web(tools=["searxng"]), "tools=searxng: search_url is missing"),
+    (lambda: searched(Retrieve, "http://["), "not a server URL"),
+    (lambda: searched(Retrieve, "ftp://a"), "not a server URL"),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
-    (
-        lambda: WEB_BENCHMARKS["gaia"].find("train", "x"),
-        "split is 'train'; gaia has validation, test",
-    ),
+    (lambda: WEB_BENCHMARKS["gaia"].find("train", "x"), "gaia has validation, test"),
     (lambda: BuildConfig(4, 2, (3, 2)), "questions is 3-2"),
     (lambda: BuildConfig(0, 2), "documents=0"),
-    (lambda: BuildConfig(4, 0), "n=0"),
-    (lambda: BuildConfig(4, 2, distractors="mine"), "distractors=mine"),
     (lambda: BuildConfig(4, 2, (1, 2), unanswerable=True), "questions is 1-2: give 1"),
     (lambda: get_prose("verse"), "Give one of plain, compact"),
-    (lambda: get_prose("plain").asked("Why?"), "is no question of the plain prose"),
-    (lambda: WorldConfig(prose="verse"), "prose=verse"),
-    (lambda: WorldConfig(hops=(3, 2)), "hops is 3-2"),
-    (lambda: WorldConfig(questions=(0, 1)), "questions is 0-1"),
     (lambda: WorldConfig(corrections=-0.1), "corrections=-0.1"),
     (lambda: WorldConfig(distractors=60), "names is 80"),
     (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "give at least 6"),
     (lambda: Faults(create=1.2), r"create=1\.2"),
-    (lambda: SiteConfig(prose="verse"), "prose=verse"),
-    (lambda: SiteConfig(moved=1.5), "moved=1.5"),
     (lambda: SiteConfig(injected=0.1, names=9), "do not fit"),
-    (lambda: SiteConfig(doubles=7, names=40), "do not fit"),
     (lambda: SiteConfig(hops=5), "hops=5: must be"),
-    (lambda: BrowsingFaults(create=2), "create=2"),
 ]
 
 
 @pytest.mark.parametrize(("make", "message"), SETTINGS, ids=[message for _, message in SETTINGS])
-def test_what_cannot_be_is_named(
+def test_setting_that_is_invalid_is_named(
     make: Callable[[], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

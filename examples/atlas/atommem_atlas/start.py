@@ -1,6 +1,8 @@
-"""`python -m atommem_atlas.start TASKS OUT`: a policy with random weights, small enough for a CPU; what it is shown.
+"""Make a tiny policy with random weights, and demonstrations for its cold start.
 
-With an instruct model none of this is needed: it knows words, and reads in the prompt which tools there are.
+python -m atommem_atlas.start TASKS OUT
+
+An instruct model needs none of this.
 """
 
 import asyncio
@@ -39,7 +41,7 @@ def call(tool: str, **arguments: str) -> str:
 
 
 class Guide:
-    """Looks the person up, keeps the home, asks for its neighbours, and names one of the two on every other task."""
+    """Look the person up, store the home, ask for its neighbours; name one on every other task."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -70,7 +72,7 @@ class Guide:
 
 
 def make_policy(tasks: Sequence[Task], folder: Path) -> Any:
-    """Write a model with random weights and a tokenizer that knows the words of `tasks`; returns the tokenizer."""
+    """Write a random model and a tokenizer of the words in `tasks`; return the tokenizer."""
     config = environment_config("atlas")
     known = [word.strip('",:{}') for task in tasks for word in json.dumps(task.facts).split()]
     called = [
@@ -102,7 +104,8 @@ def main(data: str, out: str) -> None:
     )
     shown = asyncio.run(evaluate(tasks, EpisodeRunner(agent), Path(out, "guide"), progress=False))
     print(
-        f"a policy in {out}/start; the guide's overlap on {len(tasks)} tasks: {shown.mean('overlap'):.2f}"
+        f"a policy in {out}/start; the guide's overlap on {len(tasks)} tasks: "
+        f"{shown.mean('overlap'):.2f}"
     )
 
 

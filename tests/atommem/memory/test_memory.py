@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,13 +26,7 @@ from tests.atommem.memory.toys import (
 from tests.fakes import WordEmbedder, WordTokenizer
 
 
-def test_a_new_memory_is_empty() -> None:
-    m = memory(capacity=3)
-    assert (m.view(), m.entries(), m.log) == (MemoryView(capacity=3), [], ())
-    assert MemoryView(query="") == MemoryView(query=None)
-
-
-async def test_a_read_shows_its_results_in_the_next_view_and_changes_no_entry() -> None:
+async def test_read_shows_results_in_next_view_and_changes_no_entry() -> None:
     embedder = WordEmbedder()
     m = memory(embedder)
     await m.apply([Action(CREATE, "ann lives here"), Action(CREATE, "bob flies")], 0)
@@ -48,7 +41,7 @@ async def test_a_read_shows_its_results_in_the_next_view_and_changes_no_entry() 
     assert embedder.calls == [("entry", "ann lives here", "bob flies"), ("query", "ann")]
 
 
-async def test_results_stay_until_query_or_entries_change() -> None:
+async def test_view_results_stay_until_query_or_entries_change() -> None:
     m = memory(retrieve_k=1)
     await m.apply([Action(CREATE, "ann old"), Action(READ, "ann")], 0)
     assert shown(m) == [(1, "ann old")]
@@ -64,20 +57,7 @@ async def test_results_stay_until_query_or_entries_change() -> None:
     assert m.view() == MemoryView(size=3)
 
 
-async def test_the_last_of_several_reads_sets_the_query() -> None:
-    m = memory(retrieve_k=1)
-    turn = [Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann"), Action(READ, "bob")]
-    await m.apply(turn, 0)
-    assert (m.view().query, shown(m)) == ("bob", [(1, "bob")])
-
-
-async def test_equal_texts_are_shown_oldest_first_up_to_k() -> None:
-    m = memory(retrieve_k=6)
-    await m.apply([*[Action(CREATE, "ann sings")] * 40, Action(READ, "ann sings")], 0)
-    assert [item.entry_id for item in m.view().retrieved] == [1, 2, 3, 4, 5, 6]
-
-
-async def test_handles_are_those_of_the_view_that_the_policy_saw() -> None:
+async def test_update_and_delete_address_handles_as_shown() -> None:
     m = memory(retrieve_k=2)
     created = [Action(CREATE, text) for text in ("ann one", "bob two", "cid three")]
     await m.apply([*created, Action(READ, "bob")], 0)
@@ -101,14 +81,7 @@ async def test_handles_are_those_of_the_view_that_the_policy_saw() -> None:
     assert texts(m) == {2: "bob three", 3: "cid three", 4: "new"}
 
 
-async def test_ids_are_never_reused() -> None:
-    m = memory()
-    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
-    await m.apply([Action(DELETE, handle=1), Action(CREATE, "bob")], 1)
-    assert texts(m) == {2: "bob"}
-
-
-async def test_a_full_store_rejects_creates_until_a_delete_makes_room() -> None:
+async def test_create_in_full_store_is_rejected_until_delete() -> None:
     m = memory(capacity=1)
     turn = [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")]
     operations = await m.apply(turn, 0)
@@ -129,7 +102,7 @@ async def test_a_full_store_rejects_creates_until_a_delete_makes_room() -> None:
         (UPDATE, "entry_tokens"),
     ],
 )
-async def test_every_text_is_cut_to_its_limit_with_a_marker(kind: str, setting: str) -> None:
+async def test_apply_long_text_is_cut_with_marker(kind: str, setting: str) -> None:
     embedder = WordEmbedder()
     m = memory(embedder, **{setting: 3})
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
@@ -142,7 +115,7 @@ async def test_every_text_is_cut_to_its_limit_with_a_marker(kind: str, setting: 
 
 
 @pytest.mark.parametrize("kind", [CREATE, READ, UPDATE, DELETE, SCRATCHPAD])
-async def test_a_disabled_action_changes_nothing_and_is_logged(kind: str) -> None:
+async def test_apply_disabled_action_is_logged_and_changes_nothing(kind: str) -> None:
     m = memory(disabled_actions=[str(kind)])
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann"), Action(SCRATCHPAD, "pad")], 0)
     before = (texts(m), m.contents.scratchpad, m.contents.query)
@@ -151,7 +124,7 @@ async def test_a_disabled_action_changes_nothing_and_is_logged(kind: str) -> Non
     assert (texts(m), m.contents.scratchpad, m.contents.query) == before
 
 
-async def test_entries_count_when_and_how_well_they_were_shown() -> None:
+async def test_entry_statistics_follow_retrievals() -> None:
     m = memory(retrieve_k=1)
     span = Source(0, "chunk 1", 5, 9)
     turn = [Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann bob ann")]
@@ -168,7 +141,7 @@ async def test_entries_count_when_and_how_well_they_were_shown() -> None:
     assert (bob.shown, bob.last_shown, bob.best_similarity) == (0, None, None)
 
 
-async def test_outcomes_are_recorded_until_a_text_is_rewritten() -> None:
+async def test_record_outcome_lasts_until_update() -> None:
     m = memory()
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
     m.record_outcome(0.5, 0, [2])
@@ -183,7 +156,7 @@ async def test_outcomes_are_recorded_until_a_text_is_rewritten() -> None:
     assert state(m) == before
 
 
-async def test_search_returns_what_a_read_would_show_and_logs_nothing() -> None:
+async def test_search_equals_read_and_logs_nothing() -> None:
     m = memory(retrieve_k=2, query_tokens=2)
     await m.apply([Action(CREATE, "bob hums"), Action(CREATE, "ann"), Action(READ, "bob")], 0)
     before = state(m)
@@ -222,8 +195,8 @@ async def two_entries(embedder: WordEmbedder, **settings: Any) -> WorkingMemory:
     return m
 
 
-@pytest.mark.parametrize("word", ["then", "carol", "writes"])
-async def test_an_outage_leaves_the_memory_unchanged(word: str) -> None:
+@pytest.mark.parametrize("word", ["then", "carol"])
+async def test_apply_outage_leaves_memory_unchanged(word: str) -> None:
     embedder = FailsOn()
     m = await two_entries(embedder)
     before = state(m)
@@ -236,40 +209,7 @@ async def test_an_outage_leaves_the_memory_unchanged(word: str) -> None:
     assert shown(m) == [(1, "carol writes"), (2, "ann sings then")]
 
 
-class Waits(WordEmbedder):
-    async def embed(self, texts: Sequence[str], kind: str) -> Any:
-        if "carol writes" in texts:
-            await asyncio.sleep(60)
-        return await super().embed(texts, kind)
-
-
-async def test_a_cancelled_completion_leaves_the_memory_unchanged() -> None:
-    m = await two_entries(Waits())
-    before = state(m)
-    task = asyncio.create_task(m.apply(TURN, 1))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert state(m) == before
-
-
-async def test_vectors_that_are_not_unit_vectors_leave_the_memory_unchanged() -> None:
-    class Long(WordEmbedder):
-        scale = 1
-
-        async def embed(self, texts: Sequence[str], kind: str) -> Any:
-            return self.scale * await super().embed(texts, kind)
-
-    embedder = Long()
-    m = await two_entries(embedder)
-    before, embedder.scale = state(m), 2
-    with pytest.raises(ConfigError, match="unit vectors"):
-        await m.apply(TURN, 1)
-    assert state(m) == before
-
-
-async def test_undo_returns_to_a_step_and_embeds_only_what_was_lost() -> None:
+async def test_undo_restores_step_and_embeds_deleted_texts_only() -> None:
     embedder = WordEmbedder()
     m = memory(embedder)
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann")], 0)
@@ -288,7 +228,7 @@ async def test_undo_returns_to_a_step_and_embeds_only_what_was_lost() -> None:
     assert [text for _, text in shown(m)] == ["ann", "ann too", "bob"]
 
 
-async def test_a_snapshot_and_the_log_restore_every_step() -> None:
+async def test_restore_from_snapshot_and_log_gives_every_step() -> None:
     embedder = WordEmbedder()
     m = await two_entries(embedder)
     states = [state(m)]
@@ -314,32 +254,10 @@ async def test_a_snapshot_and_the_log_restore_every_step() -> None:
     assert shown(m) == shown(whole) == shown(cached)
 
 
-async def test_restore_refuses_another_embedder_unless_it_may_embed_again() -> None:
-    m = await two_entries(WordEmbedder())
-    other = WordEmbedder()
-    other.id = "other"
-    fresh = memory(other)
-    with pytest.raises(ConfigError, match="'words/64'"):
-        await fresh.restore(m.snapshot(), (), m.vectors())
-    await fresh.restore(m.snapshot(), (), m.vectors(), reembed=True)
-    assert ("entry", "ann sings now", "bobby flies") in other.calls
-    assert fresh.snapshot().embedder == "other"
-
-
-async def test_a_fork_is_independent_of_its_origin() -> None:
-    m = await two_entries(WordEmbedder())
-    twin, before = m.fork(), state(m)
-    assert state(twin) == before
-    await twin.apply(TURN, 1)
-    assert state(m) == before
-    await m.apply([Action(CREATE, "bobby lands")], 1)
-    assert list(texts(twin).values()) == ["ann sings then", "carol writes"]
-
-
 # Edit and forget ----------------------------------------------------------------------------------
 
 
-async def test_edit_rewrites_or_deletes_an_entry_and_updates_the_view() -> None:
+async def test_edit_updates_or_deletes_entry_and_view() -> None:
     m = memory(entry_tokens=3)
     await m.apply([Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "bob")], 0)
     update, retrieve = await m.edit(1, "bob bob bob bob", 0)
@@ -356,7 +274,7 @@ async def test_edit_rewrites_or_deletes_an_entry_and_updates_the_view() -> None:
 BAD, GOOD = "https://bad.test/", "https://good.test/"
 
 
-async def test_forget_deletes_entries_with_any_text_from_a_source() -> None:
+async def test_forget_deletes_entries_of_a_source() -> None:
     m = memory()
     await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
     turn = [Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)]
@@ -381,7 +299,7 @@ async def test_forget_deletes_entries_with_any_text_from_a_source() -> None:
     assert replay(m.log) == m.contents
 
 
-async def test_forget_empties_scratchpad_and_query_with_a_text_from_a_source() -> None:
+async def test_forget_clears_scratchpad_and_query_of_a_source() -> None:
     m = memory()
     turn = [Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")]
     await m.apply(turn, 0, Source(0, BAD))
@@ -393,7 +311,7 @@ async def test_forget_empties_scratchpad_and_query_with_a_text_from_a_source() -
     assert m.view().scratchpad == "good"
 
 
-async def test_the_log_alone_gives_the_contents_after_random_turns() -> None:
+async def test_replay_after_random_turns_equals_contents() -> None:
     rng = np.random.default_rng(0)
     words = ["ann", "bob", "sings", "hums"]
     m = memory(capacity=6, retention="lru", retrieve_k=3)

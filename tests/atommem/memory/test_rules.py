@@ -58,7 +58,7 @@ class Nearest(Rule):
         return Eviction(entry.id, f"like {candidate.text}", score)
 
 
-async def test_evict_sees_candidate_and_store_and_is_logged_before_the_create() -> None:
+async def test_evict_is_logged_before_the_create() -> None:
     Nearest.seen.clear()
     name = f"{HERE}:Nearest"
     m = memory(capacity=2, retention=name)
@@ -78,7 +78,7 @@ async def test_evict_sees_candidate_and_store_and_is_logged_before_the_create() 
         seen.entries[1] = seen.entries[2]  # type: ignore[index]
 
 
-async def test_a_memory_restored_into_a_smaller_capacity_shrinks_at_its_next_create() -> None:
+async def test_restore_with_smaller_capacity_evicts_at_next_create() -> None:
     m = memory()
     await m.apply([Action(CREATE, text) for text in ("one", "two", "three")], 0)
     config = MemoryConfig(capacity=2, retention="fifo")
@@ -96,7 +96,7 @@ class Broken(Rule):
         return Eviction(None, "too near", nearest) if nearest > 0.9 else Eviction(99, "none")
 
 
-async def test_a_rule_that_names_a_missing_entry_raises_and_changes_nothing() -> None:
+async def test_evict_of_missing_entry_is_refused() -> None:
     m = memory(capacity=1, retention=f"{HERE}:Broken")
     (*_, refused) = await m.apply([Action(CREATE, "one"), Action(CREATE, "one")], 0)
     assert operation_from_json(json.loads(json.dumps(to_json(refused)))) == refused
@@ -126,11 +126,10 @@ CAREFUL = f"{HERE}:Careful"
     ("new", "after", "limit"),
     [
         ("ann sings", "ann sings", 9),
-        ("also ann sings now", "ann sings now; also ann sings now", 9),
         ("also ann sings now", "ann sings now; [cut]", 4),
     ],
 )
-async def test_a_merge_is_an_update_by_the_admission_rule(new: str, after: str, limit: int) -> None:
+async def test_admission_merge_is_logged_as_update(new: str, after: str, limit: int) -> None:
     embedder = WordEmbedder()
     m = memory(embedder, admission=CAREFUL, capacity=1, entry_tokens=limit)
     (refused,) = await m.apply([Action(CREATE, "abc")], 0)
@@ -154,7 +153,7 @@ async def test_a_merge_is_an_update_by_the_admission_rule(new: str, after: str, 
     np.testing.assert_allclose(m.vectors().rows[:1], rows, atol=1e-6)
 
 
-async def test_an_outage_while_a_merge_is_embedded_changes_nothing() -> None:
+async def test_admission_merge_outage_changes_nothing() -> None:
     class MergeFails(WordEmbedder):
         async def embed(self, texts: Sequence[str], kind: str) -> Any:
             if any(";" in text for text in texts):
@@ -196,7 +195,7 @@ class Tidy(Rule):
             self.failed |= set(shown)
 
 
-async def test_a_sweep_is_logged_after_the_actions_of_the_step() -> None:
+async def test_sweep_is_logged_after_the_actions() -> None:
     name = f"{HERE}:Tidy(steps=1)"
     m = memory(retention=name)
     await m.apply([Action(CREATE, "one"), Action(CREATE, "two")], 0)
@@ -208,7 +207,7 @@ async def test_a_sweep_is_logged_after_the_actions_of_the_step() -> None:
     assert (create.entry_id, texts(m)) == (3, {3: "three"})
 
 
-async def test_rules_of_a_fork_and_of_a_restored_memory_have_observed_the_log() -> None:
+async def test_rule_of_forked_or_restored_memory_has_observed_the_log() -> None:
     embedder = WordEmbedder()
     m = memory(embedder, retention=f"{HERE}:Tidy(steps=99)")
     turn = [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")]
@@ -251,7 +250,7 @@ class Asks(Rule):
         return Accepted("long enough", self.known[candidate.text])
 
 
-async def test_ratings_are_logged_and_belong_to_the_present_text() -> None:
+async def test_rate_is_logged_and_follows_the_text() -> None:
     m = memory(retention=f"{HERE}:Words")
     (create,) = await m.apply([Action(CREATE, "ann sings well")], 0)
     assert (create.score, m.entries()[0].score) == (3, 3)
@@ -267,26 +266,18 @@ async def test_ratings_are_logged_and_belong_to_the_present_text() -> None:
     ("name", "message"),
     [
         ("lrv", r"retention=lrv: unknown \(did you mean lru\?\)"),
-        (f"{HERE}:Missing", "has no attribute 'Missing'"),
-        (f"{HERE}:memory", "give a subclass"),
         (f"{HERE}:Asks", "must define evict or sweep"),
-        ("fifo(3)", r"write options as NAME\(option=value"),
         ("fifo(size=3)", r"--size=3: unknown setting\. Options: none"),
-        ("periodic(days=3)", "Options: period, alpha"),
-        ("periodic(period=3, period=4)", "each once"),
-        ("periodic(period=[)", "give a whole number"),
         ("periodic(period=1.5)", "give a whole number"),
-        ("history(beta=nan)", "give a finite number"),
         ("history(at_least=3)", "give true or false"),
-        ("memobank(sample=-1)", "at least 1"),
     ],
 )
-def test_make_rule_with_a_bad_name_or_option_says_what_to_write(name: str, message: str) -> None:
+def test_make_rule_invalid_name_or_option_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_rule("retention", name)
 
 
-def test_make_rule_finds_a_file_of_the_current_folder(
+def test_make_rule_imports_from_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path of an installed command does not include the folder in which it is called."""
@@ -299,7 +290,7 @@ def test_make_rule_finds_a_file_of_the_current_folder(
     assert type(make_rule("retention", "my_own_rules:Mine")).__name__ == "FirstInFirstOut"
 
 
-async def test_store_state_gives_columns_and_cosines_oldest_first() -> None:
+async def test_store_state_returns_columns_and_cosines_by_age() -> None:
     rows = await WordEmbedder().embed(["ann sings", "bob", "ann sings low", "ann"], "entry")
     entries = {3 + i: Entry(3 + i, "text", i, i, last_shown=None if i else 5) for i in range(3)}
     store = VectorStore(64)

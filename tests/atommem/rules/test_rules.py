@@ -1,23 +1,21 @@
-"""Every rule that is shipped: its decisions on small stores, and the promises of all rules."""
+"""Shipped rules: decisions on small stores, and the checks of all rules."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem import plugins
 from atommem.actions import Action
-from atommem.config import MemoryConfig
 from atommem.errors import ConfigError, OutageError
 from atommem.memory.log import Entry, Outcome, Source
 from atommem.memory.rules import (
     Accepted,
-    Admission,
     Candidate,
     Eviction,
     Refused,
@@ -26,9 +24,7 @@ from atommem.memory.rules import (
     make_rule,
 )
 from atommem.memory.store import VectorStore
-from atommem.rules import check
 from atommem.rules.amac import AMac, read_utility, rouge_l
-from atommem.rules.banks import LINEAR
 from atommem.rules.check import problems
 from tests.atommem.memory.toys import CREATE, memory, texts
 
@@ -58,9 +54,7 @@ def entries(**columns: Sequence[Any]) -> list[Entry]:
     [
         ("reject", {"last_shown": [5, 1, 3]}, (None, "the store is full", None)),
         ("fifo", {"last_shown": [5, 1, 3]}, (10, "oldest, of step 0", 0)),
-        ("lru", {"last_shown": [5, 3, 3]}, (11, "unused since step 3", 3)),
         ("lru", {"last_shown": [5, None, 3]}, (11, "unused since step 1", 1)),
-        ("lru", {"last_shown": [2, 2, None]}, (10, "unused since step 2", 2)),
         ("lfu", {"shown": [2, 1, 1]}, (11, "shown 1 times", 1)),
         (
             "ebbinghaus",
@@ -68,16 +62,14 @@ def entries(**columns: Sequence[Any]) -> list[Entry]:
             (10, "retention 0.0302", None),
         ),
         ("failures_first", {"outcome": [1.0, 0.2, 0.0]}, (11, "oldest failure", 1)),
-        ("failures_first", {"outcome": [1.0, None, 0.5]}, (10, "oldest, no failures", 0)),
         ("length", {"score": [3.0, None, 1.0]}, (11, "words -inf", -np.inf)),
         ("novelty", {"score": [3.0, 0.5, 0.5]}, (11, "novelty 0.5", 0.5)),
         ("constrained", {"mean_outcome": [0.5, 0.25, None]}, (11, "mean utility 0.25", 0.25)),
-        ("constrained", {"mean_outcome": [None, None]}, (10, "never used", None)),
         ("memobank", {"outcome": [1.0, 0.0], "shown": [0, 1]}, (11, "utility 0.0746", None)),
         ("traceretain", {"outcome": [1.0, 0.0, 1.0]}, (11, "score -1.39", None)),
     ],
 )
-def test_evict_of_a_shipped_rule(name: str, columns: Any, decision: Any) -> None:
+def test_evict_returns_entry_and_reason(name: str, columns: Any, decision: Any) -> None:
     entry_id, reason, score = decision
     found = make_rule("retention", name).evict(NEW, store(entries(**columns)))
     assert (found.entry_id, found.reason) == (entry_id, reason)
@@ -85,13 +77,13 @@ def test_evict_of_a_shipped_rule(name: str, columns: Any, decision: Any) -> None
         assert found.score == score
 
 
-def test_redundancy_evicts_the_older_of_the_closest_pair() -> None:
+def test_redundancy_evicts_older_of_closest_pair() -> None:
     rows = [[0, 1], [0.6, 0.8], [1, 0], [0.8, 0.6]]
     found = make_rule("retention", "redundancy").evict(NEW, store(entries(shown=[0] * 4), rows))
     assert (found.entry_id, found.score) == (11, pytest.approx(0.96))
 
 
-def test_a_rated_rule_refuses_a_candidate_below_all_entries() -> None:
+def test_rated_rule_refuses_candidate_below_all_entries() -> None:
     candidate = Candidate("new", UNIT, Source(9), score=0.5)
     rule = make_rule("retention", "length")
     assert rule.evict(candidate, store(entries(score=[1.0, 2.0]))) == Eviction(
@@ -105,16 +97,13 @@ def test_a_rated_rule_refuses_a_candidate_below_all_entries() -> None:
     [
         ("length", "one two three", 3),
         ("type_prior", "I love my job", 0.9),
-        ("type_prior", "right now", 0.2),
-        ("type_prior", "xyz", 0.5),
         ("novelty", "", 0.2),
         ("oracle(needs=NEEDS)", "new", 2),
-        ("oracle(needs=NEEDS)", "other", 0),
         ("oracle(needs=NEEDS, task=t2)", "new", 5),
         ("linear(weights=WEIGHTS)", "Ann met Bob in 2023?", 0.5 * 1 + 0.25 * 0.2 + 1),
     ],
 )
-def test_rate_of_a_shipped_rule(name: str, text: str, expected: float, tmp_path: Path) -> None:
+def test_rate_returns_score(name: str, text: str, expected: float, tmp_path: Path) -> None:
     needs, weights = tmp_path / "needs.json", tmp_path / "weights.json"
     needs.write_text(json.dumps({"new": 2, "t2": {"new": 5}}))
     weights.write_text(json.dumps({"has_number": 0.5, "novelty": 0.25, "question": 1.0}))
@@ -125,7 +114,7 @@ def test_rate_of_a_shipped_rule(name: str, text: str, expected: float, tmp_path:
     assert rule.rate(candidate, seen) == pytest.approx(expected)
 
 
-def test_periodic_history_and_combined_delete_by_use_and_utility() -> None:
+def test_sweep_deletes_by_use_and_utility() -> None:
     held = entries(uses=[6, 6, 0], mean_outcome=[0.5, 0.6, None])
     seen = store(held, step=4)
     periodic = make_rule("retention", "periodic(period=4)")
@@ -141,13 +130,9 @@ def test_periodic_history_and_combined_delete_by_use_and_utility() -> None:
     assert [(e.entry_id, e.reason) for e in combined.sweep(seen)] == [
         (10, "mean utility 0.50"),
     ]
-    late = store([*held, Entry(13, "text", 4, 4)], step=8)
-    assert [e.entry_id for e in make_rule("retention", "combined(period=4)").sweep(late)] == [
-        *(10, 11, 12, 13)
-    ]
 
 
-def test_memobank_refuses_duplicates_and_broken_failures_and_prunes_by_utility() -> None:
+def test_memobank_refuses_duplicates_and_prunes_by_utility() -> None:
     rule = make_rule("admission", "memobank")
     held = store(entries(outcome=[1.0, 0.0, 1.0, 0.0]))
     assert rule.admit(NEW, held) == Refused("duplicate", 1.0)
@@ -161,10 +146,9 @@ def test_memobank_refuses_duplicates_and_broken_failures_and_prunes_by_utility()
     plan = json.dumps({"plan": [{"description": "look"}]})
     valid = Candidate("a long query", UNIT, Source(9), outcome=0.0, details={"execution": plan})
     assert rule.admit(valid, store([])) == Accepted()
-    for plan, problem in (("no", "not JSON"), ("{}", "no steps"), ('{"plan": [1]}', "description")):
-        details = {"execution": plan}
-        broken = Candidate("a long query", UNIT, Source(9), outcome=0.0, details=details)
-        assert problem in rule.admit(broken, store([])).reason
+    details = {"execution": "no"}
+    broken = Candidate("a long query", UNIT, Source(9), outcome=0.0, details=details)
+    assert "not JSON" in rule.admit(broken, store([])).reason
 
     def pruned(options: str) -> list[int | None]:
         rule = make_rule("retention", f"memobank({options})")
@@ -176,19 +160,12 @@ def test_memobank_refuses_duplicates_and_broken_failures_and_prunes_by_utility()
     assert pruned("keep=.5, prune_above=true") == []
 
 
-@pytest.mark.parametrize("rule", ["linear", "traceretain"])
-def test_weights_that_are_not_finite_or_unknown_are_refused(rule: str, tmp_path: Path) -> None:
+def test_linear_weights_invalid_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.json"
-    good = dict.fromkeys(LINEAR, 1.0) if rule == "traceretain" else {"novelty": 1.0}
-    for weights, message in (
-        ({**good, next(iter(good)): float("nan")}, "finite"),
-        ({**good, "other": 1.0}, "other|must have"),
-    ):
+    for weights, message in (({"novelty": float("nan")}, "finite"), ({"other": 1.0}, "other")):
         path.write_text(json.dumps(weights))
         with pytest.raises(ConfigError, match=message):
-            make_rule("retention", f"{rule}(weights={path})")
-    with pytest.raises(ConfigError, match="cannot read"):
-        make_rule("retention", f"{rule}(weights=nowhere.json)")
+            make_rule("retention", f"linear(weights={path})")
 
 
 # The promises of all rules ------------------------------------------------------------------------
@@ -198,7 +175,7 @@ def test_weights_that_are_not_finite_or_unknown_are_refused(rule: str, tmp_path:
 @pytest.mark.parametrize(
     "name", [name for name in plugins.names("atommem.retention") if name != "oracle"]
 )
-def test_a_shipped_retention_rule_keeps_the_promises(name: str, tmp_path: Path) -> None:
+def test_shipped_retention_rule_passes_check(name: str, tmp_path: Path) -> None:
     weights = tmp_path / "weights.json"
     weights.write_text(json.dumps({"bias": 0.0, "log_words": 1.0, "novelty": 0.5}))
     name = f"linear(weights={weights})" if name == "linear" else name
@@ -207,7 +184,7 @@ def test_a_shipped_retention_rule_keeps_the_promises(name: str, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", plugins.names("atommem.admission"))
-def test_a_shipped_admission_rule_keeps_the_promises(name: str) -> None:
+def test_shipped_admission_rule_passes_check(name: str) -> None:
     assert problems("fifo", name, streams=1, steps=40) == []
 
 
@@ -218,53 +195,14 @@ class Counts(Rule):
         self.made = 0
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        self.count()
+        self.made += 1
         return Eviction(sorted(store.entries)[self.made % len(store.entries)], "by a count")
 
-    def count(self) -> None:
-        self.made += 1
-
-
-class Remembers(Counts):
-    """Keeps a count over all memories."""
-
-    made = 0
-
-    def __init__(self) -> None:
-        pass
-
-    def count(self) -> None:
-        Remembers.made += 1
-
-
-class Peeks(Rule):
-    """Keeps what a later step asks for."""
-
-    later: ClassVar[set[str]] = set()
-
-    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
-        return Accepted() if self.later & set(candidate.text.split()) else Refused("not asked")
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rule", "problem"), [("Remembers", "between two runs"), ("Counts", "after a restore")]
-)
-def test_check_finds_state_outside_of_the_log(rule: str, problem: str) -> None:
-    assert any(problem in found for found in problems(f"{HERE}:{rule}", streams=2))
-
-
-@pytest.mark.slow
-def test_check_finds_a_rule_that_knows_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = check.play
-
-    async def leaking(config: MemoryConfig, stream: Any, *args: Any) -> Any:
-        Peeks.later.clear()
-        Peeks.later.update(stream[30][0].text.split())
-        return await play(config, stream, *args)
-
-    monkeypatch.setattr(check, "play", leaking)
-    assert any("later steps" in found for found in problems("fifo", f"{HERE}:Peeks", streams=6))
+def test_check_reports_state_outside_the_log() -> None:
+    found = problems(f"{HERE}:Counts", streams=2)
+    assert any("after a restore" in problem for problem in found)
 
 
 # A-MAC --------------------------------------------------------------------------------------------
@@ -276,29 +214,21 @@ async def amac_log(admission: str, *written: str) -> tuple[list[Outcome], list[s
     return [operation.outcome for operation in operations], list(texts(m).values())
 
 
-async def test_amac_refuses_low_types_and_repetitions() -> None:
+async def test_amac_refuses_low_types_and_duplicates() -> None:
     outcomes, left = await amac_log("amac", "I love tea", "I love tea", "right now")
     assert outcomes == [Outcome.APPLIED, Outcome.REJECTED, Outcome.REJECTED]
     assert left == ["I love tea"]
 
 
 @pytest.mark.parametrize("conflict", [0.4, 0.99])
-async def test_amac_keeps_the_higher_score_of_a_contradiction(conflict: float) -> None:
+async def test_amac_contradiction_keeps_higher_score(conflict: float) -> None:
     said = ["tomorrow ann sings songs", "ann sings songs love"]
     for order in (said, said[::-1]):
         _, left = await amac_log(f"amac(conflict={conflict}, threshold=.3)", *order)
         assert left == ([said[1]] if conflict == 0.4 else order)
 
 
-async def test_amac_published_scores_as_the_code_does() -> None:
-    m = memory(admission="amac_published(threshold=0)")
-    turn = [Action(CREATE, "I love red tea"), Action(CREATE, "I love tea")]
-    first, second = await m.apply(turn, 0)
-    assert first.score == pytest.approx(0.05 + 0.1 + 0.54)
-    assert second.score == pytest.approx(0.05 + 0.1 * 6 / 7 + 0.1 + 0.54)
-
-
-async def test_amac_leaves_utility_unknown_in_an_outage_and_asks_again(
+async def test_amac_after_outage_requests_utility_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rule = AMac(url="http://127.0.0.1:9", model="m")
@@ -323,10 +253,10 @@ async def test_amac_leaves_utility_unknown_in_an_outage_and_asks_again(
     assert rule.score(candidate, store([])) == pytest.approx((0.09 + 0.2 + 0.12) / 0.9)
 
 
-def test_amac_options_replies_and_rouge() -> None:
+def test_amac_options_replies_and_rouge_l() -> None:
     replies = {"0.7": 0.7, "Score: .25.": 0.25, "1": 1.0, "0": 0.0, "ten": None, "10": None}
     assert {reply: read_utility(reply) for reply in replies} == replies
-    for options in ("weights=1/2", "weights=a/b/c/d/e", "weights=-1/1/1/1/1", "model=m"):
+    for options in ("weights=1/2", "model=m"):
         with pytest.raises(ConfigError, match=r"amac: (give|weights)"):
             make_rule("admission", f"amac({options})")
     assert rouge_l(["a", "b", "c", "d"], ["b", "x", "d"]) == pytest.approx(4 / 7)

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from atommem.envs.chunking import joined_text
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.longdoc.evidence_recall import evidence_recall
 from atommem.envs.longdoc.fact_recall import fact_recall, facts_of
-from atommem.envs.scoring.records import record_of
-from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
 from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved, Source
-from atommem.observation import Observation, StopReason
+from atommem.observation import Observation
 
 FACTS = Task(
     "t",
@@ -50,78 +51,70 @@ READING = Observation("reading")
 def step(
     observation: Observation, *operations: Operation, shown: Mapping[int, str] | None = None
 ) -> Step:
-    """A step that is shown these texts, by their entries' ids."""
+    """Return a step that retrieves the texts in `shown`, by the ids of their entries."""
     retrieved = (
         Retrieved(handle, entry, text, 0.5)
         for handle, (entry, text) in enumerate((shown or {}).items(), 1)
     )
-    return Step(
-        0,
-        observation,
-        MemoryView(retrieved=(*retrieved,)),
-        [],
-        [],
-        [],
-        "",
-        "stop",
-        (),
-        (),
-        operations,
-        0,
-    )
+    view = MemoryView(retrieved=(*retrieved,))
+    return Step(0, observation, view, [], [], [], "", "stop", (), (), operations, 0)
 
 
 def asked(question: int, *operations: Operation, **shown: Any) -> Step:
     return step(Observation("answering", question=question), *operations, **shown)
 
 
-def test_what_a_fact_is() -> None:
+@pytest.mark.parametrize(
+    ("text", "carried"),
+    [
+        (FACT, True),
+        ("Since 1990: PORT.", True),
+        ("Bran lived in Portland", False),  # whole words
+        ("The port is big; Bran likes it", False),  # one more word is chance
+        ("Bran has lived there since 1990", False),
+    ],
+)
+def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: bool) -> None:
     (fact,) = facts_of(FACTS, FACTS.questions[0])
     assert (fact.answer, fact.words) == ("port", {"bran", "lived", "since", "1990"})
+    assert fact.carried_by(text) is carried
     assert facts_of(FACTS, FACTS.questions[1]) == []
-    assert fact.carried_by(FACT)
-    assert fact.carried_by("Since 1990: PORT.")
-    assert not fact.carried_by("Bran lived in Portland")  # whole words
-    assert not fact.carried_by("The port is big; Bran likes it")  # one more word is chance
-    assert not fact.carried_by("Bran has lived there since 1990")
+
+
+def test_short_fact_is_carried_by_half_of_its_words() -> None:
     (orla,) = facts_of(FACTS, FACTS.questions[2])
     assert orla.words == {"finn", "potter"}
-    assert orla.carried_by("Orla: potter")  # a short statement: half of it
+    assert orla.carried_by("Orla: potter")
     assert not orla.carried_by("Orla")
 
 
-def test_facts_entered_kept_and_retrieved_are_told_apart() -> None:
-    def recall(*steps: Step) -> tuple[float, ...]:
-        return tuple(fact_recall(FACTS, Episode("t", 0, list(steps)))[0].values())
-
-    create = Operation(0, "create", entry_id=1, after=FACT)
-    overwrite = Operation(0, "update", entry_id=1, before=FACT, after="Bran")
-    rejected = Operation(0, "create", Outcome.REJECTED, after=FACT)
-    assert [*fact_recall(FACTS, Episode("t", 0, [step(READING)]))[0]] == [
-        "fact_entered",
-        "fact_kept",
-        "fact_retrieved",
-    ]
-    assert recall(step(READING, create)) == (1, 1, 0)
-    assert recall(step(READING, create), asked(0, shown={1: FACT})) == (1, 1, 1)
-    assert recall(step(READING, create), asked(1, shown={1: FACT})) == (1, 1, 0), (
-        "shown for another question only"
-    )
-    assert recall(step(READING, create), asked(0, overwrite)) == (1, 0, 0)
-    assert recall(step(READING, rejected)) == (0, 0, 0)
+CREATE = Operation(0, "create", entry_id=1, after=FACT)
+OVERWRITE = Operation(0, "update", entry_id=1, before=FACT, after="Bran")
+REJECTED = Operation(0, "create", Outcome.REJECTED, after=FACT)
 
 
-def test_questions_without_a_fact_have_no_recall_and_records_keep_it() -> None:
-    answers = ("Port", None, None)
-    steps = [asked(2, shown={1: "Orla Finn is a potter"})]
-    episode = Episode("t", 0, steps, answers, 1 / 3, stop_reason=StopReason.UNANSWERED)
-    record = record_of(describe_task(FACTS), episode, fact_recall(FACTS, episode))
-    assert [question.metrics for question in record.questions] == [
-        {"fact_entered": 0, "fact_kept": 0, "fact_retrieved": 0},
-        {},
-        {"fact_entered": 0, "fact_kept": 0, "fact_retrieved": 1},
-    ]
-    assert fact_recall(FACTS, Episode("t", 0)) == [{}, {}, {}]
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([step(READING, CREATE)], (1, 1, 0)),
+        ([step(READING, CREATE), asked(0, shown={1: FACT})], (1, 1, 1)),
+        ([step(READING, CREATE), asked(1, shown={1: FACT})], (1, 1, 0)),  # another question
+        ([step(READING, CREATE), asked(0, OVERWRITE)], (1, 0, 0)),
+        ([step(READING, REJECTED)], (0, 0, 0)),
+    ],
+)
+def test_fact_recall_separates_entered_kept_and_retrieved(
+    steps: list[Step], expected: tuple[int, ...]
+) -> None:
+    found = fact_recall(FACTS, Episode("t", 0, steps))[0]
+    assert [*found] == ["fact_entered", "fact_kept", "fact_retrieved"]
+    assert (*found.values(),) == expected
+
+
+def test_questions_without_a_fact_have_no_fact_recall() -> None:
+    episode = Episode("t", 0, [asked(2, shown={1: "Orla Finn is a potter"})])
+    first, without, third = fact_recall(FACTS, episode)
+    assert (first["fact_retrieved"], without, third["fact_retrieved"]) == (0, {}, 1)
 
 
 def write(kind: str, entry: int, chunk: str, outcome: Outcome = Outcome.APPLIED) -> Operation:
@@ -130,15 +123,14 @@ def write(kind: str, entry: int, chunk: str, outcome: Outcome = Outcome.APPLIED)
 
 def recall(
     chunks: list[str], operations: list[list[Operation]], *shown: tuple[int, ...]
-) -> list[dict[str, float]]:
-    """With these chunks read, and then the question of each of `shown` asked, which is shown these entries."""
+) -> list[float | None]:
+    """Return evidence recall by question, where question i retrieves the entries `shown[i]`."""
     steps = [step(chunk_observation(TURNS, chunks, i), *operations[i]) for i in range(len(chunks))]
-    questions = (question_observation(TURNS, range(i, i + 1)) for i in range(len(shown)))
-    steps += [
-        step(question, shown=dict.fromkeys(ids, "x"))
-        for question, ids in zip(questions, shown, strict=True)
-    ]
-    return evidence_recall(TURNS, Episode("t", 0, steps))
+    for i, ids in enumerate(shown):
+        question = question_observation(TURNS, range(i, i + 1))
+        steps.append(step(question, shown=dict.fromkeys(ids, "x")))
+    found = evidence_recall(TURNS, Episode("t", 0, steps))
+    return [one.get("evidence_recall") for one in found]
 
 
 def cut(*places: int) -> list[str]:
@@ -147,45 +139,34 @@ def cut(*places: int) -> list[str]:
     return [text[a:b] for a, b in pairwise(edges)]
 
 
-def test_by_hand() -> None:
-    chunks = cut(
-        joined_text(TURNS).index("turn 1")
-    )  # the second turn's heading is in the first chunk
-    first, second = "chunk 1/2", "chunk 2/2"
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (((1,), (1,), ()), [0.5, 1.0, None]),
+        (((2, 1), (2,), ()), [1.0, 1.0, None]),
+        (((3,), (), ()), [0.0, 0.0, None]),
+    ],
+)
+def test_evidence_recall_equals_hand_computed_values(
+    shown: tuple[tuple[int, ...], ...], expected: list[float | None]
+) -> None:
     operations = [
-        [write("create", 1, first), write("create", 3, first, Outcome.REJECTED)],
-        [write("create", 2, second)],
+        [write("create", 1, "chunk 1/2"), write("create", 3, "chunk 1/2", Outcome.REJECTED)],
+        [write("create", 2, "chunk 2/2")],
     ]
-    assert recall(chunks, operations, (1,), (1,), ()) == [
-        {"evidence_recall": 0.5},
-        {"evidence_recall": 1.0},
-        {},
-    ]
-    assert recall(chunks, operations, (2, 1), (2,), ()) == [
-        {"evidence_recall": 1.0},
-        {"evidence_recall": 1.0},
-        {},
-    ]
-    assert recall(chunks, operations, (3,), (), ()) == [
-        {"evidence_recall": 0.0},
-        {"evidence_recall": 0.0},
-        {},
-    ]
-    merged = [[write("create", 1, first)], [write("update", 1, second)]]
-    assert recall(chunks, merged, (1,), (1,), ())[0] == {"evidence_recall": 1.0}, (
-        "an entry keeps what it was made of"
-    )
+    # The heading of the second turn is in the first chunk.
+    assert recall(cut(joined_text(TURNS).index("turn 1")), operations, *shown) == expected
 
 
-def test_one_chunk_a_document_and_chunks_of_something_else() -> None:
+def test_updated_entry_counts_for_all_of_its_chunks() -> None:
+    operations = [[write("create", 1, "chunk 1/2")], [write("update", 1, "chunk 2/2")]]
+    chunks = cut(joined_text(TURNS).index("turn 1"))
+    assert recall(chunks, operations, (1,), (1,), ())[0] == 1.0
+
+
+def test_evidence_recall_of_one_chunk_a_document_and_of_unfinished_episodes() -> None:
     chunks = [f"May\n{document.text}" for document in TURNS.documents]
     operations = [[write("create", i + 1, f"chunk {i + 1}/3")] for i in range(3)]
-    assert recall(chunks, operations, (1,), (1,), ()) == [
-        {"evidence_recall": 0.5},
-        {"evidence_recall": 0.0},
-        {},
-    ]
-    assert recall(cut(50)[:1], [[]], (), (), ()) == [{}, {}, {}], (
-        "an episode that ended while it read"
-    )
+    assert recall(chunks, operations, (1,), (1,), ()) == [0.5, 0.0, None]
+    assert recall(cut(50)[:1], [[]], (), (), ()) == [None, None, None]
     assert evidence_recall(TURNS, Episode("t", 0)) == [{}, {}, {}]

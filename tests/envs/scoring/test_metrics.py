@@ -1,9 +1,8 @@
-"""EM, sub-EM and F1 against hand-computed values, and against the published definitions followed by another road."""
+"""EM, sub-EM and F1 against hand-computed values and a second implementation."""
 
 from __future__ import annotations
 
 import string
-import time
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -20,48 +19,24 @@ from tests.envs.benchmark_rows import real_data
     ("prediction", "answers", "em", "sub_em", "hotpotqa", "musique"),
     [
         ("beatles!", ["The Rolling Stones", "The Beatles"], 1, 1, 1, 1),
-        ("Yes.", ["yes"], 1, 1, 1, 1),
         ("The U.S.A.", ["an usa"], 1, 1, 1, 1),
         ("Ann, Theo", ["theo Ann"], 0, 0, 1, 1),  # articles only as whole words
-        ("a-b", ["ab"], 1, 1, 1, 1),  # punctuation goes before the articles do
-        (
-            "Saint\u00a0Petersburg\u2003city",
-            ["saint petersburg city"],
-            1,
-            1,
-            1,
-            1,
-        ),  # Unicode spaces are white space
-        (
-            "caf\u00e9 \u2013 bar",
-            ["caf\u00e9 bar"],
-            0,
-            0,
-            0.8,
-            0.8,
-        ),  # only ASCII punctuation goes, as in the scripts
-        ("a", ["A"], 1, 1, 1, 1),  # what normalises to nothing is matched by the same text
+        ("Saint\u00a0Petersburg\u2003", ["saint petersburg"], 1, 1, 1, 1),  # Unicode spaces
+        ("caf\u00e9 \u2013 bar", ["caf\u00e9 bar"], 0, 0, 0.8, 0.8),  # only ASCII punctuation goes
         ("Barack Obama", ["Barack Hussein Obama"], 0, 0, 0.8, 0.8),  # P 2/2, R 2/3
-        ("president Obama", ["Barack Obama"], 0, 0, 0.5, 0.5),  # P 1/2, R 1/2
         ("to be or not to be", ["be to"], 0, 0, 0.5, 0.5),  # counts, not sets: P 2/6, R 2/2
         ("Paris", ["London", "Paris, France"], 0, 1, 2 / 3, 2 / 3),  # the best over the aliases
-        ("It is in Port, I think", ["Port"], 0, 1, 2 / 7, 2 / 7),  # the answer in the prediction
         ("Portland", ["Port"], 0, 1, 0, 0),  # substrings, not words
-        ("no", ["no one"], 0, 1, 0, 2 / 3),
         ("yes it is", ["yes"], 0, 1, 0, 0.5),
         ("noanswer", ["noanswer given"], 0, 1, 0, 2 / 3),
-        ("the", ["the Port"], 0, 0, 0, 0),
         ("Port", ["!!"], 0, 0, 0, 0),
-        ("London", ["Paris"], 0, 0, 0, 0),
         ("Paris", [], 0, 0, 0, 0),
-        # An answer that normalises to nothing is no free point.
-        *(
-            (free, ["Paris", "", "!!!", "An"], 0, 0, 0, 0)
-            for free in (None, "", "  ", "the", "...", "a the", "\u200b")
-        ),
+        # An answer that normalises to nothing earns nothing.
+        (None, ["Paris", "", "!!!", "An"], 0, 0, 0, 0),
+        ("the", ["Paris", "", "!!!", "An"], 0, 0, 0, 0),
     ],
 )
-def test_scores(
+def test_scores_equal_hand_computed_values(
     prediction: str | None,
     answers: list[str],
     em: float,
@@ -72,36 +47,27 @@ def test_scores(
     assert (exact_match(prediction, answers), sub_exact_match(prediction, answers)) == (em, sub_em)
     found = f1(prediction, answers), f1(prediction, answers, rule="musique")
     assert found == pytest.approx((hotpotqa, musique))
-    assert (f1_rule("musique_full"), f1_rule("2wikimultihopqa")) == ("musique", "hotpotqa")
-
-
-def test_a_very_long_answer_costs_little_and_earns_little() -> None:
-    start = time.perf_counter()
-    long = "Paris " + "noise " * 200_000
-    assert exact_match(long, ["Paris"]) == 0.0
-    assert f1(long, ["Paris"]) < 1e-4
-    assert time.perf_counter() - start < 5
 
 
 def tokens(text: str) -> list[str]:
-    """Lower case; without ASCII punctuation; without a, an, the as whole words; split at white space."""
-    kept = [character for character in text.lower() if character not in string.punctuation]
+    """Lower case; without ASCII punctuation; without a, an, the as words; split at white space."""
+    letters = [character for character in text.lower() if character not in string.punctuation]
     words = []
-    for is_word, run in groupby(
-        kept, key=lambda character: character.isalnum() or character == "_"
-    ):
+    for is_word, run in groupby(letters, key=lambda letter: letter.isalnum() or letter == "_"):
         word = "".join(run)
         words.append(" " if is_word and word in {"a", "an", "the"} else word)
     return "".join(words).split()
 
 
 def reference(prediction: str, gold: str, rule: str) -> tuple[float, float]:
-    """Exact match, and F1: HotpotQA's takes yes, no and noanswer as a whole or not at all. Ours alone: a gold answer
-    that has no token is matched by itself."""
+    """Exact match and F1. HotpotQA's F1 takes yes, no and noanswer as a whole or not at all.
+
+    A gold answer without tokens is matched by itself: the rule is ours.
+    """
     predicted, wanted = tokens(prediction), tokens(gold)
-    em = float(
-        predicted == wanted if wanted else prediction.lower().split() == gold.lower().split() != []
-    )
+    em = float(predicted == wanted)
+    if not wanted:
+        em = float(prediction.lower().split() == gold.lower().split() != [])
     whole = any(side in (["yes"], ["no"], ["noanswer"]) for side in (predicted, wanted))
     left = list(wanted)
     for token in predicted:
@@ -122,25 +88,14 @@ def check(prediction: str, answers: Sequence[str], rule: F1Rule) -> None:
     assert em <= sub_exact_match(prediction, answers) <= 1.0
 
 
-WORDS = (
-    "the",
-    "An",
-    "yes",
-    "No.",
-    "noanswer",
-    "Port",
-    "port,",
-    "Ports",
-    "!?",
-    "\u2014",
-    "\u2014the\u2014",
-)
+WORDS = ["the", "An", "yes", "No.", "noanswer", "Port", "port,", "Ports", "!?", "—", "—the—"]
 TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)
 
 
+@pytest.mark.slow
 @given(TEXTS, st.lists(TEXTS, max_size=3), st.sampled_from(["hotpotqa", "musique"]))
 @settings(deadline=None)
-def test_any_scores_are_those_of_the_definitions(
+def test_scores_of_any_text_equal_the_reference(
     prediction: str, answers: list[str], rule: F1Rule
 ) -> None:
     check(prediction, answers, rule)
@@ -149,15 +104,12 @@ def test_any_scores_are_those_of_the_definitions(
 @pytest.mark.parametrize(
     ("benchmark", "name"),
     [
-        *(("hotpotqa", f"hotpot_{split}.json") for split in ("dev_distractor_v1", "train_v1.1")),
-        *(("2wikimultihopqa", f"{split}.json") for split in ("dev", "train")),
-        *(
-            ("musique", f"musique_{split}.jsonl")
-            for split in ("ans_v1.0_dev", "ans_v1.0_train", "full_v1.0_train")
-        ),
+        ("hotpotqa", "hotpot_dev_distractor_v1.json"),
+        ("2wikimultihopqa", "dev.json"),
+        ("musique", "musique_ans_v1.0_dev.jsonl"),
     ],
 )
-def test_scores_of_real_rows(benchmark: str, name: str) -> None:
+def test_scores_of_real_rows_equal_the_reference(benchmark: str, name: str) -> None:
     rows = list(get_benchmark(benchmark).read(real_data(benchmark, name)))
     rule: F1Rule = "musique" if benchmark == "musique" else "hotpotqa"
     assert f1_rule(rows[0].source) == rule

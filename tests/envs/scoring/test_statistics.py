@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -21,22 +21,13 @@ from atommem.envs.scoring.statistics import (
 )
 
 
-@pytest.mark.parametrize(
-    ("successes", "n"), [(0, 1), (0, 10), (10, 10), (1, 3), (37, 200), (199, 200), (5000, 7405)]
-)
-@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize(("successes", "n"), [(0, 10), (10, 10), (1, 3), (5000, 7405)])
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
 def test_wilson_interval_equals_scipy(successes: int, n: int, confidence: float) -> None:
     expected = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
-    low, high = wilson_interval(successes, n, confidence)
-    assert low == pytest.approx(expected.low, abs=1e-12)
-    assert high == pytest.approx(expected.high, abs=1e-12)
+    found = wilson_interval(successes, n, confidence)
+    assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize("compute", [paired_difference, clustered_estimate])
-def test_estimate_without_scores_raises(compute: Callable[..., object]) -> None:
-    with pytest.raises(ValueError, match="there is no"):
-        compute([], [])
 
 
 def flat(clusters: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
@@ -56,7 +47,7 @@ def flat(clusters: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
         ("abc", None, ("group",), 3),
     ],
 )
-def test_units_are_what_repeats(
+def test_units_are_the_repeated_groups_or_questions(
     groups: str, questions: str | None, names: tuple[str, ...], count: int
 ) -> None:
     units = Units(groups, questions)
@@ -92,17 +83,14 @@ def test_sign_flip_of_whole_numbers_equals_brute_force(scale: int) -> None:
 
 def test_sign_flip_of_other_numbers_approximates_brute_force() -> None:
     differences = np.random.default_rng(0).normal(0.2, 0.5, 12).tolist()
-    units = Units(range(12))
-    assert sign_flip_test(differences, units) == pytest.approx(
-        every_sign(differences, range(12)), abs=0.015
-    )
-    assert sign_flip_test(differences, units) == sign_flip_test(differences, units)
+    expected = pytest.approx(every_sign(differences, range(12)), abs=0.015)
+    assert sign_flip_test(differences, Units(range(12))) == expected
 
 
 def test_sign_flip_equals_hand_computed_values() -> None:
-    # Five tasks better by one: 2 / 32 assignments are as far, none is farther; McNemar's mid-p.
+    # Five tasks better by one: 2 / 32 assignments are as extreme, none is more; McNemar's mid-p.
     assert sign_flip_test([1.0] * 5 + [0.0] * 3, Units(range(8))) == pytest.approx(1 / 32)
-    # What is tested is the mean: one task of ten questions against three of one question.
+    # The mean counts: one task of ten questions against three of one question.
     assert sign_flip_test([-1.0] * 10 + [1.0] * 3, Units([0] * 10 + [1, 2, 3])) == pytest.approx(
         15 / 16
     )
@@ -110,12 +98,9 @@ def test_sign_flip_equals_hand_computed_values() -> None:
 
 
 def test_paired_difference_is_of_means_over_questions() -> None:
-    first, groups = flat([[1.0], [1.0], [0.0] * 10])
-    second, _ = flat([[0.0], [0.0], [1.0] * 4 + [0.0] * 6])
-    found = paired_difference([b - a for a, b in zip(first, second, strict=True)], groups)
-    assert (
-        found.difference == pytest.approx(np.mean(second) - np.mean(first)) == pytest.approx(2 / 12)
-    )
+    differences, groups = flat([[-1.0], [-1.0], [1.0] * 4 + [0.0] * 6])
+    found = paired_difference(differences, groups)
+    assert found.difference == pytest.approx(2 / 12)
     assert (found.questions, found.units) == (12, 3)
     alone = paired_difference([1.0, 1.0], "aa")
     assert (alone.low, alone.high) == (-1.0, 1.0)
@@ -134,15 +119,10 @@ def test_repeated_questions_widen_the_interval() -> None:
     rng = np.random.default_rng(1)
     asked = rng.integers(0, 149, 400)
     scores = (rng.random(149) < 0.3).astype(float)[asked].tolist()
-    apart, together = (
-        clustered_estimate(scores, range(400)),
-        clustered_estimate(scores, range(400), asked.tolist()),
-    )
-    assert (apart.unit, together.unit, together.clusters) == (
-        "group",
-        "question",
-        len(set(asked.tolist())),
-    )
+    apart = clustered_estimate(scores, range(400))
+    together = clustered_estimate(scores, range(400), asked.tolist())
+    assert (apart.unit, together.unit) == ("group", "question")
+    assert together.clusters == len(set(asked.tolist()))
     assert together.high - together.low > 1.4 * (apart.high - apart.low)
     assert together.effective_n < 149
 
@@ -150,17 +130,12 @@ def test_repeated_questions_widen_the_interval() -> None:
 @pytest.mark.parametrize(
     ("clusters", "expected"),
     [
-        # Ten copies of each of 50 scores say what 50 scores say: deff = 50/49 * 10 * (499/500).
+        # Ten copies of each of 50 scores are worth 50 scores: deff = 50/49 * 10 * (499/500).
         ([[float(index % 2)] * 10 for index in range(50)], 500 / (50 / 49 * 10 * 499 / 500)),
         ([[0.0, 1.0]] * 20, 40),  # negative correlation does not narrow the interval
-        # Nothing can be estimated.
-        *(
-            ([], 0),
-            ([[], []], 0),
-            ([[1.0, 0.0, 1.0]], 1),
-            ([[0.0] * 5] * 4, 4),
-            ([[1.0] * 5, []], 1),
-        ),
+        ([], 0),
+        ([[1.0, 0.0, 1.0]], 1),
+        ([[0.0] * 5] * 4, 4),
     ],
 )
 def test_effective_sample_size_equals_hand_computed_values(
@@ -170,36 +145,27 @@ def test_effective_sample_size_equals_hand_computed_values(
     assert effective_sample_size(scores, Units(groups)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("partial", [False, True], ids=["em", "f1"])
-def test_clustered_interval_covers_the_mean_in_95_percent(partial: bool) -> None:
+def test_clustered_interval_covers_the_mean_in_95_percent() -> None:
     """Tasks of 8 questions with varying difficulty."""
     rng = np.random.default_rng(0)
     covered = naive = 0
-    rounds = 400
+    rounds, truth = 400, 0.6
     for _ in range(rounds):
         ease = rng.beta(1.2, 0.8, size=60)  # mean 0.6
-        correct = rng.random((60, 8)) < ease[:, None]
-        scores = (
-            correct * np.where(rng.random((60, 8)) < 0.3, 0.5, 1.0)
-            if partial
-            else correct.astype(float)
-        )
-        truth = 0.6 * 0.85 if partial else 0.6
+        scores = (rng.random((60, 8)) < ease[:, None]).astype(float)
         estimate = clustered_estimate(*flat(scores.tolist()))
         covered += estimate.low <= truth <= estimate.high
         low, high = wilson_interval(scores.sum(), scores.size)
         naive += low <= truth <= high
     assert covered / rounds >= 0.93
-    assert naive / rounds < 0.9  # what counting every question as independent would give
+    assert naive / rounds < 0.9  # the interval of independent questions is too narrow
 
 
 def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
     # Sorted: 0.01 * 3, 0.03 * 2, 0.04 * 1, then made monotone.
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
     spread = seed_spread([0.5, 0.6, 0.7])
-    assert (spread.mean, spread.sd, spread.low, spread.high, spread.seeds) == pytest.approx(
-        (0.6, 0.1, 0.5, 0.7, 3)
-    )
+    assert (spread.mean, spread.sd, spread.seeds) == pytest.approx((0.6, 0.1, 3))
+    assert (spread.low, spread.high) == (0.5, 0.7)
     assert seed_spread([0.5]).sd is None
