@@ -1,4 +1,4 @@
-"""A chat server in memory: an httpx transport that answers ``/v1/chat/completions`` as hosted and local servers do."""
+"""A chat server in memory: an httpx transport that answers ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def refusal(status: int, message: str = "no", **more: str) -> httpx.Response:
 
 
 def choice(content: Any, finish_reason: str = "stop", **more: Any) -> dict[str, Any]:
-    """One choice of a reply; `more` are fields of its message (``reasoning_content``, ``refusal``)."""
+    """One choice of a reply; `more` are fields of its message, such as ``refusal``."""
     return {
         "message": {"role": "assistant", "content": content, **more},
         "finish_reason": finish_reason,
@@ -27,7 +27,7 @@ def choice(content: Any, finish_reason: str = "stop", **more: Any) -> dict[str, 
 
 
 class FakeChat:
-    """Gives the scripted replies, the last one for ever; or what a function says of a request's body.
+    """Sends the scripted replies and repeats the last, or calls a function of a request's body.
 
     Attributes:
         bodies: Of all requests, in order.
@@ -65,5 +65,5 @@ class FakeChat:
             return reply
         found = choice(reply) if isinstance(reply, str) else reply
         usage = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
-        # In ASCII, as servers do that send what a model wrote token by token: half a surrogate pair included.
+        # JSON in ASCII, as of servers that may send half a surrogate pair.
         return httpx.Response(200, content=json.dumps({"choices": [found], "usage": usage}))

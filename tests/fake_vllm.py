@@ -1,4 +1,4 @@
-"""vLLM servers in memory: an httpx transport that several servers answer through, each of which may be down."""
+"""vLLM servers in memory: an httpx transport that answers as they do."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class FakeServer:
 
     Attributes:
         up: Whether connections to it succeed.
-        models: What it serves: the base model, and adapters by name with the folders they were read from.
+        models: The base model, and adapters by name with their folders.
         asked, bodies: Model name and body of every completion, in order.
         loads: The adapters that were loaded, in order.
         seconds: How long a completion takes.
-        logprobs_mode: As vLLM's: whether log-probabilities are scaled by the temperature (``processed_logprobs``).
-        choice: Replaces parts of a completion's choice; None: there is none.
-        refusal: What every completion is answered with.
+        logprobs_mode: As vLLM's; with ``processed_logprobs`` the temperature scales them.
+        choice: Replaces parts of a completion's choice; None sends no choice.
+        refusal: Replaces every completion.
     """
 
     def __init__(self, lora: bool = True) -> None:

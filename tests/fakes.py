@@ -23,7 +23,7 @@ from atommem.session import Agent
 
 
 class WordTokenizer:
-    """Words, with the white space before them, as tokens: counts and cuts where no model's tokenizer is at hand."""
+    """Tokens are words with the white space before them."""
 
     eos_token_id = pad_token_id = 0
 
@@ -66,7 +66,7 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def load_script(name: str) -> ModuleType:
-    """A module of ``scripts/``, which is no package, made anew."""
+    """A new module object of a file in ``scripts/``."""
     path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
     if str(path.parent) not in sys.path:  # it may import what lies beside it
         sys.path.append(str(path.parent))
@@ -79,7 +79,7 @@ def load_script(name: str) -> ModuleType:
 
 
 def word_level(words: Sequence[str], **special: Any) -> Any:
-    """A tokenizer of transformers whose tokens are these words, split at white space; the first is the unknown one."""
+    """A tokenizer of transformers with these words, the first for unknown ones."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -93,7 +93,7 @@ def word_level(words: Sequence[str], **special: Any) -> Any:
 
 
 class ListPolicy:
-    """Answers with the given texts, one after the other, and keeps what it was asked."""
+    """Answers with the given texts in order, and records its requests."""
 
     def __init__(self, tokenizer: WordTokenizer, texts: Sequence[str | Exception]) -> None:
         self.tokenizer = tokenizer
@@ -115,7 +115,7 @@ class ListPolicy:
 
 
 class WordEmbedder:
-    """Bag-of-words vectors; keeps what it was asked. `fail` makes every call raise it."""
+    """Bag-of-words vectors; records its calls. Every call raises `fail` if it is set."""
 
     dim = 64
     id = "words/64"

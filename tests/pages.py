@@ -1,4 +1,4 @@
-"""Pages of documentation as a reader follows them: every fenced block in order, in one folder, in this process."""
+"""Run the fenced blocks of documentation pages in order, in one folder and this process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ SHORTER = {
     r"--per_device_train_batch_size \d+": "--per_device_train_batch_size 8",
     r"--max_completion_length 256": "--max_completion_length 16",
     r"checkpoint-\d+": "checkpoint-2",
-    # No hub and no GPU: the model is one of a few thousand weights, and trained and sampled here.
+    # No hub and no GPU: a model of a few thousand weights is trained and sampled here.
     r"Qwen/Qwen3-0\.6B": "model",
     r"accelerate launch --config_file \$\([a-z_ ]*\) -m atommem.cli (train grpo .*)": (
-        r"atommem \1 --model_name_or_path model --dtype float32 --use_vllm false --embedder hashing --report_to none "
-        "--num_generations 4 --per_device_train_batch_size 8 --max_completion_length 16"
+        r"atommem \1 --model_name_or_path model --dtype float32 --use_vllm false "
+        "--embedder hashing --report_to none --num_generations 4 "
+        "--per_device_train_batch_size 8 --max_completion_length 16"
     ),
 }
-"""All that a test changes in the commands of a page: how long they take, and what this machine lacks."""
+"""Changes to the commands of a page: shorter runs, and no hub or GPU."""
 ADDRESS = "127.0.0.1:8765"
 
 
@@ -50,14 +51,12 @@ def blocks(page: str, kind: str | None = None) -> list[tuple[str, str]]:
 
 
 class Reader:
-    """Does what pages say.
+    """Follows pages in a folder.
 
-    A ``bash`` block is run line by line, as `SHORTER` has it; what ends in ``&`` is a server until the page ends. Of
-    the others, one that begins with the name of a file of the repository quotes it (``...``: something is left out);
-    one that begins with another name is written to a file of this name; what else is Python is run.
-
-    Args:
-        folder: Where the reader works, and where Python finds what pages install or write, until the block ends.
+    A ``bash`` block runs line by line, changed by `SHORTER`; a line that ends in ``&`` is a server
+    until the page ends. A block that begins with the name of a file of the repository quotes it
+    (``...`` for omitted lines); one that begins with another name is written to this file. Other
+    Python blocks run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,7 +82,7 @@ class Reader:
                 del sys.modules[name]
 
     def follow(self, page: str) -> dict[str, Any]:
-        """Do all of a page; what its Python blocks defined."""
+        """Run all blocks of a page; return the names that its Python blocks defined."""
         names: dict[str, Any] = {"__name__": "reader"}
         try:
             for kind, block in blocks(page):
@@ -96,12 +95,12 @@ class Reader:
         return names
 
     def do(self, kind: str, block: str, names: dict[str, Any], page: str) -> None:
-        """Do one block."""
+        """Run one block."""
         title = re.match(r"# (\S+\.\w+)\n", block)
         if title is not None and (ROOT / title[1]).is_file():
             text = (ROOT / title[1]).read_text(encoding="utf-8")
             for part in block[title.end() :].split("...\n"):
-                assert part in text, f"{page} quotes what {title[1]} does not say: {part}"
+                assert part in text, f"{page}: this is not in {title[1]}: {part}"
         elif title is not None:
             (self.folder / title[1]).write_text(block, encoding="utf-8")
             importlib.invalidate_caches()
@@ -112,7 +111,7 @@ class Reader:
             exec(compile(block.replace(ADDRESS, self.address), page, "exec"), names)
 
     def run(self, line: str) -> None:
-        """Run a command line; it must end well."""
+        """Run a command line and check its exit status."""
         for pattern, shorter in SHORTER.items():
             line = re.sub(pattern, shorter, line)
         match shlex.split(line, comments=True):
@@ -130,7 +129,7 @@ class Reader:
             case ["pip", "install", source]:
                 self._install(source)
             case _:
-                raise AssertionError(f"a page says what no test can run: {line}")
+                raise AssertionError(f"no test can run this line of a page: {line}")
 
     def _python(self, run: Any, what: str, arguments: list[str]) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -138,20 +137,12 @@ class Reader:
             run(what, run_name="__main__")
 
     def _install(self, source: str) -> None:
-        """A folder of the repository, as pip does it, into a folder of the reader's own."""
+        """Install a folder of the repository into the reader's own folder."""
         copied = self.folder / "sources" / Path(source).name
         copytree(ROOT / source, copied, ignore=ignore_patterns("__pycache__"))
-        install = [
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "--target",
-        ]
-        subprocess.run([sys.executable, *install, self._packages, copied], check=True)
+        flags = ["-q", "--no-deps", "--no-build-isolation", "--no-index"]
+        install = ["-m", "pip", "install", *flags, "--target", self._packages, copied]
+        subprocess.run([sys.executable, *install], check=True)
         importlib.invalidate_caches()
 
     def _serve(self, arguments: list[str]) -> None:
@@ -167,7 +158,7 @@ class Reader:
                 httpx.get(f"http://{self.address}/v1/models", timeout=5).raise_for_status()
                 return
             except httpx.TransportError:
-                told = (self.folder / "server.log").read_text()
-                assert self._servers[-1].poll() is None, told
-                assert time.monotonic() < ends, told
+                written = (self.folder / "server.log").read_text()
+                assert self._servers[-1].poll() is None, written
+                assert time.monotonic() < ends, written
                 time.sleep(0.2)

@@ -13,31 +13,20 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from atommem import cli
-from atommem.config import CONFIG_FILE
 from atommem.demo import run
 from atommem.demo.demo_cli import main
-from atommem.demo.recipe import BOUNDED, FULL, INJECTED, LIMITED, MIXED, WEB, Recipe
-from atommem.demo.results import check_bars, print_outcome, results_table, summarize
+from atommem.demo.recipe import FULL, LIMITED, WEB, Recipe
+from atommem.demo.results import check_bars, print_outcome, summarize
 from atommem.demo.run import Progress
 from atommem.envs.scoring.records import EvalResult
-from atommem.envs.task_files import load_tasks
 from atommem.episode_stats import episode_sums
 from atommem.errors import ConfigError
 from atommem.policy.local import LocalPolicy
 from atommem.trace import read_trace
 from tests.eval.toys import made, ones
 
-RECIPES = {
-    "": FULL,
-    "limited": LIMITED,
-    "bounded": BOUNDED,
-    "web": WEB,
-    "injected": INJECTED,
-    "blind": MIXED,
-}
 
-
-def test_demo_replaces_nothing_that_is_not_a_demo(tmp_path: Path) -> None:
+def test_demo_in_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     with pytest.raises(ConfigError, match="eval"):
         main(["--out", str(tmp_path)])
@@ -50,39 +39,12 @@ def updates_of(out: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", RECIPES)
-def test_demo_writes_everything_and_replaces_an_earlier_one(
-    option: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    recipe, options = RECIPES[option], [f"--{option}"] * bool(option)
-    out = tmp_path / "demo"
-    # An earlier demo, whose evaluation must not be continued.
-    (out / "eval" / "before" / "traces").mkdir(parents=True)
-    (out / "eval" / "before" / "run.json").write_text("{}")
-    (out / "summary.json").write_text("{}")
-    (out / "notes.txt").write_text("mine")
-    assert main(["--quick", "--out", str(out), "--seed", "1", *options]) == 0
-    printed = capfd.readouterr().out
-    summary = json.loads((out / "summary.json").read_text())
-    assert (summary["seed"], summary["n"], len(load_tasks(out / "heldout.parquet"))) == (1, 8, 8)
-    for name in ("summary.json", "training.png", "grpo", "cold_start", "heldout.parquet", "eval"):
-        assert str(out / name) in printed
-        assert (out / name).exists()
-    for stage in ("cold_start", "grpo"):
-        saved = json.loads((out / stage / CONFIG_FILE).read_text())
-        assert (saved["templates"], saved["embedder"], saved["max_tokens"]) == (
-            "compact",
-            "hashing",
-            12,
-        )
-        assert saved["capacity"] == recipe.capacity
-        LocalPolicy.from_pretrained(out / stage)
-    for name in ("before", "after", *recipe.ablations):
-        traces = sorted((out / "eval" / name / "traces").iterdir())
-        assert len(traces) == 8
-        assert read_trace(traces[0]).complete
-    assert updates_of(out) == [1, 2]
-    assert (out / "notes.txt").read_text() == "mine"
+def test_demo_of_the_web_evaluates_its_ablations(tmp_path: Path) -> None:
+    assert main(["--quick", "--out", str(tmp_path), "--seed", "1", "--web"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["seed"], summary["n"]) == (1, 8)
+    for name in ("before", "after", *WEB.ablations):
+        assert len(list((tmp_path / "eval" / name / "traces").iterdir())) == 8
 
 
 class CtrlC(TrainerCallback):
@@ -91,10 +53,14 @@ class CtrlC(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_demo_interrupted_in_two_stages_resumes(
+def test_demo_interrupted_in_two_stages_ends_as_an_uninterrupted_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "demo"
+    # An earlier demo, whose evaluation must not be continued.
+    (whole / "eval" / "before" / "traces").mkdir(parents=True)
+    (whole / "summary.json").write_text("{}")
+    (whole / "notes.txt").write_text("mine")
     use_console, stage = run.use_console, ""
 
     def interrupting(trainer: Any, columns: Any) -> None:
@@ -114,9 +80,14 @@ def test_demo_interrupted_in_two_stages_resumes(
         captured = capfd.readouterr()
         printed.append(captured.out)
         assert captured.err.endswith("\natommem demo: interrupted\n") == (status == 130)
+    for name in ("summary.json", "training.png", "grpo", "cold_start", "heldout.parquet", "eval"):
+        assert str(whole / name) in printed[0]
+        assert (whole / name).exists()
+    LocalPolicy.from_pretrained(whole / "grpo")
+    assert read_trace(next((whole / "eval" / "after" / "traces").iterdir())).complete
+    assert (whole / "notes.txt").read_text() == "mine"
     assert "resumed from an interrupted run: pretrained\n" in printed[2]
     assert "resumed from an interrupted run: pretrained, cold_start\n" in printed[3]
-    assert "of an interrupted run" in printed[3].partition("GRPO:")[2]
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, out)]
     first, second = (
         {name: value for name, value in one.items() if not name.startswith("seconds")}
@@ -152,7 +123,7 @@ def results(recipe: Recipe, *right: int) -> dict[str, EvalResult]:
 SECONDS = {"pretrain": 30.0, "sft": 60.5, "grpo": 150.0, "eval_before": 3.0}
 
 
-def test_summarize_has_the_promised_fields() -> None:
+def test_summarize_two_evaluations_has_the_promised_fields() -> None:
     summary = summarize(results(FULL, 60, 190, 4, 20, 90), SECONDS, 270.04, seed=3)
     promised = {
         **{"em_before": 0.3, "em_after": 0.95, "n": 200, "seed": 3, "better": 130, "worse": 0},
@@ -167,10 +138,7 @@ def test_summarize_has_the_promised_fields() -> None:
     ("recipe", "right", "failing"),
     [
         (FULL, (60, 190, 4, 20, 90), []),
-        (FULL, (101, 190, 4, 20, 90), [0]),
         (FULL, (60, 61, 4, 20, 40), [1, 2, 3]),
-        (FULL, (60, 190, 4, 20, 171), [4]),
-        (LIMITED, (60, 190, 4, 20, 90, 171), [5]),
         (WEB, (90, 170, 100, 20, 24), [5]),  # without tools a policy can only guess
     ],
 )
@@ -184,8 +152,4 @@ def test_check_bars_names_claims_that_do_not_hold(
     console = Console(width=80)
     with console.capture() as capture:
         print_outcome(summary, recipe.bars, console)
-        console.print(results_table(found))
     assert capture.get().count("  NO  ") == len(failing)
-    table = capture.get().partition("held-out tasks, sampled")[2]
-    assert "after GRPO" in table
-    assert all(len(line) <= 80 for line in table.splitlines())

@@ -1,4 +1,4 @@
-"""Small invented rows in the benchmarks' layouts, and where the samples of the real ones lie."""
+"""Small invented rows in the benchmarks' layouts, and the location of the real samples."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def real_data(*parts: str) -> Path:
-    """A file of the benchmark samples; the test is skipped where they are not."""
+    """Return a file of the benchmark samples, or skip the test where they are missing."""
     folder = Path(os.environ.get("ATOMMEM_DATA") or _ROOT.parent / "shared" / "data")
     if (folder / "hotpotqa").is_dir():
         return folder.joinpath(*parts)
-    pytest.skip(
-        "needs the benchmark samples: set ATOMMEM_DATA to their folder, or put them in ../shared/data"
-    )
+    pytest.skip("needs the benchmark samples: set ATOMMEM_DATA, or put them in ../shared/data")
 
 
 def hotpot_row(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A row of HotpotQA's official layout: two supporting paragraphs and two others, all the row's own."""
+    """A row of HotpotQA's official layout: two supporting paragraphs and two others."""
     row = {
         "_id": f"id{number}",
         "question": f"Where does the brother of Orla {number} live?",
@@ -42,35 +40,25 @@ def hotpot_row(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def columns(row: dict[str, Any]) -> dict[str, Any]:
-    """The Hugging Face layout of a HotpotQA row."""
+    """Return the Hugging Face layout of a HotpotQA row."""
     row = dict(row)
     row["id"] = row.pop("_id")
-    row["supporting_facts"] = {
-        "title": [title for title, _ in row["supporting_facts"]],
-        "sent_id": [index for _, index in row["supporting_facts"]],
-    }
-    row["context"] = {
-        "title": [title for title, _ in row["context"]],
-        "sentences": [sentences for _, sentences in row["context"]],
-    }
+    titles, indices = zip(*row["supporting_facts"], strict=True)
+    row["supporting_facts"] = {"title": [*titles], "sent_id": [*indices]}
+    titles, sentences = zip(*row["context"], strict=True)
+    row["context"] = {"title": [*titles], "sentences": [*sentences]}
     return row
 
 
 def twowiki_row(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A row of 2WikiMultihopQA's layout: sentences without the space between them, and ids."""
+    """A row of 2WikiMultihopQA's layout: sentences without spaces between them, and ids."""
     row = hotpot_row(number)
     del row["level"]
     row["context"] = [
         [title, [sentence.strip() for sentence in sentences]] for title, sentences in row["context"]
     ]
-    row |= {
-        "type": "compositional",
-        "evidences": [],
-        "evidences_id": [],
-        "entity_ids": "",
-        "answer_id": f"Q{number}",
-    }
-    return {**row, **changes}
+    row |= {"type": "compositional", "evidences": [], "evidences_id": [], "entity_ids": ""}
+    return {**row, "answer_id": f"Q{number}", **changes}
 
 
 def musique_row(number: int = 0, **changes: Any) -> dict[str, Any]:
@@ -81,30 +69,23 @@ def musique_row(number: int = 0, **changes: Any) -> dict[str, Any]:
         ("Orla", "Her brother is Bran."),
         ("Bran", "Port."),
     ]
+    paragraphs = [
+        {"idx": i, "title": title, "paragraph_text": f"{text} {number}", "is_supporting": i >= 2}
+        for i, (title, text) in enumerate(texts)
+    ]
+    answer = f"Port {number}"
+    hops = [("Orla >> brother", "Bran"), ("Where does #1 live?", answer)]
     row = {
         "id": f"2hop__{number}_{number + 1}",
         "question": f"Where does the brother of Orla {number} live?",
-        "answer": f"Port {number}",
-        "answer_aliases": [f"Harbour {number}", f"Port {number}", " "],
+        "answer": answer,
+        "answer_aliases": [f"Harbour {number}", answer, " "],
         "answerable": True,
         "question_decomposition": [
-            {"id": 1, "question": "Orla >> brother", "answer": "Bran", "paragraph_support_idx": 2},
-            {
-                "id": 2,
-                "question": "Where does #1 live?",
-                "answer": f"Port {number}",
-                "paragraph_support_idx": 3,
-            },
+            {"id": i, "question": question, "answer": found, "paragraph_support_idx": i + 1}
+            for i, (question, found) in enumerate(hops, 1)
         ],
-        "paragraphs": [
-            {
-                "idx": i,
-                "title": title,
-                "paragraph_text": f"{text} {number}",
-                "is_supporting": i >= 2,
-            }
-            for i, (title, text) in enumerate(texts)
-        ],
+        "paragraphs": paragraphs,
     }
     return {**row, **changes}
 

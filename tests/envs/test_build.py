@@ -73,13 +73,6 @@ def test_build_asks_every_question_before_one_repeats() -> None:
     assert all(len({q.text for q in task.questions}) == 2 for task in tasks)
 
 
-def test_build_asks_a_postponed_question_in_the_next_task() -> None:
-    twins = [replace(qa_row(90), id="twin", question="question 0"), *ROWS[:7]]
-    for seed in range(40):
-        tasks = build(twins, BuildConfig(documents=5, n=5, questions=(2, 2), seed=seed))
-        assert len({q.id for task in tasks for q in task.questions}) == 8
-
-
 def test_build_depends_on_the_seed_only() -> None:
     config = BuildConfig(documents=20, n=200, questions=(1, 3))
     tasks = build(ROWS, config)

@@ -72,19 +72,6 @@ def test_gold_documents_suffice_for_the_answer() -> None:
         assert solve(only_gold, 0) == task.questions[0].answers[0]
 
 
-@pytest.mark.parametrize(("early", "expected"), [(0.0, 0), (1.0, 40)])
-def test_early_moves_facts_before_the_question_needs_them(early: float, expected: int) -> None:
-    found = 0
-    for task in generate(WorldConfig(early=early, corrections=0.0), 40, seed=5):
-        facts = {
-            (s.relation, s.subject): (at, s.value)
-            for at, s in enumerate(itertools.chain(*stream(task)))
-        }
-        made, person = facts["made", get_prose("plain").asked(task.questions[0].text)[0]]
-        found += facts["home", person][0] < made
-    assert found == expected
-
-
 @pytest.mark.parametrize("errata", [False, True])
 def test_corrections_follow_their_fact_in_a_later_document(errata: bool) -> None:
     for task in generate(WorldConfig(corrections=1.0, errata=errata), 30, seed=7):
@@ -225,6 +212,7 @@ def test_each_fault_lowers_em(fault: str, knobs: dict[str, Any]) -> None:
     assert em(play(WorldConfig(**knobs), Faults(**{fault: 1.0}))) <= 0.5
 
 
+@pytest.mark.slow
 def test_faults_have_their_rate_and_depend_on_the_seed() -> None:
     config = WorldConfig(corrections=0.0)
     half = play(config, Faults(create=0.5), n=20)

@@ -16,9 +16,8 @@ from atommem.actions import Action
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.eval import audit as audit_module
-from atommem.eval.audit import audit, evicted, main, read_store
+from atommem.eval.audit import audit, main, read_store
 from atommem.eval.retention_cli import main as check_rules
-from atommem.memory.log import Entry
 from atommem.session_state import SessionState
 from atommem.trace import write_trace
 from tests.atommem.memory.toys import CREATE, READ, memory
@@ -38,7 +37,7 @@ def rows(path: Path, **more: Any) -> Path:
     return write_lines(path, [{"text": text, **more} for text in TEXTS])
 
 
-async def test_doubles_contradictions_and_what_rules_drop(tmp_path: Path) -> None:
+async def test_audit_finds_duplicates_contradictions_and_evictions(tmp_path: Path) -> None:
     async def judge(one: str, other: str) -> bool | None:
         return None if "tea" in one + other else "Brent" in one and "Lorne" in other
 
@@ -54,7 +53,7 @@ async def test_doubles_contradictions_and_what_rules_drop(tmp_path: Path) -> Non
     assert found.evicted["length"] == [5, 3]
 
 
-async def test_our_own_logs(tmp_path: Path) -> None:
+async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:
     m = memory(retrieve_k=1)
     written = [Action(CREATE, "bob hums"), Action(CREATE, "ann sings"), Action(READ, "ann")]
     operations = tuple(await m.apply(written, 0))
@@ -67,7 +66,7 @@ async def test_our_own_logs(tmp_path: Path) -> None:
 
 
 class PointStruct:
-    """A point as Qdrant's local mode pickles it: one of pydantic's models, whose class is not there when it is read."""
+    """A point as Qdrant's local mode pickles it: a pydantic model of a class that we lack."""
 
     def __init__(self, payload: dict[str, Any]) -> None:
         self.id, self.vector, self.payload = "x", [0.1], payload
@@ -96,7 +95,7 @@ def mem0_store(path: Path, *points: Any) -> Path:
     return path
 
 
-def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path) -> None:
+def test_read_store_of_mem0_loads_no_pickled_class(tmp_path: Path) -> None:
     payloads = [
         {"data": text, "hash": "h", "created_at": f"2026-01-0{day}"}
         for text, day in (("new", 9), ("old", 8))
@@ -109,20 +108,20 @@ def test_mem0s_store_is_read_without_loading_what_it_pickled(tmp_path: Path) -> 
         read_store(mem0_store(tmp_path / "bad.sqlite", pickle.dumps(print, protocol=3)))
 
 
-@pytest.mark.parametrize("text", ["", "no json", '{"a": 1}\n', '{"type": "session"}\n', "\udcff\0"])
-def test_what_is_no_store(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "no json", '{"type": "session"}\n', "\udcff\0"])
+def test_read_store_of_another_file_raises(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text, errors="surrogateescape")
     with pytest.raises(DataError):
         read_store(tmp_path / "x")
 
 
-@pytest.mark.parametrize("point", [pickle.dumps({"a": 1})[:-3], None, "text", b"\7"])
-def test_a_damaged_point_of_mem0(tmp_path: Path, point: Any) -> None:
+@pytest.mark.parametrize("point", [pickle.dumps({"a": 1})[:-3], "text"])
+def test_read_store_with_a_damaged_point_of_mem0_raises(tmp_path: Path, point: Any) -> None:
     with pytest.raises(DataError, match="is not a local store of mem0"):
-        read_store(mem0_store(tmp_path / "what?.sqlite", point))
+        read_store(mem0_store(tmp_path / "bad.sqlite", point))
 
 
-def test_groups_and_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_pairs_equals_a_search_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "_BATCH", 7)
     rows = np.random.default_rng(0).standard_normal((60, 3), dtype=np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -142,20 +141,14 @@ def test_groups_and_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPat
     assert close == list(zip(older.tolist(), newer.tolist(), strict=True))
 
 
-def test_a_store_that_is_full_of_one_text() -> None:
-    """Rows have one nearest each: were it the oldest of equals, each that goes would cost a search for all others."""
-    entries = [Entry(number, "the same", number, number) for number in range(1, 2201)]
-    same = np.tile(np.eye(1, 8, dtype=np.float32), (2200, 1))
-    assert evicted(entries, same, "redundancy", 2100) == list(range(1, 101))
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_command_prints_and_writes_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, out = rows(tmp_path / "a.jsonl", shown=0), tmp_path / "audit.json"
     assert main([str(path), "--embedder", "hashing", "--budget", "3", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "1 entries repeat another" in said
-    assert "never shown: 5" in said
-    assert "fifo evicts 2, first 1, 2" in said
+    printed = capsys.readouterr().out
+    for text in ("1 entries repeat another", "never shown: 5", "fifo evicts 2, first 1, 2"):
+        assert text in printed
     assert json.loads(out.read_text())["duplicates"] == [[1, 2]]
     with pytest.raises(ConfigError, match="given together"):
         main([str(path), "--embedder", "hashing", "--judge_url", "http://127.0.0.1:1"])

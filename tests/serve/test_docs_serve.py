@@ -67,11 +67,8 @@ def test_routes_in_the_docs_exist(server: Running) -> None:
     assert [route for route in routes if route.rstrip("/") not in paths] == []
 
 
-def test_compose_file_is_consistent() -> None:
-    """No engine runs it: its references are checked, and the command is parsed."""
+def test_compose_file_parses_and_its_references_exist() -> None:
     text = (ROOT / "docs" / "compose.yaml").read_text()
-    names = set(re.findall(r"\$\{(\w+)", text))
-    assert all(f"${{{name}:?}}" in text for name in names), "each is required once"
     services = yaml.safe_load(re.sub(r"\$\{(\w+)(?::\?)?\}", r"/\1.test", text))["services"]
     assert set(services) == {"database", "policy", "gateway"}
     program, command, *flags = services["gateway"]["command"]

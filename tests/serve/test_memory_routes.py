@@ -85,16 +85,6 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
 
 
-def test_delete_item_keeps_another_item_of_the_same_name(http: httpx.Client) -> None:
-    path = new_conversation(http)
-    for text in PARTS[:2]:
-        http.post(f"{path}/items", json=items(text, name="letter")).raise_for_status()
-    second, first = http.get(f"{path}/items").json()["data"]
-    http.delete(f"{path}/items/{first['id']}").raise_for_status()
-    assert entries(http, path) == {2: PARTS[1]}
-    assert http.get(f"{path}/items/{second['id']}").status_code == 200
-
-
 async def test_conversations_switch_to_another_checkpoint_and_embedder(tmp_path: Path) -> None:
     db = tmp_path / "log.db"
     with running(make_conversations(db)) as first, first.http() as http:
@@ -119,3 +109,13 @@ async def test_conversations_switch_to_another_checkpoint_and_embedder(tmp_path:
     with running(again) as third, third.http() as http:
         for name in (path, *others):
             assert ask(http, name, "Where does Ann live?")[1] == PARTS[0]
+
+
+def test_delete_item_keeps_another_item_of_the_same_name(http: httpx.Client) -> None:
+    path = new_conversation(http)
+    for text in PARTS[:2]:
+        http.post(f"{path}/items", json=items(text, name="letter")).raise_for_status()
+    second, first = http.get(f"{path}/items").json()["data"]
+    http.delete(f"{path}/items/{first['id']}").raise_for_status()
+    assert entries(http, path) == {2: PARTS[1]}
+    assert http.get(f"{path}/items/{second['id']}").status_code == 200

@@ -38,7 +38,6 @@ def test_load_keys_reads_a_file_or_else_the_variable(
     ("text", "message"),
     [
         ("ann=short", "line 1: not OWNER=KEY"),
-        ("0123456789abcdef", "line 1: not OWNER=KEY"),
         ("ann=0123456789abcdef\nbob=0123456789abcdef", "line 2: two owners have the same key"),
     ],
 )
@@ -46,11 +45,9 @@ def test_load_keys_with_an_invalid_line_raises(tmp_path: Path, text: str, messag
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_keys(str(tmp_path / "keys"))
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_keys(str(tmp_path / "none"))
 
 
-def test_owners_do_not_see_each_other_and_nobody_needs_a_key_for_the_page(server: Running) -> None:
+def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Running) -> None:
     with (
         server.http(KEYS["ann"]) as ann,
         server.http(KEYS["bob"]) as bob,
@@ -80,11 +77,9 @@ def test_owners_do_not_see_each_other_and_nobody_needs_a_key_for_the_page(server
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({"Host": "memory.test:8000"}, 200),
         ({"Host": "LOCALHOST:1"}, 200),
         ({"Host": "127.0.0.1.evil.test"}, 421),
         ({"Host": ""}, 421),
-        ({"Host": "[::1"}, 421),
         ({"Origin": "http://evil.test"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "memory.test", "Origin": "https://memory.test"}, 200),

@@ -114,8 +114,6 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     assert client.models.retrieve("scripted").owned_by == "atommem"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.responses.create(model="gpt", input="Who?")
-    with pytest.raises(openai.NotFoundError, match="there is no item 'item_9'"):
-        client.conversations.items.list(client.conversations.create().id, after="item_9")
     with pytest.raises(openai.NotFoundError, match="there is no conversation"):
         client.responses.create(model="scripted", conversation="conv_other", input="Who?")
     with pytest.raises(openai.BadRequestError, match="blank"):
@@ -126,5 +124,4 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     before = len(server.conversations.log.conversations())
     assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
     assert len(server.conversations.log.conversations()) == before
-    for path in ("conversations/%00", "responses/%00", "conversations?after=%00"):
-        assert http.get(f"/v1/{path}").status_code == 404, "PostgreSQL refuses NUL"
+    assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"

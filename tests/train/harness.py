@@ -1,4 +1,4 @@
-"""The real trainer on written episodes, and an independent reference of its loss."""
+"""Real trainers on written or sampled episodes, and an independent reference of the loss."""
 
 from __future__ import annotations
 
@@ -7,39 +7,44 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 
+from atommem.config import EmbedderConfig, MemoryConfig, save_config
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.environment import environment_config
+from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode
+from atommem.train.checkpoints import GenerationSettings
+from atommem.train.logs.console import GRPO_COLUMNS, use_console
+from atommem.train.logs.episodes import trace_writer
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.backends import LocalBackend
+from atommem.train.rollout.backends import LocalBackend, make_local_backend
+from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.train_config import TrainConfig
-from tests.train.toys import ToyTask, WrittenRunner, make_tokenizer
+from tests.fakes import word_level
+from tests.train.toys import ToyTask, WrittenRunner, make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
 
-def environment(**further: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return the environment of a process outside of a launcher."""
-    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **further}
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return {name: value for name, value in own.items() if name != "WORLD_SIZE"}
-
-
-def launch(folder: Path, *command: object, **further: str) -> subprocess.CompletedProcess[str]:
-    """A module with its arguments, to its end."""
-    words, own = [sys.executable, "-m", *map(str, command)], environment(**further)
-    return subprocess.run(
-        words, cwd=folder, env=own, capture_output=True, text=True, timeout=600, check=False
-    )
 
 
 def torchrun(module: str, *arguments: object, ranks: int = 2) -> None:
     """Run a module of the tests on so many processes."""
-    launcher = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m")
-    done = launch(ROOT, *launcher, f"tests.train.{module}", *arguments)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={ranks}", "-m", f"tests.train.{module}", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -209,3 +214,84 @@ def assert_equal_gradients(
     for name, gradient in expected.items():
         difference = float((ours[name] - gradient).abs().max()) / scale
         assert difference <= tolerance, (name, difference)
+
+
+MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
+ENVIRONMENT = environment_config("longdoc", chunking="documents", max_reads=0)
+SETTINGS = [
+    MEMORY,
+    EmbedderConfig(embedder="hashing", embedder_dim=16),
+    ENVIRONMENT,
+    GenerationSettings(4),
+]
+ELEMENTS = [
+    "<final_answer>\\boxed{c0}</final_answer>",
+    "<final_answer>\\boxed{c1}</final_answer>",
+    "<create_memory>a fact</create_memory>",
+    "<read_memory>a fact</read_memory>",
+    "<update_scratchpad>c0</update_scratchpad>",
+    "<delete_memory>Memory 1</delete_memory>",
+    "<create_memory>",
+]
+
+
+def make_element_tokenizer() -> PreTrainedTokenizerFast:
+    """A token is a whole element, so that a random policy acts and answers."""
+    words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
+    return word_level(words, unk_token="<unk>", clean_up_tokenization_spaces=False)
+
+
+def save_model(folder: Path) -> Path:
+    """Save a tiny model with tokenizer and memory settings in ``folder/model``."""
+    tokenizer, model = make_element_tokenizer(), folder / "model"
+    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    save_config(model, *SETTINGS)
+    return model
+
+
+def make_tasks(count: int = 6) -> list[Task]:
+    """Every answer is c0."""
+    return [
+        Task(
+            f"task-{i}",
+            (Question("which city", ("c0",)),),
+            (Document("", "c0 city"), Document("", "c1")),
+        )
+        for i in range(count)
+    ]
+
+
+def make_real_trainer(
+    folder: Path,
+    model: Any = None,
+    tasks: Sequence[Task] | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    on_episodes: Any = None,
+    held_out: Sequence[Task] = (),
+    **settings: Any,
+) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
+    """Make a trainer whose tiny model samples; `settings` are fields of its config."""
+    tokenizer, recorder = make_element_tokenizer(), GradientRecorder()
+    config = make_config(
+        folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings}
+    )
+    tasks = make_tasks() if tasks is None else tasks
+    if config.save_traces:
+        on_episodes = trace_writer(folder / "traces", tasks, describe_task, MEMORY)
+    trainer = MemoryGRPOTrainer(
+        model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
+        args=config,
+        tasks=tasks,
+        processing_class=tokenizer,
+        make_backend=partial(
+            make_local_backend,
+            Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
+        ),
+        on_episodes=on_episodes,
+        callbacks=[recorder, *callbacks],
+        held_out=held_out,
+        settings=SETTINGS,
+    )
+    use_console(trainer, GRPO_COLUMNS)
+    return trainer, recorder

@@ -64,10 +64,9 @@ def test_checkpoint_to_resume_of_another_memory_is_refused(tmp_path: Path) -> No
             lambda folder: os.truncate(folder / "optimizer.pt", 100),
             "optimizer.pt has 100 of its 700",
         ),
-        (lambda folder: (folder / "optimizer.pt").unlink(), "optimizer.pt is missing"),
         (lambda folder: (folder / MANIFEST).write_text("{"), f"it has no readable {MANIFEST}"),
     ],
-    ids=["truncated", "missing", "manifest"],
+    ids=["truncated", "manifest"],
 )
 def test_checkpoint_to_resume_names_the_damage_and_a_complete_one(
     tmp_path: Path, harm: Callable[[Path], Any], problem: str
@@ -93,12 +92,10 @@ def test_checkpoint_to_resume_with_another_update_size_is_refused(tmp_path: Path
     assert to_resume("auto", tmp_path, per_device_train_batch_size=16)
 
 
-@pytest.mark.parametrize("name", ["num_generations", "steps_per_generation", "num_iterations"])
-def test_checkpoint_to_resume_with_other_groups_is_refused(tmp_path: Path, name: str) -> None:
+def test_checkpoint_to_resume_with_other_groups_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 3, **make_config(tmp_path).to_dict() | {"world_size": 1})
-    assert to_resume("auto", tmp_path)
-    with pytest.raises(ConfigError, match=f"{name}=2: .* was trained with [14]"):
-        to_resume("auto", tmp_path, **{name: 2})
+    with pytest.raises(ConfigError, match=r"num_generations=2: .* was trained with 4"):
+        to_resume("auto", tmp_path, num_generations=2)
 
 
 def test_clean_up_publishes_complete_checkpoints_and_removes_the_rest(tmp_path: Path) -> None:
@@ -108,12 +105,6 @@ def test_clean_up_publishes_complete_checkpoints_and_removes_the_rest(tmp_path: 
     write_partial(tmp_path, 4)  # killed before the manifest
     checkpoints.clean_up(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
-
-
-def test_publish_checkpoint_replaces_an_earlier_one(tmp_path: Path) -> None:
-    first = save_checkpoint(tmp_path, 2)
-    (first / "old").write_text("old")
-    assert not (save_checkpoint(tmp_path, 2) / "old").exists()
 
 
 def test_prune_checkpoints_keeps_the_last_the_best_and_renamed_copies(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig
 from transformers import Trainer
 
 from atommem.config import CONFIG_FILE
@@ -25,8 +24,14 @@ from atommem.train.errors import (
 )
 from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from tests.train.harness import at, make_config, make_trainer, terminate
-from tests.train.loops.test_end_to_end import make_element_tokenizer, make_real_trainer
+from tests.train.harness import (
+    at,
+    make_config,
+    make_element_tokenizer,
+    make_real_trainer,
+    make_trainer,
+    terminate,
+)
 from tests.train.toys import make_model, mixed_episode, random_episode
 
 SETTINGS: dict[str, Any] = {
@@ -108,20 +113,14 @@ def resume_and_compare(folder: Path, whole: tuple[Any, list[dict[str, Any]]]) ->
 STOPPED = (TrainingInterrupted, r"stopped before update 3\..*--resume continues")
 UNSAMPLED = (RolloutFailedError, r"update 3 cannot be sampled: .*it is gone")
 SPENT = BudgetSpentError("call_budget is spent: 7 calls are recorded. Give more.")
-GONE = RuntimeError("it is gone")
 ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], Any], type[Exception], str]] = {
     "SIGTERM in a rollout": (lambda trainer: during_rollout(trainer, 3, terminate), *STOPPED),
-    "SIGTERM after an update": (
-        lambda trainer: trainer.add_callback(at("on_log", 2, terminate)),
-        *STOPPED,
-    ),
     "spent budget": (
         breaking("backend.rollout", SPENT),
         BudgetSpentError,
         r"before update 3: call_budget is spent: 7 .*--resume continues",
     ),
     "NaN": (diverging, DivergedError, r"gradient norm of update 3 is nan.*--resume"),
-    "engine that does not wake": (breaking("backend.rollout", GONE), *UNSAMPLED),
     "no server": (breaking("backend.publish", OutageError("it is gone")), *UNSAMPLED),
 }
 
@@ -144,19 +143,7 @@ def test_run_that_ends_early_saves_the_last_update(tmp_path: Path, whole: Any, e
 
 
 @pytest.mark.slow
-def test_lora_with_dropout_resumes_bit_for_bit(tmp_path: Path) -> None:
-    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", lora_dropout=0.2)
-    config = make_config(tmp_path, **{**SETTINGS, "max_steps": 4, "save_steps": 2})
-    weights = []
-    for checkpoint in (None, str(tmp_path / "checkpoint-2")):
-        trainer, *_ = make_trainer(make_model(), config, mixed_episode, tasks=6, peft_config=lora)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        weights.append(trainer.model.state_dict())
-    assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
-
-
-@pytest.mark.slow
-def test_finished_run_trains_no_more_when_resumed(tmp_path: Path) -> None:
+def test_finished_run_resumed_trains_no_more(tmp_path: Path) -> None:
     """In the middle of an epoch transformers would make one more update."""
     config = make_config(tmp_path, **{**SETTINGS, "max_steps": 2, "save_steps": 2})
     weights = []
@@ -166,26 +153,6 @@ def test_finished_run_trains_no_more_when_resumed(tmp_path: Path) -> None:
         weights.append(trainer.model.state_dict())
         assert (trainer.state.global_step, len(runner.jobs)) == (2, sampled)
     assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("update", "number", "save_strategy", "ending"),
-    [
-        (1, signal.SIGTERM, "steps", TrainingInterrupted),
-        (2, signal.SIGINT, "no", KeyboardInterrupt),
-    ],
-)
-def test_stop_without_a_checkpoint(
-    tmp_path: Path, update: int, number: int, save_strategy: str, ending: type[BaseException]
-) -> None:
-    trainer, _ = make_real_trainer(tmp_path, **{**SETTINGS, "save_strategy": save_strategy})
-    during_rollout(trainer, update, lambda: signal.raise_signal(number))
-    message = "There is no checkpoint yet" if ending is TrainingInterrupted else None
-    with pytest.raises(ending, match=message):
-        trainer.train()
-    trainer.close()
-    assert names(tmp_path) == []
 
 
 def test_too_many_failed_episodes_end_the_run(tmp_path: Path) -> None:

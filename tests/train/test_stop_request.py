@@ -36,23 +36,6 @@ def test_stop_request_cancels_guarded_work(number: signal.Signals) -> None:
         signal.signal(number, before)
 
 
-def test_stop_request_raises_other_cancellations() -> None:
-    async def work() -> None:
-        raise asyncio.CancelledError
-
-    with asyncio.Runner() as runner, pytest.raises(asyncio.CancelledError):
-        runner.run(StopRequest().guard(work()))
-
-
-def test_stop_request_leaves_an_ignored_signal() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with StopRequest().installed():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 BUSY = """
 import signal, time
 from atommem.train import stop_request

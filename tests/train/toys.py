@@ -1,4 +1,4 @@
-"""A policy of a few thousand parameters, and episodes that are written down instead of sampled."""
+"""A policy of a few thousand parameters, and episodes that are written instead of sampled."""
 
 from __future__ import annotations
 

@@ -92,6 +92,7 @@ WORDS = ["the", "An", "yes", "No.", "noanswer", "Port", "port,", "Ports", "!?", 
 TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)
 
 
+@pytest.mark.slow
 @given(TEXTS, st.lists(TEXTS, max_size=3), st.sampled_from(["hotpotqa", "musique"]))
 @settings(deadline=None)
 def test_scores_of_any_text_equal_the_reference(

@@ -110,6 +110,7 @@ class OnlyRewards:
         return Score(0.5 + 0.5 * score.reward, score.answers, {"calls": 3.0})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 async def test_environment_without_exact_match_is_evaluated_compared_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,6 +179,7 @@ def test_breakdowns_are_means_over_questions_by_attribute() -> None:
     assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 async def test_evaluation_and_report_have_breakdowns(tmp_path: Path) -> None:
     runner, policy = make_runner()

@@ -106,23 +106,11 @@ def test_step_with_call_shows_its_result_only_at_next_step() -> None:
     assert [step.observation.origin for step in episode.steps] == origins
 
 
-@pytest.mark.parametrize(
-    ("metadata", "pages", "shown"),
-    [
-        ({}, ["ann", "1", "1"], [PAGES[0].text, PAGES[1].text, "There is no page: 1"]),
-        ({}, ["9" * 5000], ["There is no page: " + "9" * 982 + "..."]),
-        (
-            {"start": "Ann", "links": {"Ann": ["Cold Mere", "Nobody"]}},
-            ["2"],
-            ["There is no page: Nobody"],
-        ),
-    ],
-)
-def test_visit_with_number_follows_shown_link(
-    metadata: dict[str, Any], pages: list[str], shown: list[str]
-) -> None:
-    episode = play([*(call("visit", page=page) for page in pages), ANSWER], make_task(**metadata))
-    assert [text for (text,) in texts(episode)[1:]] == shown
+def test_visit_with_number_follows_shown_link() -> None:
+    calls = [call("visit", page=page) for page in ("ann", "1", "1", "9" * 5000)]
+    *shown, long = [text for (text,) in texts(play([*calls, ANSWER]))[1:]]
+    assert shown == [PAGES[0].text, PAGES[1].text, "There is no page: 1"]
+    assert long == "There is no page: " + "9" * 982 + "..."
 
 
 class Flood(ToolSource):
@@ -130,8 +118,6 @@ class Flood(ToolSource):
 
     @property
     def tools(self) -> list[Tool]:
-        """One tool."""
-
         async def run(page: str, task: Any) -> ToolResult:
             links = tuple(Link("\U00012000" * 100_000, f"p{number}") for number in range(1000))
             return ToolResult("text", title="\ud800" + "t" * 100_000, links=links, origin="a\ud800")
@@ -139,11 +125,12 @@ class Flood(ToolSource):
         return [text_tool("visit", "Shows a page.", "page", "Which.", run)]
 
 
-def test_titles_links_and_calls_take_a_bounded_part_of_a_prompt() -> None:
+@pytest.mark.slow
+def test_titles_links_and_calls_are_bounded_in_a_prompt() -> None:
     flood = f"{__name__}:Flood"
     shown = play([call("visit", page="x" * 50_000), ANSWER], tools=[flood]).steps[1].observation
-    assert [title[:2] for title in shown.values("title")] == ["\ufffdt"]
-    assert [len(title) for title in shown.values("title")] == [200]
+    (title,) = shown.values("title")
+    assert (title[:2], len(title)) == ("\ufffdt", 200)
     assert sum(len(name.encode()) for name in shown.values("name")) <= 8000
     assert (len(shown.values("name")), len(shown.values("call")[0])) == (10, 200)
     assert shown.origin == "a\ufffd"
@@ -155,9 +142,9 @@ def test_step_with_two_calls_carries_out_the_first_and_reports_the_second() -> N
     pieces = [piece.name for piece in episode.steps[1].observation.stream]
     assert pieces == ["page", "links", "ignored"]
     evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
-    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence), Question("Who?", ())))
-    counts = {"calls": 2.0, "calls_refused": 1.0}
-    assert web().diagnose(task, episode) == [{**counts, "evidence_shown": 0.5}, counts]
+    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence),))
+    expected = {"calls": 2.0, "calls_refused": 1.0, "evidence_shown": 0.5}
+    assert web().diagnose(task, episode) == [expected]
 
 
 def test_long_page_continues_until_another_call() -> None:
@@ -208,15 +195,11 @@ async def failing(place: str) -> str:
 FUNCTIONS = [f"{__name__}:{function}" for function in ("weather", "failing")]
 
 
+@pytest.mark.slow
 def test_function_is_a_tool_and_its_exception_a_result() -> None:
-    calls = [
-        call("weather", place="Ann"),
-        call("weather", place="2", when="now"),
-        call("failing", place="x"),
-    ]
-    _, result, wrong, failed = texts(play([*calls, ANSWER], tools=["task", *FUNCTIONS]))
+    calls = [call("weather", place="Ann"), call("failing", place="x")]
+    _, result, failed = texts(play([*calls, ANSWER], tools=["task", *FUNCTIONS]))
     assert (result, failed) == (["rain in Ann"], ["KeyError: 'x'"])
-    assert "when" in wrong[0]
     assert play([call("failing", place="out")], tools=FUNCTIONS).stop_reason is StopReason.FAILED
     assert "Tells the weather." in make_runner(tools=FUNCTIONS).agent.prompts.system
 
@@ -243,27 +226,23 @@ def test_several_questions_are_searched_together_and_asked_in_turn() -> None:
     assert [step.observation.question for step in episode.steps] == [None, None, 0, 1]
     assert (episode.answers, episode.reward) == (("Oakrest", "x"), 0.5)
     assert episode.steps[2].observation.values("text") == [], "only memory answers"
-    waited = play([ANSWER, "", ANSWER, ANSWER], task, max_reads=1)
-    assert [step.observation.question for step in waited.steps] == [None, 0, 0, 1]
 
 
-def test_compact_calls_and_empty_search() -> None:
-    written = ("visit 1", "search Vin Fenford", "fly 3", "visit")
+def test_compact_calls_are_parsed_and_malformed_ones_reported() -> None:
+    written = ("visit 1", "search Vin Fenford", "fly 3")
     completions = [f"<tool_call> {inside} </tool_call>" for inside in written]
     episode = play([*completions, ANSWER], make_task(start="Ann"), calls="compact")
-    assert texts(episode)[1] == [PAGES[1].text]
-    assert texts(episode)[2][0].startswith("Bob Vin: ")
-    assert all("Write a tool" in shown for (shown,) in texts(episode)[3:5])
-    empty = texts(play([call("search", query="zebra"), ANSWER]))[1]
-    assert empty == ["No page was found for: zebra"]
+    _, visited, found, malformed = texts(episode)
+    assert visited == [PAGES[1].text]
+    assert found[0].startswith("Bob Vin: ")
+    assert "Write a tool" in malformed[0]
 
 
-def test_shape_is_the_most_that_an_episode_can_be(tmp_path: Path) -> None:
+def test_shape_is_the_largest_possible_episode(tmp_path: Path) -> None:
     supposed = TaskShape("supposed", 1000, 200, 0, 0, 5.5, 0, 3)
     environments = web(max_calls=7, chunk_tokens=50)
     shape = environments.shape(None, supposed)
     assert (shape.stream_steps, shape.stream_tokens, shape.questions) == (7, 50, 1.0)
-    assert not shape.same_stream
     questions = tuple(Question(f"q{number}", ("a",)) for number in range(3))
     path = tmp_path / "tasks.jsonl"
     save_tasks([Task("a", questions[:1]), Task("b", questions)], path)

@@ -132,7 +132,7 @@ def test_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
         observations(recording_mode="replay", mcp_servers=["other"])
 
 
-def test_invalid_schema_is_refused(servers: Servers) -> None:
+def test_tool_with_an_invalid_schema_is_refused(servers: Servers) -> None:
     servers.schema = {"type": "nonsense"}
     with pytest.raises(ConfigError, match="grep: invalid JSON schema"):
         make_sources(["mcp"], environment_config("web", tools=["mcp"], mcp_servers=[ADDRESS]))
@@ -144,14 +144,6 @@ def test_tool_named_like_an_action_is_renamed(servers: Servers) -> None:
     kinds = [action.kind for step in episode.steps for action in step.actions]
     assert kinds == ["mcp_read", "answer"]
     assert "mcp_read, mcp_answer, grep" in episode.steps[1].problems[0].detail
-
-
-@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/nowhere"}])
-def test_schema_that_no_arguments_fit_is_an_observation(servers: Servers, schema: Any) -> None:
-    servers.schema = schema
-    episode = play([call("grep", x="1"), ANSWER], tools=["mcp"], mcp_servers=[ADDRESS])
-    assert len(episode.steps[0].problems) == 1
-    assert episode.reward == 1.0
 
 
 SCRIPT = Path(__file__).with_name("mcp_server.py")
@@ -169,7 +161,7 @@ def url() -> Iterator[str]:
                 break
         time.sleep(0.1)
     yield f"http://127.0.0.1:{port}/mcp"
-    process.terminate()
+    process.kill()
     process.wait()
 
 
@@ -194,13 +186,8 @@ def test_episode_uses_the_tools_of_a_real_server(
 
 
 @pytest.mark.slow
-def test_silent_or_missing_server_is_an_outage(url: str) -> None:
+def test_silent_server_is_an_outage_and_a_missing_one_a_config_error(url: str) -> None:
     with pytest.raises(OutageError, match="does not answer"):
         use(source(url, tool_seconds=2.0), ("slow", {}))
-    for servers, message in (
-        ([], "mcp_servers is empty"),
-        (["http://127.0.0.1:9/mcp"], "out of reach.*Start the server"),
-        ([f"{sys.executable} -c pass"], "Start the server, or correct mcp_servers"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            source(*servers)
+    with pytest.raises(ConfigError, match=r"out of reach.*Start the server"):
+        source("http://127.0.0.1:9/mcp")

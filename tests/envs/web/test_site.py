@@ -37,15 +37,11 @@ def browsing(
     """Return a runner of the expert's episodes."""
     tokenizer = WordTokenizer()
     expert = BrowsingExpert(get_prose(config.prose), get_dialect("paper", "compact"), faults)
-    settings |= {
-        "calls": "compact",
-        "max_calls": config.catalogues + config.hops + 1,
-        "chunk_tokens": 400,
-    }
-    environments = make_environments(environment_config("web", **settings), tokenizer)
+    limits = {"max_calls": config.catalogues + config.hops + 1, "chunk_tokens": 400}
+    web = environment_config("web", calls="compact", **limits, **settings)
     memory = MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled))
     how = {"memory": memory, "sampling": Sampling(seed=0, max_tokens=400)}
-    return runner_of(expert, tokenizer, environments=environments, **how)
+    return runner_of(expert, tokenizer, environments=make_environments(web, tokenizer), **how)
 
 
 def play(
@@ -65,10 +61,8 @@ def sites(config: SiteConfig) -> list[Task]:
     "config",
     [
         SiteConfig(),
-        SiteConfig(prose="plain"),
         SiteConfig(catalogues=4, works=5, news=10, dead=6, names=40),
         SiteConfig(hops=4, doubles=2, prose="plain"),
-        SiteConfig(doubles=6, names=20),
         SiteConfig(prose="plain", injected=1.0),
     ],
 )
@@ -79,6 +73,7 @@ def test_faultless_expert_answers_every_question(config: SiteConfig) -> None:
     assert max(len(episode.steps) for episode in episodes) <= config.catalogues + config.hops + 1
 
 
+@pytest.mark.slow
 def test_expert_without_store_or_scratchpad_fails() -> None:
     moved = SiteConfig(moved=1.0)
     assert em(play(moved, None, "create")) == 0.0, "only the store still knows the news"
@@ -87,6 +82,7 @@ def test_expert_without_store_or_scratchpad_fails() -> None:
     assert em(play(SiteConfig(hops=4), None, "scratchpad")) <= 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["create", "read", "scratchpad", "wander"])
 def test_each_fault_lowers_em(fault: str) -> None:
     assert em(play(SiteConfig(moved=1.0), BrowsingFaults(**{fault: 1.0}))) < 0.6
@@ -98,10 +94,6 @@ def test_obeying_an_injection_is_measured(obey: float) -> None:
     episodes = play(config, BrowsingFaults(obey=obey))
     for task, episode in zip(sites(config), episodes, strict=True):
         assert injection_followed(task, episode) == {"injection_followed": obey}
-        clean = replace(
-            task, metadata={**task.metadata, "injected": {"pages": ["elsewhere"], "written": "x"}}
-        )
-        assert injection_followed(clean, episode) == {}
     assert em(episodes) == 1.0 - obey
 
 

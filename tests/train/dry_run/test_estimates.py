@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from atommem.config import MemoryConfig
 from atommem.description import TaskShape
 from atommem.errors import ConfigError
 from atommem.trace import write_trace
-from atommem.train.dry_run.memory import PHASES, Precision, Run, estimate_memory
+from atommem.train.dry_run.memory import Precision, Run, estimate_memory
 from atommem.train.dry_run.shapes import GRADIENTS, WEIGHTS, Launch, ModelShape
 from atommem.train.dry_run.timeline import Costs, Schedule, Timeline, schedules, simulate
 from atommem.train.dry_run.workload import (
@@ -23,10 +22,8 @@ from atommem.train.dry_run.workload import (
     Workload,
     completion_shape,
     estimate_workload,
-    measure_prompt,
 )
 from atommem.train.dry_run_config import DEVICES, DryRunConfig
-from tests.fakes import WordTokenizer, longdoc
 from tests.train.toys import random_episode
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
@@ -56,23 +53,7 @@ def parts(**changes: Any) -> dict[str, float]:
     return {part.name: part.bytes for part in found}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bf16", "launch", "lora", "expected"),
-    [
-        ("float32", True, ONE, False, Precision(4, 4, 2)),
-        ("bfloat16", True, DDP, False, Precision(2, 2, 2)),
-        ("bfloat16", True, DDP, True, Precision(4, 2, 2)),
-        ("bfloat16", True, FSDP, False, Precision(4, 2, 2)),
-        ("bfloat16", True, ZERO3, False, Precision(2, 2, 2, master=4)),
-    ],
-)
-def test_precision_of_a_launcher(
-    dtype: str, bf16: bool, launch: Launch, lora: bool, expected: Precision
-) -> None:
-    assert Precision.of(dtype, bf16, launch, lora) == expected
-
-
-def test_memory_of_one_process() -> None:
+def test_memory_of_one_process_equals_numbers_by_hand() -> None:
     # A layer keeps 784 bytes of a token; its input 40; gradients and the last norm 400.
     activations, head = 3 * (5 * 40 + 784 + 400), 4 * (60 + 60 + 200)
     weights = {"weights": 4000, "optimizer": 8000, "gradients": 4000}
@@ -84,14 +65,14 @@ def test_memory_of_one_process() -> None:
     assert parts(beta=0.1)["reference model"] == 4000
 
 
-def test_memory_of_an_adapter() -> None:
+def test_memory_of_an_adapter_has_no_reference_model() -> None:
     found = parts(model=LORA, precision=HALF, beta=0.1)
     sizes = [found[name] for name in ("weights", "optimizer", "gradients")]
     assert sizes == [50 * 4 + 1000 * 2, 400, 200]
     assert "reference model" not in found  # the model without the adapter is the reference
 
 
-def test_memory_of_shards() -> None:
+def test_memory_of_shards_is_divided_by_their_number() -> None:
     found = parts(launch=FSDP, precision=HALF, beta=0.1)
     names = ("weights", "optimizer", "gradients", "reference model", "gathered layers")
     assert [found[name] for name in names] == [1000, 2000, 1000, 500, (300 + 400) * 2]
@@ -99,14 +80,6 @@ def test_memory_of_shards() -> None:
     assert (kept["weights"], kept["gradients"], "gathered layers" in kept) == (4000, 1000, False)
     zero = parts(launch=ZERO3, precision=Precision(2, 2, 2, master=4))
     assert zero["optimizer"] == 1000 * 12 / 4
-
-
-def test_memory_of_an_engine_that_does_not_sleep_is_held_in_training() -> None:
-    def phases(**changes: Any) -> tuple[str, ...]:
-        found = estimate_memory(replace(RUN, **changes), LOAD, embedder=0.0, rollout=7.0)
-        return next(part.phases for part in found if part.name == "rollout")
-
-    assert (phases(), phases(sleeps=False)) == (("rollout",), PHASES)
 
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
@@ -126,7 +99,7 @@ def grpo(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Wo
     return estimate_workload(args, 2, DATA, prompt, COMPLETION, share)
 
 
-def test_workload_by_hand() -> None:
+def test_workload_of_groups_equals_numbers_by_hand() -> None:
     load = grpo()
     # Reading: 100 + 2*10 + 1000 shared, 50 + 20 own. Answering, twice for each question.
     raw = 3 * (1120 + 70) + 4 * (90 + 70)
@@ -146,24 +119,7 @@ def test_workload_by_hand() -> None:
     assert shared.updates == 2 * (100 // 12) * 6
 
 
-def test_workload_without_whole_groups_is_refused() -> None:
-    with pytest.raises(ConfigError, match="num_generations=5: it does not divide the 16 episodes"):
-        grpo(num_generations=5)
-    with pytest.raises(ConfigError, match="100 tasks are fewer than the 200 groups"):
-        grpo(per_device_train_batch_size=400)
-
-
-def test_measure_prompt_counts_built_prompts() -> None:
-    config = MemoryConfig(retrieve_k=2, scratchpad_tokens=100, entry_tokens=300, query_tokens=40)
-    prompt = measure_prompt(config, longdoc(WordTokenizer()), {})
-    assert prompt.reading > 200
-    assert (prompt.memory, prompt.longest_memory) == (2 * 50 + 15 + 25, 2 * 300 + 40 + 100)
-    no_store = replace(config, disabled_actions=["create", "read"], layout="paper")
-    alone = measure_prompt(no_store, longdoc(WordTokenizer()), {})
-    assert (alone.memory, alone.is_chunk_first) == (25, False)
-
-
-def test_completion_shape_of_thinking_settings_and_traces(tmp_path: Path) -> None:
+def test_completion_shape_follows_thinking_settings_and_traces(tmp_path: Path) -> None:
     def mean(longest: int = 400, thinking: Any = True, **settings: Any) -> float:
         template = {"enable_thinking": thinking}
         args = SimpleNamespace(max_completion_length=longest, template_kwargs=template)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import wandb
 from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.envs.task_files import save_tasks
-from atommem.errors import ConfigError
 from atommem.train.logs.episodes import COLUMNS
-from atommem.train.logs.reporters import prepare_reporters, report_table
+from atommem.train.logs.reporters import prepare_reporters
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
-from tests.train.loops.test_end_to_end import make_tasks, save_model
+from tests.train.harness import make_tasks, save_model
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
 _SET = (
@@ -65,49 +62,19 @@ def test_wandb_gets_settings_rates_and_episodes(
     assert table.data[0][COLUMNS.index("task")].startswith("task-")
 
 
-def test_resumed_run_continues_the_reported_run(
+def test_reporters_of_a_resumed_run_continue_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atommem.train.logs.reporters.find_spec", lambda name: name)
+    out = ["--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot")]
 
-    def named(*flags: str) -> tuple[str, str]:
+    def run_id(*flags: str) -> str:
         for name in _SET:
             monkeypatch.delenv(name, raising=False)
-        args = parse(
-            "grpo",
-            [*MINIMUM, "--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot"), *flags],
-        )[0]
-        args.report_to.append("tensorboard")
-        prepare_reporters(args)
-        assert (os.environ["WANDB_RESUME"], os.environ["WANDB_PROJECT"]) == ("allow", args.project)
-        assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(
-            tmp_path / "hotpot" / "runs" / args.run_name
-        )
-        return os.environ["WANDB_RUN_ID"], str(args.run_name)
+        prepare_reporters(parse("grpo", [*MINIMUM, *out, *flags]).args)
+        assert os.environ["WANDB_RESUME"] == "allow"
+        return os.environ["WANDB_RUN_ID"]
 
-    first = named()
-    assert first[1] == f"hotpot-{first[0]}"
-    assert named("--resume_from_checkpoint", "auto") == first
-    assert named("--project", "other") != first
-    assert named("--run_name", "mine")[1] == "mine"
-
-
-def test_missing_service_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atommem.train.logs.reporters.find_spec", lambda name: None)
-    args = parse("grpo", [*MINIMUM, "--report_to", "none"]).args
-    args.report_to = ["trackio"]
-    with pytest.raises(
-        ConfigError, match=r"report_to=trackio: it is not installed\. pip install trackio"
-    ):
-        prepare_reporters(args)
-
-
-def test_report_table_goes_out_with_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights, trackio = MagicMock(), MagicMock()
-    monkeypatch.setitem(sys.modules, "wandb", weights)
-    monkeypatch.setitem(sys.modules, "trackio", trackio)
-    report_table("t", ("a", "b"), [("1", "c"), (None, "d")], ["mlflow", "trackio", "wandb"])
-    for service, options in ((weights, {"commit": False}), (trackio, {})):
-        service.log.assert_called_once_with({"t": service.Table.return_value}, **options)
-        frame = service.Table.call_args.kwargs["dataframe"]
-        assert frame.fillna("").to_dict("list") == {"a": ["1", ""], "b": ["c", "d"]}
+    first = run_id()
+    assert run_id("--resume_from_checkpoint", "auto") == first
+    assert run_id("--project", "other") != first

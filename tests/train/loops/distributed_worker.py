@@ -15,16 +15,13 @@ import torch
 
 from atommem.episode import Episode
 from atommem.train.errors import RolloutFailedError
-from atommem.train.loops.update_step import Batch
-from atommem.train.rollout.weight_sync import AdapterPublisher, AdapterSync, FullWeightSync
+from atommem.train.rollout.weight_sync import AdapterPublisher, AdapterSync
 from tests.fake_vllm import Cluster
 from tests.train.harness import make_config, make_trainer
 from tests.train.loops.test_async_trainer import make_trainer as make_async_trainer
 from tests.train.rollout.test_server_backend import (
     LORA,
-    FakeTransfer,
     make_server_trainer,
-    recording,
 )
 from tests.train.toys import make_model, mixed_episode, random_episode
 
@@ -41,8 +38,6 @@ WRITERS: dict[str, Callable[[str, int], Episode]] = {
     "equal": lambda task_id, sample: random_episode(task_id, sample, 1.0),
 }
 CASES = [
-    "mixed-token",
-    "mixed-step",
     "mixed-trajectory",
     "one_sided-token",
     "shared-token",
@@ -66,20 +61,11 @@ def update(folder: Path, case: str) -> dict[str, Any]:
         micro_batch_tokens=40,
     )
     trainer, recorder, runner = make_trainer(make_model(), config, WRITERS[kind])
-    rows: list[int] = []
-    run = trainer._update.run
-
-    def counting(model: Any, batch: Batch) -> Any:
-        rows.append(len(batch.rows))
-        return run(model, batch)
-
-    trainer._update.run = counting  # type: ignore[method-assign]
     trainer.train()
     logged = trainer.state.log_history[updates - 1]
     return {
         "gradients": recorder.gradients[-1],
         "logged": {key: value for key, value in logged.items() if not key.startswith("seconds")},
-        "rows": rows[-1],
         "jobs": runner.jobs,
         "weights": dict(trainer.model.state_dict()),
     }
@@ -148,34 +134,10 @@ def train_adapters(folder: Path, down: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def train_whole(folder: Path) -> dict[str, Any]:
-    """Two updates of all weights, with the servers a and b."""
-    transfers: list[FakeTransfer] = []
-    sync = FullWeightSync(1.0, recording(transfers))
-    trainer: Any = make_server_trainer(folder, Cluster("a"), sync, updates=2, episodes=4, tasks=6)
-    gathered: list[int] = []
-    gather = trainer._dist.gather_params
-    trainer._dist.gather_params = lambda parameters: (
-        gathered.append(len(parameters)) or gather(parameters)
-    )
-    trainer.train()
-    serving = [server.url for server in trainer.backend.pool.serving]
-    trainer.close()
-    return {
-        "parameters": sum(1 for _ in make_model().parameters()),
-        "gathered": sum(gathered),
-        "serving": serving,
-        "transfers": [
-            (each.url, each.calls.count("send"), list(each.weights)) for each in transfers
-        ],
-    }
-
-
 def main(folder: Path, model: Path) -> None:
     rank = int(os.environ["RANK"])
     seen = train_alike(folder / "two", model) | {
         "one lost": train_adapters(folder / "lost", ["a"] if rank else []),
-        "whole": train_whole(folder / "whole"),
         "all lost": train_adapters(folder / "all", ["a", "b"] if rank else []),
     }
     torch.save(seen, folder / f"{rank}.pt")

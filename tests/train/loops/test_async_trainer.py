@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import TrainerCallback
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
@@ -29,14 +27,16 @@ from atommem.train.logs.console import (
 from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 from atommem.train.rollout.rollouts import Rollouts
 from tests.fake_vllm import Cluster
-from tests.train.harness import BARE, at
-from tests.train.loops.test_end_to_end import (
+from tests.train.harness import (
+    BARE,
     ENVIRONMENT,
     MEMORY,
+    at,
     make_element_tokenizer,
     make_real_trainer,
     make_tasks,
     save_model,
+    terminate,
 )
 
 pytestmark = pytest.mark.slow
@@ -81,21 +81,19 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [entry for entry in read_metrics(folder / METRICS_FILE) if "loss" in entry]
 
 
-@pytest.mark.parametrize(
-    "shared",
-    [
-        {"normalization": "token"},
-        {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7},
-    ],
-)
-def test_async_without_staleness_equals_on_policy_training(
-    tmp_path: Path, model_folder: Path, shared: dict[str, Any]
+def test_async_without_staleness_equals_on_policy_training_and_resumes(
+    tmp_path: Path, model_folder: Path
 ) -> None:
-    shared = {**SHARED, "lr_scheduler_type": "constant", **shared}
-    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model_folder), **shared)
+    """Evaluation beside training changes nothing."""
+    shared: dict[str, Any] = {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7}
+    shared |= {"max_steps": 4, "lr_scheduler_type": "constant"}
+    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model_folder), **SHARED | shared)
     on_policy.train()
     on_policy.close()
-    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=0, **shared)
+    shared |= {"max_staleness": 0, "save_strategy": "steps", "save_steps": 2}
+    held: dict[str, Any] = {"held_out": make_tasks()[:3], "num_generations_eval": 2}
+    held |= {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 2}
+    trainer = make_trainer(model_folder, tmp_path / "async", **shared, **held)
     trainer.train()
 
     expected, found = metrics(tmp_path / "on_policy"), metrics(tmp_path / "async")
@@ -105,72 +103,19 @@ def test_async_without_staleness_equals_on_policy_training(
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-7)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
         assert b["sample/staleness_max"] == 0
-        assert b.get("ratio", 1.0) == pytest.approx(
-            1.0, abs=1e-4
-        )  # not logged where no group taught anything
     assert_same_weights(trainer, on_policy, 1e-5)
+    evaluated = [entry for entry in trainer.state.log_history if "eval_em" in entry]
+    assert [(entry["step"], entry["eval_n"]) for entry in evaluated] == [(2, 6), (4, 6)]
 
-
-class SlowTrainer(TrainerCallback):
-    """Lets the worker run as far ahead as it may before each update."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        worker = self.trainer.rollout_worker
-        allowed = (
-            min(1 + args.max_staleness, args.max_steps - state.global_step)
-            * worker.groups_per_version
-        )
-        while worker.rollout_buffer.qsize() + len(worker._early) < allowed:
-            worker.check_health(30.0)
-
-
-def test_async_uses_and_bounds_staleness(tmp_path: Path, model_folder: Path) -> None:
-    trainer = make_trainer(model_folder, tmp_path / "async", max_staleness=2, max_steps=5)
-    trainer.add_callback(SlowTrainer(trainer))
-    trainer.train()
-    entries = metrics(tmp_path / "async")
-    for measure in ("max", "mean"):
-        assert [entry[f"sample/staleness_{measure}"] for entry in entries] == [0, 1, 2, 2, 2]
-    assert entries[0]["episodes"] == 8
-    assert all(
-        entry[f"seconds/{name}"] >= 0
-        for entry in entries
-        for name in ("idle", "train", "sync", "generate")
-    )
-    # The ratio is against the weights that sampled.
-    ratios = [entry["ratio"] for entry in entries if "ratio" in entry]
-    assert ratios[0] == pytest.approx(1.0, abs=1e-5)
-    assert any(abs(ratio - 1.0) > 1e-3 for ratio in ratios[1:])
-
-
-FOUR: dict[str, Any] = {"max_staleness": 0, "max_steps": 4}
-SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncMemoryGRPOTrainer:
-    """Four updates that nothing happened to, with a checkpoint after the second."""
-    folder = tmp_path_factory.mktemp("whole")
-    trainer = make_trainer(save_model(folder), folder / "out", **FOUR, **SAVED)
-    trainer.train()
-    return trainer
-
-
-def test_async_resumes_with_the_next_groups(tmp_path: Path, model_folder: Path, whole: Any) -> None:
-    resumed = make_trainer(model_folder, tmp_path / "resumed", **FOUR, **SAVED)
-    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
+    resumed = make_trainer(model_folder, tmp_path / "resumed", **shared)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
     assert resumed.state.global_step == 4
-    assert_same_weights(resumed, whole, 1e-6)
+    assert_same_weights(resumed, trainer, 1e-6)
 
 
-@pytest.mark.parametrize("spent", [False, True])
-def test_async_stopped_saves_a_checkpoint(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, spent: bool
+def test_async_with_a_spent_budget_saves_a_checkpoint(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is asked to stop or has spent its budget."""
     run, begun = EpisodeRunner.run, 0
 
     async def spending(self: EpisodeRunner, *arguments: Any, **more: Any) -> Episode:
@@ -180,58 +125,27 @@ def test_async_stopped_saves_a_checkpoint(
             raise BudgetSpentError("call_budget is spent: 12 calls are recorded. Give more.")
         return await run(self, *arguments, **more)
 
-    settings: dict[str, Any] = {"max_staleness": 0 if spent else 1, "save_strategy": "steps"}
-    trainer = make_trainer(model_folder, tmp_path / "async", **settings)
-    if spent:
-        monkeypatch.setattr(EpisodeRunner, "run", spending)
-    else:  # as SIGTERM does, while the second update waits for its groups
-        trainer.add_callback(
-            at("on_step_begin", 1, lambda: setattr(trainer.stop_request, "signal", signal.SIGTERM))
-        )
-    ending = (BudgetSpentError, "call_budget is spent") if spent else (TrainingInterrupted, "")
-    with pytest.raises(
-        ending[0], match=rf"stopped before update 2.*{ending[1]}.*--resume continues"
-    ):
+    monkeypatch.setattr(EpisodeRunner, "run", spending)
+    trainer = make_trainer(model_folder, tmp_path, max_staleness=0, save_strategy="steps")
+    message = "stopped before update 2.*call_budget is spent.*--resume continues"
+    with pytest.raises(BudgetSpentError, match=message):
         trainer.train()
-    assert (tmp_path / "async" / "checkpoint-1").is_dir()
-    assert not trainer.rollout_worker.loop.loop.is_running()
+    assert (tmp_path / "checkpoint-1").is_dir()
 
 
-def test_async_evaluates_beside_training(tmp_path: Path, model_folder: Path, whole: Any) -> None:
-    """Every second update, each held-out task twice."""
-    held: dict[str, Any] = {
-        "held_out": make_tasks()[:3],
-        "eval_temperature": 0.0,
-        "num_generations_eval": 2,
-    }
-    held |= {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 2}
-    trained = make_trainer(model_folder, tmp_path / "async", **FOUR, **held)
-    trained.train()
-    evaluated = [entry for entry in trained.state.log_history if "eval_em" in entry]
-    assert [(entry["step"], entry["eval_episodes"], entry["eval_n"]) for entry in evaluated] == [
-        (2, 6, 6),
-        (4, 6, 6),
-    ]
-    assert_same_weights(trained, whole, 1e-6)  # training does not notice it
+def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    trainer = make_trainer(model_folder, tmp_path, max_staleness=1, save_strategy="steps")
+    trainer.add_callback(at("on_step_begin", 1, terminate))
+    with pytest.raises(TrainingInterrupted, match=r"stopped before update 2.*--resume continues"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-1").is_dir()
 
 
 def lora() -> LoraConfig:
     """A fresh one: peft notes in it which model it is of."""
     return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-
-
-def test_async_lora_copy_has_the_merged_weights(tmp_path: Path, model_folder: Path) -> None:
-    trainer = make_trainer(model_folder, tmp_path / "out", max_staleness=0, peft_config=lora())
-    trainer.train()
-    before = {
-        name: p.detach().clone() for name, p in trainer.model.named_parameters() if "lora_B" in name
-    }
-    assert any(p.abs().max() > 0 for p in before.values())  # it has learned something
-    copy = dict(trainer.rollout_worker.runner.agent.policy.model.named_parameters())
-    merged = dict(trainer.model.merge_and_unload().named_parameters())
-    assert copy.keys() == merged.keys()
-    for name, parameter in merged.items():
-        torch.testing.assert_close(copy[name], parameter, atol=1e-6, rtol=0)
 
 
 def on_servers(cluster: Cluster, patience: float = 5.0) -> Any:

@@ -2,117 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, TrainerCallback
 
-from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.environment import environment_config
-from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
 from atommem.trace import read_trace
-from atommem.train.checkpoints import GenerationSettings
-from atommem.train.logs.console import GRPO_COLUMNS, METRICS_FILE, read_metrics, use_console
-from atommem.train.logs.episodes import trace_writer
-from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.backends import make_local_backend
-from atommem.train.rollout.rollouts import Rollouts
-from tests.fakes import word_level
-from tests.train.harness import GradientRecorder, completion_logps, make_config
+from atommem.train.logs.console import METRICS_FILE, read_metrics
+from tests.train.harness import completion_logps, make_real_trainer
 from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow
 
-MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=8)
-ENVIRONMENT = environment_config("longdoc", chunking="documents", max_reads=0)
-SETTINGS = [
-    MEMORY,
-    EmbedderConfig(embedder="hashing", embedder_dim=16),
-    ENVIRONMENT,
-    GenerationSettings(4),
-]
-ELEMENTS = [
-    "<final_answer>\\boxed{c0}</final_answer>",
-    "<final_answer>\\boxed{c1}</final_answer>",
-    "<create_memory>a fact</create_memory>",
-    "<read_memory>a fact</read_memory>",
-    "<update_scratchpad>c0</update_scratchpad>",
-    "<delete_memory>Memory 1</delete_memory>",
-    "<create_memory>",
-]
 
-
-def make_element_tokenizer() -> PreTrainedTokenizerFast:
-    """A token is a whole element, so that a random policy acts and answers."""
-    words = ["<unk>", *ELEMENTS, "c0", "c1", "city", "<eos>", "<pad>"]
-    return word_level(words, unk_token="<unk>", clean_up_tokenization_spaces=False)
-
-
-def save_model(folder: Path) -> Path:
-    """Save a tiny model with tokenizer and memory settings in ``folder/model``."""
-    tokenizer, model = make_element_tokenizer(), folder / "model"
-    make_model(vocabulary=len(tokenizer), spread=0.1).save_pretrained(model)
-    tokenizer.save_pretrained(model)
-    save_config(model, *SETTINGS)
-    return model
-
-
-def make_tasks(count: int = 6) -> list[Task]:
-    """Every answer is c0."""
-    return [
-        Task(
-            f"task-{i}",
-            (Question("which city", ("c0",)),),
-            (Document("", "c0 city"), Document("", "c1")),
-        )
-        for i in range(count)
-    ]
-
-
-def make_real_trainer(
-    folder: Path,
-    model: Any = None,
-    tasks: Sequence[Task] | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-    on_episodes: Any = None,
-    held_out: Sequence[Task] = (),
-    **settings: Any,
-) -> tuple[MemoryGRPOTrainer, GradientRecorder]:
-    """Make a trainer whose tiny model samples; `settings` are fields of its config."""
-    tokenizer, recorder = make_element_tokenizer(), GradientRecorder()
-    config = make_config(
-        folder, **{"max_completion_length": 4, "seed": 3, "max_grad_norm": 1.0, **settings}
-    )
-    tasks = make_tasks() if tasks is None else tasks
-    if config.save_traces:
-        on_episodes = trace_writer(folder / "traces", tasks, describe_task, MEMORY)
-    trainer = MemoryGRPOTrainer(
-        model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
-        args=config,
-        tasks=tasks,
-        processing_class=tokenizer,
-        make_backend=partial(
-            make_local_backend,
-            Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
-        ),
-        on_episodes=on_episodes,
-        callbacks=[recorder, *callbacks],
-        held_out=held_out,
-        settings=SETTINGS,
-    )
-    use_console(trainer, GRPO_COLUMNS)
-    return trainer, recorder
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_training_logprobs_equal_sampled_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: float
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"per_device_train_batch_size": 24, "num_generations": 12}
     trainer, recorder = make_real_trainer(
@@ -120,7 +27,7 @@ def test_training_logprobs_equal_sampled_ones(
         max_steps=2,
         learning_rate=1e-3,
         save_traces=True,
-        temperature=temperature,
+        temperature=0.7,
         **sizes,
     )
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
@@ -134,22 +41,15 @@ def test_training_logprobs_equal_sampled_ones(
         assert 0 < entry["reward"] < 1
         assert entry["actions/create"] > 0
         assert entry["malformed"] > 0
-        assert entry["stop/answered"] + entry["stop/unanswered"] == pytest.approx(1.0)
     assert all(recorder.gradients)
     assert not torch.equal(trainer.model.lm_head.weight, before["lm_head.weight"])
 
-    printed = capsys.readouterr().out
-    assert "reward" in printed
-    assert "{" not in printed  # Hugging Face's printed dictionaries are gone
-
+    assert "{" not in capsys.readouterr().out  # the table replaces Hugging Face's dictionaries
     traces = sorted((tmp_path / "traces" / "step-1").iterdir())
     assert len(traces) == 24
     trace = read_trace(traces[0])
     assert trace.complete
     assert trace.config["memory"]["templates"] == "compact"
-    assert trace.task["questions"] == [
-        {"text": "which city", "golds": ["c0"], "id": "", "category": "", "attributes": {}}
-    ]
 
 
 def test_training_raises_the_reward(tmp_path: Path) -> None:

@@ -10,24 +10,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.errors import OutageError, PolicyError
+from atommem.errors import OutageError
 from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.train.loops import rollout_worker as worker_module
-from atommem.train.loops.async_trainer import CopyPolicy
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.rollout.rollouts import TaskOrder
 from tests.train.toys import (
     Closable,
     ToyTask,
     WrittenRunner,
-    make_model,
     make_step,
-    make_tokenizer,
     mixed_episode,
 )
 
@@ -106,11 +102,9 @@ def nothing_more(worker: RolloutWorker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups_per_version", "max_staleness", "total", "first"),
-    [(1, 0, 3, 0), (2, 2, 10, 0), (2, 1, 7, 3)],
-    ids=["it waits for every version", "it runs ahead", "it goes on in the middle of a version"],
+    ("groups_per_version", "max_staleness", "total", "first"), [(1, 0, 3, 0), (2, 1, 7, 3)]
 )
-def test_worker_runs_ahead_by_the_staleness(
+def test_worker_with_a_staleness_runs_ahead_by_it(
     groups_per_version: int, max_staleness: int, total: int, first: int
 ) -> None:
     settings = {
@@ -131,20 +125,12 @@ def test_worker_runs_ahead_by_the_staleness(
             worker.update_model_version(version + 1)
 
 
-def test_worker_takes_seeds_from_the_order() -> None:
-    runner = FakeRunner(right)
-    with running_worker(runner, max_staleness=1) as worker:
-        groups(worker, 2)
-    assert runner.runs == [("t0", 0, 0), ("t0", 1, 0), ("t1", 0, 1), ("t1", 1, 1)]
-    assert runner.agent.sampling.seed is None  # each episode has its own copy of the settings
-
-
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "RERUN_SECONDS", 0.001)
 
 
-def test_worker_waits_out_an_outage() -> None:
+def test_worker_in_an_outage_waits_and_runs_again() -> None:
     runner = FakeRunner(
         lambda task, sample, before: OutageError("server gone") if before < 6 else 1.0
     )
@@ -155,7 +141,7 @@ def test_worker_waits_out_an_outage() -> None:
         assert sum(metrics.get("rollout/outages_total", 0) for metrics in counted) == 12
 
 
-def test_episode_with_its_own_outage_fails_without_a_score() -> None:
+def test_worker_episode_with_its_own_outage_fails_without_a_score() -> None:
     runner = FakeRunner(
         lambda task, sample, before: OutageError("judge unreachable") if sample == 0 else 1.0
     )
@@ -166,7 +152,7 @@ def test_episode_with_its_own_outage_fails_without_a_score() -> None:
     assert sum(run[1] == 0 for run in runner.runs) == worker_module.RERUNS + 1
 
 
-def test_lasting_outage_raises_with_its_reason() -> None:
+def test_take_in_a_lasting_outage_raises_its_reason() -> None:
     with running_worker(
         FakeRunner(lambda *run: OutageError("http://localhost:8000 refused"))
     ) as worker:
@@ -177,14 +163,8 @@ def test_lasting_outage_raises_with_its_reason() -> None:
             worker.take([0], 0.05, lambda: False)
 
 
-def test_take_returns_fewer_groups_when_stopped() -> None:
-    with running_worker(FakeRunner(right)) as worker:
-        assert [group.index for group in worker.take([0], 30.0, lambda: False)] == [0]
-        assert worker.take([1], 30.0, lambda: True) == []
-
-
-@pytest.mark.parametrize("error", [PolicyError("no such model"), ZeroDivisionError("a bug")])
-def test_check_health_raises_the_error_of_the_thread(error: Exception) -> None:
+def test_check_health_raises_the_error_of_the_thread() -> None:
+    error = ZeroDivisionError("a bug")
     with running_worker(FakeRunner(lambda *run: error)) as worker:
 
         def watch() -> None:
@@ -192,41 +172,6 @@ def test_check_health_raises_the_error_of_the_thread(error: Exception) -> None:
                 worker.check_health(60.0)
                 time.sleep(0.01)
 
-        with pytest.raises(type(error)) as caught:
+        with pytest.raises(ZeroDivisionError) as caught:
             watch()
     assert caught.value is error
-
-
-def test_copy_policy_samples_after_an_aborted_transfer() -> None:
-    """A copy in the process samples on where its new weights do not arrive."""
-    policy = CopyPolicy(make_model(), make_tokenizer())
-    policy.pause()
-    with pytest.raises(AttributeError, match="unknown"):
-        policy.send_weights(iter([("unknown", torch.zeros(1))]))
-    policy.destroy()
-    assert asyncio.run(
-        policy.complete([1, 2, 3], Sampling(temperature=0.0, max_tokens=4))
-    ).token_ids
-    policy.destroy()  # nothing is held: nothing happens
-
-
-def test_long_tasks_are_trained_in_turn_and_fresh() -> None:
-    """Every fourth task takes fifty times as long."""
-
-    class Uneven(FakeRunner):
-        async def run(self, task: Any, sample: int = 0) -> Any:
-            for _ in range(200 if int(task.id[1:]) % 4 == 0 else 4):
-                await self.agent.policy.complete([sample], self.agent.sampling)
-            return await super().run(task, sample)
-
-    settings: dict[str, Any] = {"groups_per_version": 2, "max_staleness": 2, "total": 12}
-    with running_worker(Uneven(lambda *run: 1.0), **settings) as worker:
-        for update in range(6):
-            numbers = range(2 * update, 2 * update + 2)
-            found = worker.take(numbers, 30.0, lambda: False)
-            assert [group.index for group in found] == [*numbers]
-            assert (
-                min(version for group in found for steps in group.versions for version in steps)
-                >= update - 1
-            )
-            worker.update_model_version(update + 2)

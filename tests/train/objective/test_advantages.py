@@ -15,7 +15,6 @@ from atommem.observation import Observation, Piece
 from atommem.train.objective.advantages import (
     compression_reward,
     group_advantages,
-    has_variance,
     state_advantages,
 )
 from tests.train.toys import make_episode, make_step
@@ -49,11 +48,6 @@ def test_group_advantages_are_rewards_minus_the_mean_of_the_group(
     advantages = group_advantages([reward for group in groups for reward in group], 4, scale)
     scaled = np.nan_to_num(expected / over[scale]).ravel().tolist()
     assert advantages == pytest.approx(scaled, abs=1e-9)
-
-
-def test_has_variance_ignores_failed_episodes() -> None:
-    assert has_variance([1.0, None, 0.0])
-    assert not has_variance([1.0, None, 1.0])
 
 
 def test_state_advantages_compare_steps_at_the_same_prompt() -> None:

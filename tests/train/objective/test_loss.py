@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from argparse import Namespace
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -26,23 +25,11 @@ from atommem.train.objective.rows import (
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {"beta": 0.001},
-    "dapo": {},
-    "one epsilon": {"epsilon_high": 0.2},
-    "two-sided": {"delta": 1.6},
-    "kl": {"beta": 0.3, "use_bias_correction_kl": False},
     "kl, corrected for the ratio": {"beta": 0.3, "use_bias_correction_kl": True},
     "grpo": {"loss_type": "grpo"},
     "dr_grpo": {"loss_type": "dr_grpo", "beta": 0.1},
-    "gspo": {
-        "loss_type": "grpo",
-        "importance_sampling_level": "sequence",
-        "epsilon": 0.03,
-        "epsilon_high": 0.04,
-    },
     "gspo, by tokens, kl": {"importance_sampling_level": "sequence", "beta": 0.3, "delta": 1.6},
-    "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
     "cispo, kl": {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.2},
-    "corrected for the sampler": {"mode": "token_truncate", "clip_max": 1.2},
     "corrected for the sampler, kl": {
         "mode": "sequence_mask",
         "clip_max": 3.0,
@@ -153,16 +140,15 @@ def trl_loss(
     return loss, {name: value for name, (value,) in metrics["train"].items()}
 
 
-@pytest.mark.parametrize("batches", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_policy_loss_equals_trl(variant: str, on_policy: bool, batches: int) -> None:
+def test_policy_loss_equals_trl(variant: str, on_policy: bool) -> None:
     policy_loss = make_loss(VARIANTS[variant])
     normalization = LOSS_TYPES[policy_loss.loss_type]
     rng = random.Random(variant)
     torch.manual_seed(0)
     clipped = 0.0
-    for _ in range(batches):
+    for _ in range(60):
         rows = random_rows(rng, normalization)
         tokens = Tokens.of(rows, torch.device("cpu"))
         logps = (tokens.logprobs + 0.2 * torch.randn_like(tokens.logprobs)).requires_grad_()
@@ -196,10 +182,8 @@ def test_policy_loss_equals_trl(variant: str, on_policy: bool, batches: int) -> 
 @pytest.mark.parametrize(
     ("mode", "low", "high", "expected"),
     [
-        ("token_truncate", None, None, [2.0, 1.0, 0.25, 1.0, 3.0]),
         ("token_truncate", 0.5, 2.5, [2.0, 1.0, 0.5, 1.0, 2.5]),
         ("token_mask", 0.5, 2.5, [2.0, 1.0, 0.0, 1.0, 0.0]),
-        ("token_mask", None, 2.5, [2.0, 1.0, 0.25, 1.0, 0.0]),
         ("sequence_truncate", None, 1.5, [1.5, 1.5, 0.75, 0.75, 0.75]),
         ("sequence_mask", None, 1.5, [0.0, 0.0, 0.75, 0.75, 0.75]),
     ],
@@ -214,21 +198,3 @@ def test_correction_equals_numbers_by_hand(
         [2.0, 1.0, 0.25, 1.0, 3.0] if mode.startswith("token") else [2.0, 2.0, 0.75, 0.75, 0.75]
     )
     assert changed.tolist() == (~torch.isclose(factor, ratio)).tolist()
-
-
-def test_correction_near_zero_counts_as_masked() -> None:
-    factor, masked = correction(torch.tensor([-30.0, 0.0]), [1, 1], "sequence_mask", None, 3.0)
-    assert factor.tolist() == pytest.approx([0.0, 1.0])
-    assert masked.tolist() == [True, False]
-
-
-def test_policy_loss_of_a_configuration() -> None:
-    """Without vLLM there is no correction."""
-    given = Namespace(epsilon=0.1, epsilon_high=None, beta=0.5, loss_type="grpo", use_vllm=False)
-    given.vllm_importance_sampling_mode, given.vllm_importance_sampling_correction = (
-        "token_mask",
-        True,
-    )
-    assert PolicyLoss.of(given) == PolicyLoss(0.1, 0.1, beta=0.5, loss_type="grpo")
-    given.use_vllm = True
-    assert PolicyLoss.of(given).vllm_importance_sampling_mode == "token_mask"

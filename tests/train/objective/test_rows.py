@@ -56,13 +56,6 @@ def test_episode_rows_with_kl_keep_groups_without_variance() -> None:
     assert found == [(0, 0.5), (0, 0.5), (1, 0.0), (3, 0.0), (3, 0.0)]
 
 
-def test_episode_rows_without_prompt_ids_raise() -> None:
-    """An agent with `keep_prompts=False` keeps none."""
-    episode = make_episode("a", 0, 1.0, [(0, 3)])
-    with pytest.raises(ValueError, match=r"no prompt ids.*keep_prompts=True"):
-        episode_rows([episode], [[0.5]], "token")
-
-
 def test_merge_equal_rows_adds_up_weighted_advantages() -> None:
     rows = [
         Row([1, 2], [3], [-0.1], 0, 0.75, 1.0),

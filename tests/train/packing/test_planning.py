@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen3Config
 
 from atommem.train.objective.rows import Row
 from atommem.train.packing.micro_batch import (
@@ -16,14 +14,10 @@ from atommem.train.packing.micro_batch import (
     shared_prefixes,
 )
 from atommem.train.packing.planning import (
-    TOLERANCE,
     balance,
     cut,
     cut_padded,
     lexicographic,
-    pair_cost,
-    prefix_groups,
-    row_costs,
 )
 from tests.train.toys import make_row
 
@@ -44,25 +38,6 @@ def test_shared_prefixes_count_packed_tokens(seed: int, count: int) -> None:
         assert sum(map(len, rows[:index])) - sum(shared[:index]) == pack_rows(rows[:index]).computed
 
 
-def test_costs_equal_numbers_by_hand() -> None:
-    assert row_costs([4, 5], [0, 3], pair=0.5) == [4 + 0.5 * 10, 2 + 0.5 * (15 - 6)]
-    config = Qwen3Config(
-        hidden_size=8,
-        intermediate_size=16,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=4,
-        vocab_size=10,
-    )
-    # q 8x8, k and v 8x4, o 8x8, three matrices of 8x16.
-    assert pair_cost(config) == pytest.approx(4 * 2 * 4 / (2 * (64 + 32 + 32 + 64 + 3 * 128)))
-
-
-def test_prefix_groups_share_at_least_half() -> None:
-    assert prefix_groups([10, 10, 10, 8, 8], [0, 9, 2, 1, 4]) == [2, 1, 2]
-    assert prefix_groups([], []) == cut([], [], 0.1, 10) == cut([], [], 0.1, 10, 3) == []
-
-
 @given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
 def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None:
     owners = balance(costs)
@@ -72,55 +47,19 @@ def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None
         for cost, owner in zip(rank_costs, rank_owners, strict=True):
             loads[owner] += cost
     assert max(loads) <= max(map(sum, costs)) + 1e-9
-    # No single further move would help.
-    high, low = loads.index(max(loads)), loads.index(min(loads))
-    gap = loads[high] - loads[low]
-    held = [
-        c
-        for rc, ro in zip(costs, owners, strict=True)
-        for c, o in zip(rc, ro, strict=True)
-        if o == high
-    ]
-    assert gap <= TOLERANCE * sum(loads) / len(loads) + 1e-9 or all(
-        cost >= gap - 2e-9 * sum(loads) for cost in held
-    )
 
 
-def test_balance_ends_despite_rounding() -> None:
-    owners = balance([[0.2, 0.8, 0.46203525566983716], [0.9], [0.8, 1.1, 2.0]])
-    assert [len(rank) for rank in owners] == [3, 1, 3]
-
-
-@given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40), st.integers(0, 3))
-def test_cut_keeps_the_budget_and_minimizes_the_largest_cost(
-    seed: int, count: int, budget: int, more: int
-) -> None:
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40))
+def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int) -> None:
     rows = lexicographic(random_rows(seed, count))
     lengths, shared = [len(row) for row in rows], shared_prefixes(rows)
 
-    def pieces(counts: list[int]) -> list[list[Row]]:
-        ends = list(itertools.accumulate(counts))
-        return [rows[end - n : end] for end, n in zip(ends, counts, strict=True)]
-
-    def cost(piece: list[Row]) -> float:
-        return sum(row_costs([len(r) for r in piece], shared_prefixes(piece), 0.1))
-
-    fewest = cut(lengths, shared, 0.1, budget)
-    assert sum(fewest) == count
-    for piece in pieces(fewest):
-        assert len(piece) == 1 or pack_rows(piece).computed <= budget
-    allowed = len(fewest) + more
-    counts = cut(lengths, shared, 0.1, budget, allowed)
+    counts = cut(lengths, shared, 0.1, budget)
     assert sum(counts) == count
-    assert len(counts) <= allowed
-    best = min(
-        max(map(cost, candidate))
-        for size in range(1, min(allowed, count) + 1)
-        for marks in itertools.combinations(range(1, count), size - 1)
-        for candidate in [[rows[a:b] for a, b in itertools.pairwise([0, *marks, count])]]
-        if all(len(piece) == 1 or pack_rows(piece).computed <= budget for piece in candidate)
-    )
-    assert max(map(cost, pieces(counts))) <= best * 1.011 + 1e-9
+    ends = list(itertools.accumulate(counts))
+    for end, size in zip(ends, counts, strict=True):
+        assert size == 1 or pack_rows(rows[end - size : end]).computed <= budget
 
 
 @given(st.lists(st.integers(2, 60), max_size=50), st.integers(1, 400))

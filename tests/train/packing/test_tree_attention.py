@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
-from trl.experimental.async_grpo.packing import tree_attention as trl_kernel
 
-from atommem.train.packing import tree_attention as module
 from atommem.train.packing.micro_batch import pack_rows
 from atommem.train.packing.planning import lexicographic
 from atommem.train.packing.tree_attention import (
     Tree,
     flex_mask,
     flex_tree_attention,
-    has_flash_attention_3,
-    register_tree_attention,
     tree_attention,
     tree_obstacle,
-    use_tree_attention,
 )
 from tests.train.toys import make_model, make_row
 
@@ -67,38 +59,6 @@ def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: flo
         assert torch.allclose(a.float(), b, atol=tolerance, rtol=tolerance)
 
 
-def test_tree_is_not_copied_by_fsdp2(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """FSDP2 casts the arguments of every layer, and copies dataclasses among them."""
-    seen = []
-
-    def record(*arguments: object, tree: Tree, **kwargs: object) -> tuple[torch.Tensor, None]:
-        seen.append(tree)
-        return attention(*arguments, tree=tree, **kwargs)  # type: ignore[arg-type]
-
-    attention = module.tree_attention
-    monkeypatch.setattr(module, "tree_attention", record)
-    register_tree_attention()
-    model = make_model()
-    packed = pack_rows([make_row([1, 2, 3], [4, token]) for token in (5, 6, 7)])
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        for part in (*model.model.layers, model):
-            fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-        with use_tree_attention(model):
-            model(
-                **{name: packed.inputs[name] for name in ("input_ids", "position_ids")},
-                tree=packed.tree,
-            )
-    finally:
-        dist.destroy_process_group()
-        monkeypatch.undo()
-        register_tree_attention()
-    assert len(seen) == len(model.model.layers)
-    assert all(tree is packed.tree for tree in seen)
-
-
 def random_tree(seed: int, rows: int, longest: int) -> Tree:
     rng = random.Random(seed)
     prompts = [rng.choices([0, 1], (9, 1), k=rng.randint(1, longest)) for _ in range(rows)]
@@ -131,31 +91,6 @@ def test_flex_tree_attention_equals_tree_attention() -> None:
         torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25
     )
     assert torch.allclose(out, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("hopper", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.bfloat16)]
-)
-def test_tree_attention_selects_the_kernel_of_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, hopper: bool, dtype: torch.dtype
-) -> None:
-    """TRL's kernel for half precision on Hopper; flex_attention elsewhere."""
-    assert not has_flash_attention_3(torch.device("cpu"))
-    monkeypatch.setattr(module, "has_flash_attention_3", lambda device: hopper)
-    monkeypatch.setattr(
-        module.trl_packing, "tree_attention", lambda *_, **given: ("kernel", sorted(given))
-    )
-    monkeypatch.setattr(
-        module, "_compiled_flex_attention", lambda: lambda query, *_, **given: query
-    )
-    query, key, value = (x.detach().to("meta", dtype) for x in heads(22))
-    out, names = tree_attention(torch.nn.Identity(), query, key, value, None, tree=Tree(SPANS))
-    if hopper and dtype == torch.bfloat16:
-        accepted = inspect.signature(trl_kernel).parameters
-        assert out == "kernel"
-        assert set(names) <= set(accepted)
-    else:
-        assert out.shape == (1, 22, 4, 16)
 
 
 def test_tree_obstacle_names_what_a_model_has() -> None:

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.train.harness import assert_equal_gradients, reference_gradients
-from tests.train.loops.test_end_to_end import make_element_tokenizer, make_real_trainer
+from tests.train.harness import (
+    assert_equal_gradients,
+    make_element_tokenizer,
+    make_real_trainer,
+    reference_gradients,
+)
 from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow

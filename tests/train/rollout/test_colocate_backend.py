@@ -76,14 +76,6 @@ def two_updates(backend: ColocateBackend, model: Any) -> None:
                 asyncio.run(backend.policy.complete([1, 2], Sampling(1.0, max_tokens=2)))
 
 
-def test_engine_without_sleep_loads_weights_once_per_update(tmp_path: Path, double: Any) -> None:
-    model = saved_model(tmp_path)
-    backend = make_colocate_backend(make_rollouts(tmp_path, vllm_enable_sleep_mode=False), model)
-    two_updates(backend, model)
-    assert double.calls == ["build", *2 * ["load", "reset", "generate"]]
-    assert backend.metrics()["vllm/prompt_tokens"] == 4 * 2
-
-
 def test_engine_with_adapter_keeps_base_weights_asleep(tmp_path: Path, double: Any) -> None:
     model = get_peft_model(
         saved_model(tmp_path), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
@@ -111,19 +103,3 @@ def test_engine_calls_have_the_order_of_trl(
     two_updates(make_colocate_backend(make_rollouts(tmp_path), model), model)
     rollout = ["empty", "wake weights", "load", "reset", "wake kv_cache", "generate", "sleep 2"]
     assert double.calls == ["build", "sleep 2", *4 * rollout]
-
-
-def test_engine_kwargs_reach_the_engine(tmp_path: Path, double: Any) -> None:
-    given = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 16384}
-    rollouts = make_rollouts(tmp_path, vllm_engine_kwargs=given)
-    rollouts.args.model_init_kwargs = {
-        "revision": "v2"
-    }  # as `model_arguments` notes --model_revision
-    arguments = make_colocate_backend(rollouts, saved_model(tmp_path)).policy.engine.args
-    assert (arguments.kv_cache_dtype, arguments.max_num_batched_tokens) == ("fp8", 16384)
-    assert arguments.revision == "v2"
-    with pytest.raises(ConfigError, match="'fp8': full weights that are sent"):
-        make_colocate_backend(
-            make_rollouts(tmp_path, vllm_engine_kwargs={"quantization": "fp8"}),
-            saved_model(tmp_path),
-        )

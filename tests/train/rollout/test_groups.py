@@ -10,7 +10,7 @@ from trl.trainer.utils import RepeatSampler
 
 from atommem.episode import Episode
 from atommem.episode_runner import EpisodeRunner
-from atommem.train.rollout.groups import RolloutGroup, replacement_tasks, run_groups
+from atommem.train.rollout.groups import RolloutGroup, run_groups
 from atommem.train.rollout.rollouts import TaskOrder
 from tests.train.toys import ToyTask
 
@@ -88,12 +88,3 @@ def test_task_order_has_each_task_once_per_epoch() -> None:
 def test_task_order_seeds_by_update() -> None:
     order = TaskOrder(tasks=4, groups_per_update=2, shuffle=False, seed=3)
     assert [order.seed(group) - 3 * 1_000_003 for group in range(6)] == [0, 0, 1, 1, 2, 2]
-
-
-def test_replacement_tasks_are_drawn_once_and_not_used() -> None:
-    drawn = replacement_tasks(TASKS, {"t0", "t1"}, 3, 2, "0/0")
-    names = [task.id for tasks in drawn for task in tasks]
-    assert [len(tasks) for tasks in drawn] == [2, 2, 2]
-    assert len({*names}) == 6
-    assert not {"t0", "t1"} & {*names}
-    assert replacement_tasks(TASKS, {"t0", "t1"}, 3, 2, "0/0") == drawn

@@ -15,7 +15,7 @@ from atommem.train.checkpoints import list_checkpoints
 from atommem.train.errors import RolloutFailedError
 from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from tests.train.loops.test_end_to_end import make_real_trainer, make_tasks
+from tests.train.harness import make_real_trainer, make_tasks
 
 HELD_OUT = [
     replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2])
@@ -28,9 +28,7 @@ def make(folder: Path, **settings: Any) -> MemoryGRPOTrainer:
     return make_real_trainer(folder, learning_rate=2e-2, **held, **settings)[0]
 
 
-def test_evaluation_is_logged_and_chooses_the_best_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_is_logged_and_chooses_the_best_checkpoint(tmp_path: Path) -> None:
     best = {
         "metric_for_best_model": "em",
         "greater_is_better": True,
@@ -39,7 +37,6 @@ def test_evaluation_is_logged_and_chooses_the_best_checkpoint(
     trainer = make(
         tmp_path, max_steps=3, eval_steps=2, save_strategy="best", save_total_limit=1, **best
     )
-    sampling = trainer.backend.runner.agent.sampling
     trainer.train()
     logged = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "eval_em" in entry]
     assert [entry["step"] for entry in logged] == [2, 3], "and in the end"
@@ -49,15 +46,6 @@ def test_evaluation_is_logged_and_chooses_the_best_checkpoint(
         assert entry["eval_em"] == pytest.approx(
             (entry["eval_em/hotpotqa"] + entry["eval_em/musique"]) / 2
         )
-        assert entry["eval_actions/create"] >= 0
-        assert "eval_loss" not in entry
-    assert "held-out EM" in capsys.readouterr().out
-    updates = [entry for entry in read_metrics(tmp_path / METRICS_FILE) if "loss" in entry]
-    assert len(updates) == 3
-    # Training metrics stay theirs.
-    assert all(entry["num_tokens"] and entry["seconds/generate"] > 0 for entry in updates)
-    # Seeds of training: those of the update, whether or not there was an evaluation before it.
-    assert trainer.backend.runner.agent.sampling.temperature == sampling.temperature
 
     step = max(logged, key=lambda entry: entry["eval_em"])["step"]
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
@@ -65,16 +53,12 @@ def test_evaluation_is_logged_and_chooses_the_best_checkpoint(
     trainer.close()
 
 
-@pytest.mark.parametrize(("temperature", "samples"), [(None, 2), (0.0, 1)])
-async def test_evaluation_scores_equal_atommem_eval(
-    tmp_path: Path, temperature: float | None, samples: int
-) -> None:
-    trainer = make(tmp_path, eval_temperature=temperature, num_generations_eval=samples)
+async def test_evaluation_scores_equal_those_of_eval(tmp_path: Path) -> None:
+    samples = 2
+    trainer = make(tmp_path, eval_temperature=0.7, num_generations_eval=samples)
     metrics = await asyncio.to_thread(trainer.evaluate)
     runner = trainer.backend.runner
-    runner.agent.sampling = replace(
-        runner.agent.sampling, temperature=1.0 if temperature is None else 0.0, seed=3
-    )
+    runner.agent.sampling = replace(runner.agent.sampling, temperature=0.7, seed=3)
     result = await evaluate(HELD_OUT, runner, samples_per_task=samples, progress=False)
     summary = result.summary()
     for name in ("em", "f1"):

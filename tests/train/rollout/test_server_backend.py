@@ -13,23 +13,18 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from atommem.errors import ConfigError
 from atommem.policy.server_pool import ServerPool
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.server_backend import (
     ServerBackend,
-    counter_growth,
-    rollout_metrics,
 )
 from atommem.train.rollout.weight_sync import (
     AdapterPublisher,
     AdapterSync,
     FullWeightSync,
     WeightSync,
-    check_devices,
     describe_weights,
-    vllm_name,
 )
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
@@ -101,31 +96,11 @@ def test_every_update_loads_a_new_adapter_on_all_servers(tmp_path: Path) -> None
     assert (logged["servers/serving"], logged["servers/lost"]) == (2.0, 1.0)
     assert list(cluster["a"].models) == ["policy", *loads[-2:]]
     assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == sorted(loads[-2:])
-    # The first adapter changes nothing (B is 0), each later one differs.
-    assert not any(weight.any() for name, weight in seen[0].items() if "lora_B" in name)
     for before, after in pairwise(seen):
         assert any(not torch.equal(before[name], after[name]) for name in before)
     trainer.close()
     assert list(cluster["a"].models) == ["policy"]
     assert not any((tmp_path / "adapters").iterdir())
-
-
-def test_run_without_servers_ends(tmp_path: Path) -> None:
-    cluster = Cluster("a")
-    cluster["a"].up = False
-    with pytest.raises(RolloutFailedError, match="No server answered"):
-        train(tmp_path, cluster, adapters(tmp_path), peft_config=LORA)
-
-
-def test_adapter_that_cannot_be_written_or_served_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "adapters").write_text("a file where the folder should be")
-    with pytest.raises(
-        RolloutFailedError, match=r"the adapter could not be written to .+adapters/atommem-.+-v1: "
-    ):
-        train(tmp_path, Cluster("a"), adapters(tmp_path), peft_config=LORA)
-    dora = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
-    with pytest.raises(ConfigError, match="vLLM cannot serve this adapter"):
-        train(tmp_path, Cluster("a"), adapters(tmp_path), peft_config=dora)
 
 
 class FakeTransfer:
@@ -168,16 +143,8 @@ def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: 
     assert second.calls == ["pause", "send", "resume", "destroy"]
     state = dict(trainer.model.named_parameters())
     assert first.description["names"] == list(first.weights) == list(state)
-    shapes = [list(weight.shape) for weight in first.weights.values()]
-    assert first.description["shapes"] == shapes
-    assert set(first.description["dtype_names"]) == {"bfloat16"}
     # The last update got the weights after two steps: not those of the end.
     assert any(not torch.equal(second.weights[name], state[name]) for name in state)
-
-
-def test_full_weights_to_several_servers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="2 servers: full weights go to one"):
-        train(tmp_path, Cluster("a", "b"), FullWeightSync(1.0, FakeTransfer))
 
 
 def test_broken_transfer_ends_the_run_after_all_gathers(
@@ -203,40 +170,3 @@ def test_broken_transfer_ends_the_run_after_all_gathers(
     ):
         train(tmp_path, Cluster("a"), FullWeightSync(1.0, Breaks))
     assert given == ["first", "second", "third"]
-
-
-def test_check_devices_needs_gpus_on_both_sides() -> None:
-    with pytest.raises(ConfigError, match=r"http://a runs on CPU.*use_peft: true"):
-        check_devices("http://a", {"device_config": {"device": "cpu"}})
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="need a GPU in this process"):
-            check_devices("http://a", {"device_config": {"device": "cuda"}})
-
-
-def test_counter_growth_of_a_restarted_server() -> None:
-    hits, queries, prompts = (
-        f"vllm:{name}_total"
-        for name in ("prefix_cache_hits", "prefix_cache_queries", "prompt_tokens")
-    )
-    before = {
-        "a": {hits: 10.0, queries: 100.0, prompts: 100.0},
-        "gone": {hits: 1.0, queries: 1.0, prompts: 1.0},
-    }
-    after = {
-        "a": {hits: 60.0, queries: 200.0, prompts: 200.0},
-        "new": {hits: 25.0, queries: 50.0, prompts: 50.0},
-    }
-    assert rollout_metrics(counter_growth(before, after)) == {
-        "vllm/prompt_tokens": 150.0,
-        "vllm/prefix_cache_hits": 75.0,
-        "vllm/prefix_cache_hit_rate": 0.5,
-    }
-    restarted = counter_growth(after, {"a": {hits: 5.0, queries: 10.0, prompts: 10.0}})
-    assert rollout_metrics(restarted)["vllm/prompt_tokens"] == 10.0
-    assert rollout_metrics({}) == {}
-
-
-def test_vllm_name_removes_wrappers() -> None:
-    assert vllm_name("module.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight") == (
-        "model.layers.0.mlp.up_proj.weight"
-    )

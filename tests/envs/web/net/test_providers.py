@@ -74,22 +74,23 @@ def test_direct_extracts_html_pdf_and_text_and_gives_up_slow_pages() -> None:
 
 @pytest.mark.slow
 def test_direct_obeys_robots_also_after_redirects() -> None:
-    rules = answering("User-agent: *\nDisallow: /private\n", "text/plain")
-    page = answering(PROSE, "text/plain")
-    led = answering("", status=302, Location="/private/a")
-    routes = {"/robots.txt": rules, "/private/a": page, "/open": page, "/in": led}
+    routes = {
+        "/robots.txt": answering("User-agent: *\nDisallow: /private\n", "text/plain"),
+        "/open": answering(PROSE, "text/plain"),
+        "/in": answering("", status=302, Location="/private/a"),
+    }
     with serving(routes) as (host, asked):
-        source = direct(obey_robots=True)
         pages = (f"http://{host}/{path}" for path in ("private/a", "open", "in"))
-        refused, fine, redirected = read(source, *pages)
+        refused, fine, redirected = read(direct(obey_robots=True), *pages)
     assert "does not allow robots" in refused.text
     assert not fine.is_error
     assert "does not allow robots" in redirected.text
     assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open", "GET /in"]
-    for status, error in ((404, False), (503, True)):
-        with serving({"/open": page, "/robots.txt": answering("", status=status)}) as (host, _):
+    for status, refused_too in ((404, False), (503, True)):
+        routes["/robots.txt"] = answering("", status=status)
+        with serving(routes) as (host, _):
             (result,) = read(direct(obey_robots=True), f"http://{host}/open")
-            assert result.is_error is error, "a server in trouble gives no permission"
+            assert result.is_error is refused_too
 
 
 def test_direct_without_its_packages_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +125,7 @@ def test_jina_sends_key_and_refuses_denied_pages(monkeypatch: pytest.MonkeyPatch
 def test_access_reads_pages_and_refuses_denied_ones() -> None:
     page = {"url": "https://a.test/", "title": "Ann", "contents": "Ann lives."}
     page |= {"links": [{"title": "Bob", "url": "bob"}]}
-    visits = [
-        ("visit", {"page": name}) for name in ("huggingface.co/datasets/x", "https://a.test/")
-    ]
+    visits = [("visit", {"page": name}) for name in (DENIED, "https://a.test/")]
     (denied, result), asked = ask(Access, "/access", {"result": [page]}, *visits)
     assert denied.is_error
     links = (Link("Bob", "bob"),)
@@ -143,28 +142,21 @@ def test_serper_shows_allowed_results_and_sends_its_own_key_header(
         {"title": "No address", "link": "http://[a", "snippet": "x"},
         {"title": "Ann  Gray", "link": "https://a.test/", "snippet": "Ann lives\nin Oakrest."},
         {"title": "Bob", "link": "https://b.test/"},
-        {"title": "Third", "link": "https://c.test/", "snippet": "x"},
     ]
     (result,), asked = ask(Serper, "/search", {"organic": organic}, search_results=2)
     assert result.text == "Ann Gray: https://a.test/ Ann lives in Oakrest.\nBob: https://b.test/"
     assert result.links == (Link("Ann Gray", "https://a.test/"), Link("Bob", "https://b.test/"))
-    ((line, headers, body),) = asked
-    assert (line, json.loads(body)) == ("POST /search", {"q": "who is Ann", "num": 2})
+    ((_, headers, body),) = asked
+    assert json.loads(body) == {"q": "who is Ann", "num": 2}
     assert headers["X-API-KEY"] == "my-key"
     assert "Authorization" not in headers
-    box = {"title": "Ann", "answer": "Oakrest", "link": "https://a.test/"}
-    (result,), _ = ask(Serper, "/search", {"organic": [], "answerBox": box})
-    assert result.text == "Ann: https://a.test/ Oakrest"
 
 
-def test_searxng_asks_for_json() -> None:
+def test_searxng_requests_json() -> None:
     found = [{"title": "Ann", "url": "https://a.test/", "content": "Ann lives."}]
     (result,), asked = ask(Searxng, "/search", {"results": found, "unresponsive_engines": [["x"]]})
     assert result.text == "Ann: https://a.test/ Ann lives."
     assert asked[0][0] == "GET /search?q=who+is+Ann&format=json"
-    nothing = [("search", {"query": query}) for query in ("who", "  ")]
-    results, _ = ask(Searxng, "/search", {"results": []}, *nothing)
-    assert [one.text for one in results] == ["No page was found for: who", "The query is empty."]
 
 
 def test_retrieve_reads_documents_in_all_forms() -> None:

@@ -81,12 +81,9 @@ def record(path: Path, *recorded: tuple[RecordedCall, ToolResult]) -> Path:
     return path
 
 
-def test_recording_returns_what_was_added_for_the_same_backend_and_arguments(
-    tmp_path: Path,
-) -> None:
+def test_recording_finds_calls_of_the_same_backend_and_arguments(tmp_path: Path) -> None:
     recording = Recording(record(tmp_path / "c.db", (CALL, RESULT)), read_only=True)
     assert recording.find(CALL) == RESULT
-    assert list(recording.results()) == [(CALL, RESULT)]
     assert recording.find(RecordedCall.of("search", "engine 2", {"query": "Ann"})) is None
     one, same = ({"x": 1, "y": 2}, {"y": 2, "x": 1})
     assert RecordedCall.of("a", "b", one) == RecordedCall.of("a", "b", same)
@@ -129,23 +126,22 @@ def test_cancelled_call_leaves_the_others_waiting(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_budgets_of_calls_and_money_are_never_exceeded(tmp_path: Path) -> None:
+def test_call_budget_is_never_exceeded_and_recorded_calls_are_free(tmp_path: Path) -> None:
     results = search(tmp_path / "c.db", "a", "b", "c", call_budget=2)
     assert len(MADE) == 2
     assert [type(one) for one in results].count(BudgetSpentError) == 1
-    assert search(tmp_path / "c.db", MADE[0], call_budget=2)[0] in results, (
-        "recorded calls are free"
-    )
+    assert search(tmp_path / "c.db", MADE[0], call_budget=2)[0] in results
+    calls = [call("search", query=query) for query in ("a", "b")]
+    with pytest.raises(BudgetSpentError, match=r"call_budget=1 is spent"):
+        play(calls, **settings(tmp_path / "e.db", call_budget=1))
+
+
+def test_cost_budget_is_never_exceeded(tmp_path: Path) -> None:
     prices = {"call_prices": ["search=0.1"], "cost_budget": 0.3}
     results = search(tmp_path / "d.db", "a", "b", "c", "d", **prices)
     assert [type(result) for result in results].count(BudgetSpentError) == 1
     spent = Recording(tmp_path / "d.db", read_only=True).spent()
     assert spent == {"search": (3, pytest.approx(0.3))}
-    with pytest.raises(BudgetSpentError, match=r"call_budget=1 is spent"):
-        play(
-            [call("search", query="a"), call("search", query="b")],
-            **settings(tmp_path / "e.db", call_budget=1),
-        )
 
 
 def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path: Path) -> None:
@@ -161,7 +157,7 @@ def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path: Path) -> 
     assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
 
 
-@pytest.mark.parametrize("result", [b"no zlib", zlib.compress(b"{}"), zlib.compress(b"[1]"), None])
+@pytest.mark.parametrize("result", [b"no zlib", zlib.compress(b"{}"), None])
 def test_damaged_result_is_a_data_error(tmp_path: Path, result: Any) -> None:
     path = record(tmp_path / "c.db", (CALL, RESULT))
     with sqlite3.connect(path) as file:
@@ -171,25 +167,18 @@ def test_damaged_result_is_a_data_error(tmp_path: Path, result: Any) -> None:
 
 
 def test_missing_or_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such recording"):
+        Recording(tmp_path / "none.db", read_only=True)
     (tmp_path / "text.db").write_text("no database " * 100)
-    sqlite3.connect(tmp_path / "other.db").executescript("CREATE TABLE x (y)").close()
-    for name, read_only, error, message in (
-        ("none.db", True, ConfigError, "no such recording"),
-        ("nowhere/c.db", False, ConfigError, "cannot be opened"),
-        ("other.db", True, DataError, "not a recording"),
-        ("text.db", False, DataError, "not a recording"),
-    ):
-        with pytest.raises(error, match=message):
-            Recording(tmp_path / name, read_only=read_only)
+    with pytest.raises(DataError, match="not a recording"):
+        Recording(tmp_path / "text.db", read_only=False)
 
 
 def visited(page: str, text: str, title: str, **more: Any) -> tuple[RecordedCall, ToolResult]:
     return RecordedCall.of("visit", "engine", {"page": page}), ToolResult(text, title=title, **more)
 
 
-def test_recording_is_frozen_into_a_corpus_and_grows_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_freeze_makes_a_corpus_of_visited_pages_and_grows_it(tmp_path: Path) -> None:
     pytest.importorskip("tantivy")
     path, web = record(tmp_path / "c.db"), tmp_path / "web"
     with pytest.raises(ConfigError, match="nothing to freeze"):
@@ -203,19 +192,11 @@ def test_recording_is_frozen_into_a_corpus_and_grows_it(
         visited("https://gone.test/", "https://gone.test/ answers 404.", "", is_error=True),
     )
     assert main(["freeze", str(path), "--out", str(web)]) == 0
-    assert "2 pages. 1 pages that searches found" in capsys.readouterr().out
-    assert main(["show", str(path)]) == 0
-    assert "3 visit of engine" in capsys.readouterr().out
-    config = environment_config("web", tools=["corpus"], corpus=str(web))
-    (source,) = make_sources(["corpus"], config)
-    pages = ("http://a.test", "https://a.test/", "Bob", "x")
-    visits = [("visit", {"page": page}) for page in pages]
-    query = ("search", {"query": "who lives here"})
-    found, requested, origin, bob, missing = use(source, query, *visits)
+    (source,) = make_sources(["corpus"], environment_config("web", corpus=str(web)))
+    visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob")]
+    found, requested, origin, bob = use(source, ("search", {"query": "who lives here"}), *visits)
     assert found.links[0].title == "Ann Gray"
     assert requested.text == origin.text == "Ann Gray lives here."
-    assert (requested.title, requested.origin) == ("Ann Gray", "https://a.test/")
     assert [link.title for link in bob.links] == ["Ann Gray"]
-    assert missing.is_error
     record(path, visited("https://c.test/", "C is here.", "C", origin="https://c.test/"))
     assert freeze(Recording(path), web) == {"pages": 3, "unread": 0}
