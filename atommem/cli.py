@@ -70,10 +70,11 @@ def _main(argv: list[str]) -> int:
         raise
     except ModuleNotFoundError as error:
         # A missing module of ours is a bug and keeps its traceback.
-        if error.name is None or error.name.split(".")[0] == "atommem":
+        package = (error.name or "atommem").split(".")[0]
+        if package == "atommem":
             raise
-        package = f"pip install 'atommem[{find_extra(error.name, name.strip())}]'"
-        message = f"needs the package {error.name}: {package}."
+        extra = find_extra(package, name.strip())
+        message = f"needs the package {package}: pip install 'atommem[{extra}]'."
     except (AtomMemError, OSError) as error:
         message = format_error(error)
     except RecursionError:

@@ -207,7 +207,7 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
     for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
         run([*atommem, *command.split()], folder)
-    for command, package in (("train --config smollm2_cpu", "trl"), ("demo --quick", "torch")):
+    for command, package in (("train --config smollm2_cpu", "torch"), ("demo --quick", "torch")):
         message = rf"needs the package {package}: pip install 'atommem\[train\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)
