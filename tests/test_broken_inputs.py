@@ -53,8 +53,8 @@ LIGHT = [
 SLOW = [
     *((f"data show {name}", name) for name in ("empty", "binary", "cut.jsonl", "broken.parquet")),
     ("eval --policy x --data d --out o --config unknown.yaml", "lerning_rate: unknown setting"),
-    (f"{TRAIN} model --config types.yaml", "retrieve_k=many: give a whole number"),
-    (f"{TRAIN} model --config broken.yaml", "not a readable YAML file"),
+    ("eval --policy x --data d --out o --config types.yaml", "retrieve_k=many: give a whole"),
+    ("eval --policy x --data d --out o --config broken.yaml", "not a readable YAML file"),
     (f"{TRAIN} model", "model.safetensors is cut off or damaged"),
     ("report missing --out out", "missing"),
 ]
