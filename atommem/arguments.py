@@ -113,6 +113,10 @@ class Parser(jsonargparse.ArgumentParser):
                 known.add(name)
                 self._add_field(group, *found[name], hidden=hidden)
 
+    def setting_names(self) -> list[str]:
+        """Return the names of all flags so far."""
+        return [action.dest for action in self._actions]
+
     def _add_field(self, group: Any, item: Any, hint: Any, *, hidden: bool) -> None:
         default = item.default if item.default_factory is MISSING else item.default_factory()
         if default is MISSING:
@@ -212,7 +216,7 @@ class Parser(jsonargparse.ArgumentParser):
 
     def _suggest(self, flag: str) -> str:
         name = flag.partition("=")[0].lstrip("-").replace("-", "_")
-        known = [action.dest for action in self._actions]
+        known = self.setting_names()
         alias = next((other for other in _ALIASES.get(name, ()) if other in known), None)
         return f" (did you mean {alias}?)" if alias else suggest(name, known)
 

@@ -6,7 +6,7 @@ Precedence: defaults < the checkpoint's ``atommem_config.json`` < YAML < flags.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -126,14 +126,30 @@ def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -
         parser.add_settings("policy", PolicyConfig)
     parser.add_settings("memory (defaults: as stored with the policy)", MemoryConfig)
     parser.add_settings("embedder", EmbedderConfig)
-    parser.add_settings(f"environment {environment}", find_environment(environment).config_class)
     parser.add_settings("sampling", Sampling, leave_out=["affinity"])
+    config_class = find_environment(environment).config_class
+    check_setting_names(environment, config_class, set(parser.setting_names()))
+    parser.add_settings(f"environment {environment}", config_class)
     parser.add_argument(
         "--chat_template_kwargs",
         type=dict[str, Any] | None,
         metavar="JSON",
         help="Arguments of the chat template: '{\"enable_thinking\": false}'.",
     )
+
+
+def check_setting_names(environment: str, config_class: type, taken: Container[str]) -> None:
+    """Refuse an environment whose setting has the name of another setting of a command.
+
+    Raises:
+        ConfigError: One has; a flag could not set both.
+    """
+    for item in fields(config_class):
+        if item.name in taken:
+            raise ConfigError(
+                f"environment={environment}: its setting {item.name} is one of this command too. "
+                "Rename it."
+            )
 
 
 def make_run(

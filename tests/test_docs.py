@@ -173,7 +173,7 @@ def test_environment_setting_of_the_same_name_as_a_command_s_is_refused(
 ) -> None:
     flags = ["--data", "z", "--environment", f"{__name__}:Seeded"]
     assert cli.main([*command.split(), *flags]) == 2
-    assert "environment Seeded has a setting that this command has too" in capsys.readouterr().err
+    assert "its setting seed is one of this command too. Rename it." in capsys.readouterr().err
 
 
 def test_atlas_has_120_lines_and_imports_only_the_core() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import get_annotations
@@ -17,7 +16,7 @@ from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import check_window, model_folder
-from atommem.run import Checkpoint, RunConfig
+from atommem.run import Checkpoint, RunConfig, check_setting_names
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run_config import DryRunConfig
 
@@ -139,16 +138,13 @@ def read_settings(
         show_all="--help-all" in argv,
     )
     kinds = (config_class, MemoryConfig, EmbedderConfig, environment, model_class, DryRunConfig)
+    taken = {item.name for kind in kinds if kind is not environment for item in fields(kind)}
+    check_setting_names(checkpoint.environment, environment, taken)
     try:
         _add_groups(parser, kinds)
         parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
         made: list[Any] = [make(kind, parsed) for kind in kinds]
         args, memory, embedder, world, model, dry_run = made
-    except ArgumentError as error:
-        raise ConfigError(
-            f"environment={checkpoint.environment}: has a setting of this command ({error}). "
-            "Rename it."
-        ) from error
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
     run = RunConfig(
