@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -161,12 +162,9 @@ def postgres(folder: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(POSTGRES is None, reason="PostgreSQL is not installed")
-def test_two_gateways_on_postgresql_write_once_when_one_is_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "pg"
-    folder.mkdir()
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
-    with postgres(folder) as url:
+def test_two_gateways_on_postgresql_write_once_when_one_is_killed() -> None:
+    # Not tmp_path: the user postgres cannot enter root's folders.
+    with TemporaryDirectory() as folder, postgres(Path(folder)) as url:
         first, second = Gateway(url), Gateway(url)
         first.start()
         second.start()
