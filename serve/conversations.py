@@ -4,21 +4,56 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
-from atommem.serve.conversation import Conversation, EphemeralConversation
-from atommem.serve.events import BusyError
-from atommem.serve.resources import Resources
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from atommem.serve.conversation import BusyError, Conversation, EphemeralConversation
+from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.served_model import ServedModel
+
+MAX_IDLE = 500
+"""Most conversations in memory that no request uses."""
+_THREADS = 16
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_Result = TypeVar("_Result")
+
+
+class Metrics:
+    """Prometheus metrics of one server. Labels never hold text from clients."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.stages = Histogram(
+            "atommem_stage_seconds",
+            "Duration of a stage: queue, turn, open, commit, request",
+            ["stage"],
+            registry=registry,
+            buckets=_BUCKETS,
+        )
+        self.requests = Counter(
+            "atommem_requests", "Requests", ["route", "status"], registry=registry
+        )
+        self.tokens = Counter("atommem_tokens", "Model tokens", ["kind"], registry=registry)
+        self.conflicts = Counter(
+            "atommem_conflicts", "Commits that lost to another gateway", registry=registry
+        )
+        self.waiting = Gauge(
+            "atommem_requests_waiting", "Requests in work or waiting", registry=registry
+        )
 
 
 class Conversations:
-    """The conversations of a server; the most recently used stay in memory.
+    """The conversations of a server, with the model and the log that they share.
 
     Args:
-        resources: Model, log and turns.
+        active: Most turns at a time.
         max_requests: Most requests that use a conversation or wait for one.
-        max_open: Most idle conversations in memory.
+        turn_seconds: Longest duration of a turn.
 
     Attributes:
         requests: Requests that use a conversation or wait for one.
@@ -26,41 +61,45 @@ class Conversations:
     """
 
     def __init__(
-        self, resources: Resources, *, max_requests: int = 320, max_open: int = 500
+        self,
+        model: ServedModel,
+        log: ConversationLog,
+        *,
+        active: int = 64,
+        max_requests: int = 320,
+        turn_seconds: float = 300.0,
     ) -> None:
-        self.resources = resources
-        self.model, self.log, self.metrics = resources.model, resources.log, resources.metrics
-        self.in_thread = resources.in_thread
+        self.model, self.log, self.metrics = model, log, Metrics()
+        self.turns = asyncio.Semaphore(active)
+        self.turn_seconds = turn_seconds
         self.requests = 0
         self.answering: set[str] = set()
-        self._max_requests, self._max_open = max_requests, max_open
+        self._max_requests = max_requests
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="atommem-log")
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
-        self.metrics.gauge(
-            "atommem_open_conversations", "Conversations in memory", lambda: self.open_count
-        )
-        self.metrics.gauge(
-            "atommem_requests_waiting", "Requests in work or waiting", lambda: self.requests
-        )
+        self.metrics.waiting.set_function(lambda: self.requests)
+
+    async def in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Run blocking work on the log. If this is cancelled, the work may still complete."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     @asynccontextmanager
     async def use(
-        self, conversation: str, owner: str, *, full: bool = False, any_checkpoint: bool = False
+        self, conversation: str, owner: str, *, any_checkpoint: bool = False
     ) -> AsyncIterator[Conversation]:
-        """Use a conversation exclusively within this process; see `Conversation.open`.
+        """Use a conversation exclusively within this process; raises like `Conversation.open`.
 
         Raises:
-            NotFoundError: `owner` has no such conversation.
             BusyError: Too many requests are waiting.
-            CheckpointError: See `Conversation.open`.
         """
         key = conversation, owner
         with self._request():
-            held = self._open.setdefault(key, Conversation(self.resources, conversation, owner))
+            held = self._open.setdefault(key, Conversation(self, conversation, owner))
             held.users += 1
             try:
                 async with held.lock:
                     try:
-                        await held.open(full=full, any_checkpoint=any_checkpoint)
+                        await held.open(any_checkpoint=any_checkpoint)
                         yield held
                     except BaseException:
                         held.drop()  # the log knows what was committed
@@ -73,7 +112,7 @@ class Conversations:
     async def ephemeral(self, goal: str) -> AsyncIterator[Conversation]:
         """Use a conversation for one call."""
         with self._request():
-            yield EphemeralConversation(self.resources, {"goal": goal})
+            yield EphemeralConversation(self, {"goal": goal})
 
     @contextmanager
     def _request(self) -> Iterator[None]:
@@ -92,14 +131,13 @@ class Conversations:
         self._open.move_to_end(key)
         if not held.is_open and not held.users:
             del self._open[key]
-        excess = len(self._open) - self._max_open
-        if excess > 0:
-            idle = [name for name, item in self._open.items() if not item.users]
-            for name in idle[:excess]:
-                del self._open[name]
+        idle = [name for name, item in self._open.items() if not item.users]
+        for name in idle[: len(idle) - MAX_IDLE] if len(idle) > MAX_IDLE else ():
+            del self._open[name]
 
-    async def drop(self, conversation: str, owner: str) -> None:
-        """Load a conversation from the log again when it is used next."""
+    async def erase(self, conversation: str, owner: str) -> None:
+        """Erase a conversation with its log; raises NotFoundError."""
+        await self.in_thread(self.log.erase, conversation, owner)
         held = self._open.get((conversation, owner))
         if held is not None:
             async with held.lock:
@@ -114,12 +152,7 @@ class Conversations:
                 switched += await held.switch_checkpoint()
         return switched
 
-    @property
-    def open_count(self) -> int:
-        """Number of conversations in memory."""
-        return len(self._open)
-
     async def close(self) -> None:
         """Release threads, model and connections."""
-        await asyncio.to_thread(self.resources.threads.shutdown)
+        await asyncio.to_thread(self._threads.shutdown)
         await self.model.close()
