@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atommem.api import answer_question
-from atommem.episode import Step
+from atommem.episode import Observation, Step
 from atommem.errors import AtomMemError, PromptTooLongError
 from atommem.memory.log import Entry, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import TextVectors
-from atommem.observation import Observation
+from atommem.rollout import Session
 from atommem.serve.conversation_log import (
     ConflictError,
     ConversationInfo,
@@ -24,7 +24,6 @@ from atommem.serve.conversation_log import (
     NotFoundError,
     RequestKey,
 )
-from atommem.session import Session
 from atommem.session_state import SessionState
 from atommem.trace import step_record
 

@@ -15,8 +15,8 @@ from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.environment import find_environment
 from atommem.envs.questions_shown import TrainedFor, trained_for
 from atommem.errors import ConfigError
+from atommem.rollout import Agent
 from atommem.servers.vllm_process import VllmServer
-from atommem.session import Agent
 
 _HASHED_BYTES = 1 << 20
 _MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}

@@ -28,6 +28,7 @@ from atommem.errors import (
     PromptTooLongError,
 )
 from atommem.memory.log import Entry, Operation, Outcome
+from atommem.rollout import StepTimeoutError
 from atommem.serve.conversation import Answer, BusyError, CheckpointError
 from atommem.serve.conversation_log import (
     ConflictError,
@@ -36,7 +37,6 @@ from atommem.serve.conversation_log import (
     KeyReusedError,
     NotFoundError,
 )
-from atommem.session import StepTimeoutError
 from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
