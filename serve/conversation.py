@@ -360,7 +360,7 @@ class Conversation:
         )
         if cached is None and any(item.after for item in written):
             changed = {item.entry_id for item in written if item.after}
-            cached = memory.vectors(changed & memory.contents.entries.keys())
+            cached = memory.vectors(memory.contents.entries.keys() & changed)
         with self._server.metrics.stages.labels("commit").time():
             await asyncio.wrap_future(
                 self._log.commit(
@@ -410,8 +410,10 @@ class Conversation:
 
     async def _written_before(self, request: RequestKey | None, count: int = 1) -> list[Event]:
         """Return the events that this request committed before."""
-        found = request and await self._in_thread(self._log.find_request, request)
-        if not found:
+        if request is None:
+            return []
+        found = await self._in_thread(self._log.find_request, request)
+        if found is None:
             return []
         return await self._in_thread(
             lambda: self._log.events(self.id, after=found.version - 1, limit=count)

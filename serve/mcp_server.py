@@ -95,8 +95,9 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    about = {"instructions": _INSTRUCTIONS, "version": version("atommem")}
-    mcp: MCPServer[Any] = MCPServer("atommem", **about)
+    mcp: MCPServer[Any] = MCPServer(
+        "atommem", instructions=_INSTRUCTIONS, version=version("atommem")
+    )
     # The package logs texts of clients, by a handler on the root logger.
     root.handlers[:] = handlers
     root.setLevel(level)

@@ -173,10 +173,10 @@ class ResponseBuilder:
 
     def unanswered(self, status: str, **values: Any) -> MemoryResponse:
         """Return the response without output; `values` are further fields."""
-        unset = ("error", "incomplete_details", "instructions", "previous_response_id")
-        unset += ("temperature", "top_p", "usage")
+        unset = ["error", "incomplete_details", "instructions", "previous_response_id"]
+        unset += ["temperature", "top_p", "usage"]
         conversation = None if self.conversation is None else {"id": self.conversation}
-        found = {
+        found: dict[str, Any] = {
             **dict.fromkeys(unset),
             "id": self.response,
             "object": "response",
