@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.hotpotqa import read_aliases
+from atommem.envs.benchmarks.multihop import read_aliases
 from atommem.envs.benchmarks.registry import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.task import Document

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import PROTOCOL, Wording, read_locomo, read_wording
+from atommem.envs.benchmarks.locomo import HINTED, OFFICIAL, read_locomo, read_wording
 from atommem.envs.scoring.locomo_scores import locomo_exact_match, locomo_f1, stem
 from atommem.envs.scoring.metrics import hint
 from atommem.envs.task import Question
@@ -116,7 +116,7 @@ def test_locomo_sample_earns_full_f1_with_its_own_answers() -> None:
 def test_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
     rows = [conversation(sample_id=f"c{number}") for number in range(20)]
     orders = set()
-    for task in read_locomo(write_json(tmp_path / "x.json", rows), 1, PROTOCOL):
+    for task in read_locomo(write_json(tmp_path / "x.json", rows), 1, OFFICIAL):
         (question,) = task.questions
         assert hint("conversation") not in question.text
         if question.metadata["category"] == "temporal":
@@ -137,7 +137,7 @@ def test_wording_of_a_file_replaces_the_official_one(tmp_path: Path) -> None:
     path = tmp_path / "w.yaml"
     path.write_text("temporal: '{question} Say when.'\nseed: 7\n")
     wording = read_wording(str(path))
-    assert wording == Wording(PROTOCOL.other, "{question} Say when.", PROTOCOL.adversarial, 7)
+    assert wording == Wording(OFFICIAL.other, "{question} Say when.", OFFICIAL.adversarial, 7)
     # Braces in a question are not placeholders.
     assert wording.ask("What is {a}?", "temporal", "q", "") == ("What is {a}? Say when.", {})
     for text in ("temporal: 3", "other: none", "new: '{question}'", "a: ["):
@@ -150,7 +150,7 @@ def test_convert_writes_tasks_and_provenance(tmp_path: Path) -> None:
     path, out = write_json(tmp_path / "locomo10.json", [conversation()]), tmp_path / "tasks.parquet"
     options = ["--out", str(out), "--wording", "official", "--questions", "1"]
     assert main(["convert", str(path), *options]) == 0
-    assert load_tasks(out) == list(read_locomo(path, 1, PROTOCOL))
+    assert load_tasks(out) == list(read_locomo(path, 1, OFFICIAL))
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
     assert main(["convert", str(path), "--out", str(out)]) == 0
     assert load_tasks(out) == load_tasks(path)
