@@ -16,8 +16,7 @@ from tqdm import tqdm
 from atommem import plugins
 from atommem.arguments import Command, NumberRange, Parser, make, pop_flags, run_command
 from atommem.config import check_least
-from atommem.description import TaskDescription
-from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
+from atommem.environment import DEFAULT_ENVIRONMENT, TaskDescription, find_environment
 from atommem.envs.benchmarks.build import (
     AskedQuestions,
     BuildConfig,

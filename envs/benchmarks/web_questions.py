@@ -138,7 +138,7 @@ def _question(
     row: Row, source: str, name: Any, question: str, answers: list[Any], facts: dict[str, Any]
 ) -> QARow:
     known = tuple(dict.fromkeys(str(answer).strip() for answer in answers))
-    if not known and source != GAIA:
+    if not answers and source != GAIA:
         raise row.error("answer", "is empty")
     return QARow(str(name), question.strip(), known, (), source, place=row.place, metadata=facts)
 
