@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from atommem.api import answer_question
 from atommem.episode import Observation, Step
@@ -24,11 +24,9 @@ from atommem.serve.conversation_log import (
     NotFoundError,
     RequestKey,
 )
+from atommem.serve.gateway import Gateway
 from atommem.session_state import SessionState
 from atommem.trace import step_record
-
-if TYPE_CHECKING:
-    from atommem.serve.conversations import Conversations
 
 OnStep = Callable[[Step], Awaitable[None]]
 OnAccepted = Callable[[], Awaitable[None]]
@@ -75,12 +73,12 @@ class Conversation:
     session: Session
     state: LogState
 
-    def __init__(self, server: Conversations, conversation: str, owner: str) -> None:
+    def __init__(self, gateway: Gateway, conversation: str, owner: str) -> None:
         self.id, self.owner = conversation, owner
         self.lock = asyncio.Lock()
         self.users = 0
         self.is_open = False
-        self._server, self._log, self._in_thread = server, server.log, server.in_thread
+        self._gateway, self._log, self._in_thread = gateway, gateway.log, gateway.in_thread
         self._item_observations: tuple[int, Sequence[Observation]] = (0, ())
 
     async def open(self, *, any_checkpoint: bool = False) -> None:
@@ -92,8 +90,8 @@ class Conversation:
         """
         if self.is_open:
             return
-        model, embedder = self._server.model, self._server.model.agent.embedder.id
-        with self._server.metrics.stages.labels("open").time():
+        model, embedder = self._gateway.model, self._gateway.model.agent.embedder.id
+        with self._gateway.metrics.stages.labels("open").time():
             state = await self._in_thread(self._log.load, self.id, self.owner, embedder)
             former = state.checkpoint, state.embedder
             if not (any_checkpoint or former in ((None, None), (model.checkpoint, embedder))):
@@ -212,7 +210,7 @@ class Conversation:
                 if on_step is not None:
                     await on_step(step)
 
-            environments = self._server.model.agent.environments
+            environments = self._gateway.model.agent.environments
             text, _ = await answer_question(environments, question, turn, keep)
             return Answer(text, tuple(entries), tuple(steps))
 
@@ -289,7 +287,7 @@ class Conversation:
 
     async def switch_checkpoint(self) -> bool:
         """Continue with the server's checkpoint and embedder; return whether they differed."""
-        state, model = self.state, self._server.model
+        state, model = self.state, self._gateway.model
         now = {"checkpoint": model.checkpoint, "embedder": model.agent.embedder.id}
         before = {"checkpoint": state.checkpoint, "embedder": state.embedder}
         if state.checkpoint is None or before == now:
@@ -315,7 +313,7 @@ class Conversation:
     async def _reading(self, item: Any) -> Sequence[Observation]:
         parts = item["parts"]
         text = parts[0] if len(parts) == 1 else parts
-        reading = self._server.model.agent.environments.reading
+        reading = self._gateway.model.agent.environments.reading
         return await asyncio.to_thread(reading, text, item["questions"])
 
     async def _info(self) -> ConversationInfo:
@@ -330,15 +328,15 @@ class Conversation:
 
     async def _turn(self, observation: Observation) -> Step:
         """Run a turn; it is not committed yet."""
-        server, metrics = self._server, self._server.metrics
+        gateway, metrics = self._gateway, self._gateway.metrics
         with metrics.stages.labels("queue").time():
-            await server.turns.acquire()
+            await gateway.turns.acquire()
         try:
             with metrics.stages.labels("turn").time():
-                deadline = asyncio.get_running_loop().time() + server.turn_seconds
+                deadline = asyncio.get_running_loop().time() + gateway.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
         finally:
-            server.turns.release()
+            gateway.turns.release()
         metrics.tokens.labels("prompt").inc(step.prompt_tokens)
         metrics.tokens.labels("completion").inc(step.completion_tokens)
         return step
@@ -351,7 +349,7 @@ class Conversation:
         cached: TextVectors | None = None,
         request: RequestKey | None = None,
     ) -> list[Event]:
-        model, state, memory = self._server.model, self.state, self.session.memory
+        model, state, memory = self._gateway.model, self.state, self.session.memory
         done = self._numbered(
             new,
             created_at=int(time.time()),
@@ -361,7 +359,7 @@ class Conversation:
         if cached is None and any(item.after for item in written):
             changed = {item.entry_id for item in written if item.after}
             cached = memory.vectors(memory.contents.entries.keys() & changed)
-        with self._server.metrics.stages.labels("commit").time():
+        with self._gateway.metrics.stages.labels("commit").time():
             await asyncio.wrap_future(
                 self._log.commit(
                     self.id, state.length, done, written, cached=cached, request=request
@@ -395,7 +393,7 @@ class Conversation:
             try:
                 return await work()
             except ConflictError:
-                self._server.metrics.conflicts.inc()
+                self._gateway.metrics.conflicts.inc()
                 await self._reload()
         raise BusyError(f"conversation {self.id} is written by too many others. Try again.")
 
@@ -428,9 +426,9 @@ def _step_event(step: Step, parent: int) -> Event:
 class EphemeralConversation(Conversation):
     """A conversation for one call, without a log."""
 
-    def __init__(self, server: Conversations, metadata: dict[str, str]) -> None:
-        super().__init__(server, f"call_{secrets.token_hex(16)}", "")
-        self.session = Session(server.model.agent, self.id)
+    def __init__(self, gateway: Gateway, metadata: dict[str, str]) -> None:
+        super().__init__(gateway, f"call_{secrets.token_hex(16)}", "")
+        self.session = Session(gateway.model.agent, self.id)
         self.state = LogState(ConversationInfo(self.id, "", 0, metadata))
         self._items: dict[int, Event] = {}
 

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from typing import Any
 
 from atommem.serve.conversation import BusyError, Conversation, EphemeralConversation
 from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.gateway import Gateway
 from atommem.serve.served_model import ServedModel
 
 MAX_IDLE = 500
 """Most conversations in memory that no request uses."""
-_THREADS = 16
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_Result = TypeVar("_Result")
 
 
-class Metrics:
-    """Prometheus metrics of one server. Labels never hold text from clients."""
-
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self.stages = Histogram(
-            "atommem_stage_seconds",
-            "Duration of a stage: queue, turn, open, commit, request",
-            ["stage"],
-            registry=registry,
-            buckets=_BUCKETS,
-        )
-        self.requests = Counter(
-            "atommem_requests", "Requests", ["route", "status"], registry=registry
-        )
-        self.tokens = Counter("atommem_tokens", "Model tokens", ["kind"], registry=registry)
-        self.conflicts = Counter(
-            "atommem_conflicts", "Commits that lost to another gateway", registry=registry
-        )
-        self.waiting = Gauge(
-            "atommem_requests_waiting", "Requests in work or waiting", registry=registry
-        )
-
-
-class Conversations:
+class Conversations(Gateway):
     """The conversations of a server, with the model and the log that they share.
 
     Args:
-        active: Most turns at a time.
         max_requests: Most requests that use a conversation or wait for one.
-        turn_seconds: Longest duration of a turn.
+        settings: Further arguments of `Gateway`.
 
     Attributes:
         requests: Requests that use a conversation or wait for one.
@@ -61,27 +29,14 @@ class Conversations:
     """
 
     def __init__(
-        self,
-        model: ServedModel,
-        log: ConversationLog,
-        *,
-        active: int = 64,
-        max_requests: int = 320,
-        turn_seconds: float = 300.0,
+        self, model: ServedModel, log: ConversationLog, *, max_requests: int = 320, **settings: Any
     ) -> None:
-        self.model, self.log, self.metrics = model, log, Metrics()
-        self.turns = asyncio.Semaphore(active)
-        self.turn_seconds = turn_seconds
+        super().__init__(model, log, **settings)
         self.requests = 0
         self.answering: set[str] = set()
         self._max_requests = max_requests
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="atommem-log")
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self.metrics.waiting.set_function(lambda: self.requests)
-
-    async def in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Run blocking work on the log. If this is cancelled, the work may still complete."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     @asynccontextmanager
     async def use(
@@ -151,8 +106,3 @@ class Conversations:
             async with self.use(info.id, info.owner, any_checkpoint=True) as held:
                 switched += await held.switch_checkpoint()
         return switched
-
-    async def close(self) -> None:
-        """Release threads, model and connections."""
-        await asyncio.to_thread(self._threads.shutdown)
-        await self.model.close()

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atommem.errors import ConfigError
-from atommem.serve.conversations import Metrics
+from atommem.serve.gateway import Metrics
 from atommem.serve.wire import error_response
 
 LOGGER = logging.getLogger("atommem.serve")
