@@ -83,7 +83,7 @@ def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
     if path.is_file():
         stored: Vectors = np.load(path)
         return stored
-    from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
+    from atommem.embedding.models import SentenceTransformerEmbedder
 
     embedder = SentenceTransformerEmbedder(model)
 

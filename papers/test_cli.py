@@ -66,7 +66,7 @@ def test_main_reports_missing_data_on_one_line(
 
 
 def test_embed_all_stores_vectors_by_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from atommem.embedding import sentence_transformer
+    from atommem.embedding import models
 
     class Model(WordEmbedder):
         made = 0
@@ -75,7 +75,7 @@ def test_embed_all_stores_vectors_by_text(tmp_path: Path, monkeypatch: pytest.Mo
             super().__init__()
             Model.made += 1
 
-    monkeypatch.setattr(sentence_transformer, "SentenceTransformerEmbedder", Model)
+    monkeypatch.setattr(models, "SentenceTransformerEmbedder", Model)
     for texts, made in ((["a", "b"], 1), (["a", "b"], 1), (["a", "c"], 2)):
         assert embed_all(texts, "m", tmp_path).shape == (2, Model.dim)
         assert Model.made == made

@@ -14,9 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from atommem.config import check_choice
-from atommem.embedding.embedder import Embedder
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
+from atommem.embedding.embedder import Embedder, HashingEmbedder
+from atommem.embedding.models import SentenceTransformerEmbedder
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.task_files import write_text
