@@ -17,7 +17,6 @@ from rich.text import Text
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from atommem.episode import Episode
 from atommem.errors import DataError
 
 METRICS_FILE = "metrics.jsonl"

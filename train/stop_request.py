@@ -83,7 +83,9 @@ class StopRequest:
         if self.signal is None:
             self.signal = signal.Signals(number)
             self._requested_at = time.monotonic()
-            text = f"\n{self.signal.name}: saving a checkpoint, then stopping (repeat to exit now)\n"
+            text = (
+                f"\n{self.signal.name}: saving a checkpoint, then stopping (repeat to exit now)\n"
+            )
             os.write(2, text.encode())  # the handler may have interrupted a print
             if self._cancel is not None:
                 self._cancel()

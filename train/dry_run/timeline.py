@@ -113,7 +113,13 @@ def schedules(devices: int) -> list[Schedule]:
 
 
 def estimate_timeline(
-    schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int, replaced: bool
+    schedule: Schedule,
+    costs: Costs,
+    load: Workload,
+    *,
+    devices: int,
+    processes: int,
+    replaced: bool,
 ) -> Timeline:
     """Estimate an update on `devices`; `costs` and `load` are of one of `processes`.
 

@@ -23,11 +23,10 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
-from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
-from atommem.episode_stats import add_sums
+from atommem.episode import Episode, add_sums
 from atommem.errors import OutageError
-from atommem.garbage import no_full_collection
+from atommem.process import no_full_collection
+from atommem.rollout import EpisodeRunner
 from atommem.train.console import episode_bar
 from atommem.train.episode_logs import (
     EPISODES,

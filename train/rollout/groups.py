@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
+from atommem.rollout import EpisodeRunner
 from atommem.train.objective.advantages import has_variance
 from atommem.train.objective.rows import EpisodeSize
 from atommem.train.rollout.rollouts import TaskOrder

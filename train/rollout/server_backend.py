@@ -18,9 +18,9 @@ import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, OutageError
 from atommem.policy.server_pool import ServerPool
+from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import (
