@@ -45,7 +45,7 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals inside; those that are ignored (SIGINT of a background job) stay so."""
+        """Handle the signals inside; ignored ones (SIGINT of a background job) stay so."""
         if threading.current_thread() is not threading.main_thread():  # others get no signals
             yield
             return

@@ -18,18 +18,21 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from atommem.demo.recipe import BOUNDED, Recipe, quick
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
-from atommem.train.logs.console import METRICS_FILE, read_metrics
+from atommem.train.console import METRICS_FILE, read_metrics
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from papers.credit.trainers import CompressionReward, Rerolls, StepCredit
 from papers.training import load_demo, train_cold_start
 
-ARMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "trajectory": {},
-    "steps": {"credit": ("steps",)},
-    "rerolls": {"rerolls": ("4",)},
-    "compression": {"compression_reward": ("0.1",)},
+ARMS: dict[str, type[MemoryGRPOTrainer]] = {
+    "trajectory": MemoryGRPOTrainer,
+    "steps": StepCredit,
+    "rerolls": Rerolls,
+    "compression": CompressionReward,
 }
 HARD = 5
 """Entries of the harder world's store."""
@@ -74,8 +77,8 @@ def main() -> int:
     for arm in options.arms:
         folder = options.out / arm
         if not (folder / "grpo" / "model.safetensors").is_file():
-            trained = replace(recipe, settings={**recipe.settings, **ARMS[arm]}, heldout=1)
-            load_demo(start, trained, folder).grpo()
+            with patch("atommem.demo.run.MemoryGRPOTrainer", ARMS[arm]):
+                load_demo(start, replace(recipe, heldout=1), folder).grpo()
         updates = [
             entry for entry in read_metrics(folder / "grpo" / METRICS_FILE) if "loss" in entry
         ]

@@ -59,7 +59,7 @@ class Batch:
         sizes: Sequence[EpisodeSize],
         on_policy: bool = False,
     ) -> Batch:
-        """Make rows of this rank's `episodes`, equal ones merged if on-policy; `sizes`: all ranks'."""
+        """Make rows of this rank's `episodes`, merged if on-policy; `sizes` are all ranks'."""
         with_kl = args.beta != 0  # type: ignore[attr-defined]  # a field of both subclasses
         rows = episode_rows(
             episodes, advantages, args.normalization, args.overlong_filtering, with_kl
