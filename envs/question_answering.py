@@ -14,8 +14,8 @@ from atommem.envs.scoring.judge import LLMJudge, make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
+from atommem.episode import StopReason
 from atommem.errors import ConfigError
-from atommem.observation import StopReason
 from atommem.tokens import Tokenizer
 
 
@@ -53,9 +53,9 @@ class QAEnvironments(EnvironmentFactory):
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
         """From the files of a benchmark."""
-        from atommem.envs.build_cli import main
+        from atommem.envs.data_cli import build_long_documents
 
-        return main(argv)
+        return build_long_documents(argv)
 
     def check(self, task: Task) -> None:
         """Refuse a task that no episode can be asked or scored on.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from atommem.rules.amac import read_utility
-from atommem.rules.ratings import kind_of
+from atommem.rules.eviction import kind_of
 from papers.amac.conversations import leave_one_out
 from papers.amac.factors import (
     Array,

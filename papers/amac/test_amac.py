@@ -11,7 +11,7 @@ import pytest
 
 from atommem.errors import DataError
 from atommem.rules.amac import rouge_l
-from atommem.rules.ratings import kind_of
+from atommem.rules.eviction import kind_of
 from papers.amac import conversations, factors
 from papers.amac.__main__ import ask_utility, published_rows
 from papers.experience import Bank, Experience

@@ -120,7 +120,11 @@ class Stream:
         return replace(self, cases=[replace(case, outcome=float(label)) for case, label in pairs])
 
     def fill(
-        self, paper: Mapping[str, Any], pruning: str | None = None, *, count_retrievals: bool = False
+        self,
+        paper: Mapping[str, Any],
+        pruning: str | None = None,
+        *,
+        count_retrievals: bool = False,
     ) -> list[Filled]:
         """Fill a bank for each seed.
 
@@ -314,7 +318,9 @@ def controls(
     noise = min(a - b for a, b in zip(found[SHUFFLED], found[UNPRUNED], strict=True))
     earlier = np.tril(stream.vectors @ stream.vectors.T, -1).max(axis=1, initial=-1.0)
     near = int((earlier > paper["dedup"]).sum())
-    tables = "; ".join(f"{paper[name]['without']} -> {paper[name]['with']}" for name in ("table1", "table2"))
+    tables = "; ".join(
+        f"{paper[name]['without']} -> {paper[name]['with']}" for name in ("table1", "table2")
+    )
     report.notes += [
         f"With meaningless labels the same measure still rises, by {100 * noise:.1f} points or "
         "more: it says that positives were kept, not that they help.",

@@ -75,14 +75,10 @@ def make_world(seed: int, scales: Mapping[str, Any], initial: int, n: int) -> Wo
     noise = rng.uniform(-scales["noise"], scales["noise"], initial)
     outputs = inputs[:initial] @ weights + noise
     draws = rng.normal(size=n)
-    return World(
-        weights, inputs[:initial], outputs, inputs[initial:], draws, components[initial:]
-    )
+    return World(weights, inputs[:initial], outputs, inputs[initial:], draws, components[initial:])
 
 
-def _draw_inputs(
-    rng: np.random.Generator, n: int, scales: Mapping[str, Any]
-) -> tuple[Array, Ints]:
+def _draw_inputs(rng: np.random.Generator, n: int, scales: Mapping[str, Any]) -> tuple[Array, Ints]:
     components = rng.integers(0, len(scales["means"]), n)
     means = np.array(scales["means"])[components, None]
     return rng.normal(size=(n, scales["dim"])) + means, components

@@ -73,13 +73,17 @@ def read_streams(path: Path) -> list[Stream]:
     streams = []
     for name, pairs in labelled.items():
         evidence = tuple((place,) for place, (_, count) in enumerate(pairs) for _ in range(count))
-        streams.append(Stream(name, tuple(text for text, _ in pairs), ("",) * len(evidence), evidence))
+        streams.append(
+            Stream(name, tuple(text for text, _ in pairs), ("",) * len(evidence), evidence)
+        )
     return streams
 
 
 def _parse_conversation(row: Mapping[str, Any]) -> Stream:
     sessions = row["conversation"]
-    numbers = sorted(int(found[1]) for name in sessions if (found := re.fullmatch(r"session_(\d+)", name)))
+    numbers = sorted(
+        int(found[1]) for name in sessions if (found := re.fullmatch(r"session_(\d+)", name))
+    )
     turns = [turn for number in numbers for turn in sessions[f"session_{number}"]]
     places = {turn["dia_id"]: place for place, turn in enumerate(turns)}
     texts = []

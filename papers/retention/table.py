@@ -15,7 +15,7 @@ import numpy.typing as npt
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.memory.rules import Numbers
-from atommem.rules.ratings import FEATURES, GreedyOracle, text_features
+from atommem.rules.eviction import FEATURES, GreedyOracle, text_features
 from papers.experiment import Journal
 from papers.retention.streams import Embedded, Scores, keep, score
 

@@ -31,7 +31,7 @@ from atommem.errors import ConfigError
 from atommem.eval.runner import evaluate
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Episode, EpisodeRunner
-from atommem.rules.ratings import GreedyOracle
+from atommem.rules.eviction import GreedyOracle
 from atommem.run import Checkpoint, build_agent, make_run
 from papers.inputs import load_demo
 from papers.retention.streams import embed_streams, labelled, needs_of
@@ -232,9 +232,7 @@ class Tested:
             "interval": None if found is None else (found.low, found.high),
             "p_holm": corrected[self.rule],
             "not_beaten": [
-                arm
-                for arm in rules
-                if em(self.arms[arm]) + LEAST > own or corrected[arm] >= 0.01
+                arm for arm in rules if em(self.arms[arm]) + LEAST > own or corrected[arm] >= 0.01
             ],
         }
 

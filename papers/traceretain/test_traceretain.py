@@ -186,7 +186,7 @@ def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> N
 def test_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ALFWORLD_PYTHON", raising=False)
     for flag in (None, str(tmp_path / "python")):
-        with pytest.raises(ConfigError, match="no such interpreter.*pip install alfworld"):
+        with pytest.raises(ConfigError, match=r"no such interpreter.*pip install alfworld"):
             find_engine(flag)
     with (
         Engine("/bin/true", tmp_path / "log") as engine,
