@@ -165,7 +165,8 @@ def leave_one_out(report: Report, conversations: Sequence[Conversation], vectors
         rules["A-MAC as described"] = [every[choice][i] for i, choice in enumerate(chosen)]
         lengths = [np.array([float(len(text.split())) for text in part]) for part in texts]
         rules["at least L words"] = fit_threshold(lengths, needed)
-        factors = [np.column_stack([s, novelties(p), t]) for s, p, t in zip(support, parts, priors)]
+        columns = zip(support, map(novelties, parts), priors, strict=True)
+        factors = [np.column_stack(column) for column in columns]
         rules["logistic, A-MAC's factors"] = fit_logistic(factors, needed)
         surface = [surface_features(*pair) for pair in zip(texts, parts, strict=True)]
         rules["logistic, six surface features"] = fit_logistic(surface, needed)

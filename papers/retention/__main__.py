@@ -257,12 +257,12 @@ def run_worlds(args: argparse.Namespace) -> int:
         together: dict[str, worlds.Arms] = {}
         for column in columns:
             records = worlds.as_samples([run[column.name] for run in of])
-            figures = worlds.Tested(records, chosen).figures(column.world)
+            figures = worlds.ArmComparison(records, chosen).figures(column.world)
             found.setdefault(column.name, {})[writer] = figures
             for arm, every in records.items():
                 together.setdefault(column.world, {}).setdefault(arm, []).extend(every)
         for world, records in together.items():
-            figures = worlds.Tested(records, chosen).figures(world)
+            figures = worlds.ArmComparison(records, chosen).figures(world)
             found.setdefault(f"{world} all", {})[writer] = figures
     for result in specials:
         ((name, records),) = result.items()

@@ -165,7 +165,7 @@ async def fill(
         journal: Stores the figures.
     """
     keep_texts = keep if equal == "entries" else _keep_words
-    journal = journal or Journal()
+    journal = Journal() if journal is None else journal
     table: Table = {}
     NeedsOfTurns.needs = {
         f"{item.stream.name} {place}": count
@@ -177,7 +177,10 @@ async def fill(
         names = {name: [name] * len(streams) for name in rules}
         for name, settings in LEARNED.items() if len(streams) > 1 else ():
             paths = [
-                save(fit(_others(item, streams), **settings), Path(folder, f"{name} {left}.json"))
+                save(
+                    fit(_others(item, streams), **settings),
+                    Path(folder, f"{name.count('+')}-{left}.json"),
+                )
                 for left, item in enumerate(streams)
             ]
             names[name] = [f"linear(weights={path})" for path in paths]

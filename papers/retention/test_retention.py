@@ -27,7 +27,7 @@ from papers.retention.streams import (
     score,
 )
 from papers.retention.table import ORACLE, UNLIMITED, fill, logistic, markdown
-from papers.retention.worlds import Column, Tested, em, make_columns, near_specialist
+from papers.retention.worlds import ArmComparison, Column, em, make_columns, near_specialist
 
 TEXTS = tuple(
     f"in {1990 + i} Ann moved to town number {i} with her dog" if i % 3 == 0 else f"oh well {i}"
@@ -178,7 +178,7 @@ def test_best_rule_is_selected_on_tasks_that_enter_no_figure() -> None:
     fifo = [False] * 20 + [draws.random() < 0.6 for _ in range(40)]
     right = {"own reject": own, "writes lru": lru, "writes fifo": fifo, "writes oracle": own}
     arms = {name: make_records(flags, 3) for name, flags in right.items()}
-    tested = Tested(arms, 20)
+    tested = ArmComparison(arms, 20)
     found = tested.against_rules()
     expected = 1 - sum(lru[20:]) / 40
     assert (tested.rule, found["own_em"]) == ("writes lru", 1.0)
@@ -190,7 +190,7 @@ def test_best_rule_is_selected_on_tasks_that_enter_no_figure() -> None:
     assert tested.gap_closed()["gap"] == pytest.approx(expected)
     assert tested.spread()["farthest"] in ("writes lru", "writes fifo")
     with pytest.raises(ConfigError, match="more than 60"):
-        Tested(arms, 60)
+        ArmComparison(arms, 60)
 
 
 def test_near_specialist_by_hand() -> None:

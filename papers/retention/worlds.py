@@ -191,7 +191,7 @@ def em(records: Records) -> float:
     return fmean(score for record in records for score in record.scores("em"))
 
 
-class Tested:
+class ArmComparison:
     """The arms of one column, over all training seeds.
 
     Args:
