@@ -17,7 +17,7 @@ from atommem.policy.contract import Sampling
 from atommem.policy.opening import check_window, model_folder
 from atommem.run import Checkpoint, RunConfig, check_setting_names
 from atommem.train.checkpoints import GenerationSettings
-from atommem.train.dry_run.config import DryRunConfig
+from atommem.train.dry_run_config import DryRunConfig
 
 _MODEL = "data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir"
 _UPDATE = "max_steps num_train_epochs learning_rate beta seed"

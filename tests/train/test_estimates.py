@@ -11,7 +11,6 @@ from transformers import Qwen3Config
 
 from atommem.environment import TaskShape
 from atommem.train.dry_run import timeline
-from atommem.train.dry_run.config import DEVICES, DryRunConfig
 from atommem.train.dry_run.memory import Precision, Run, estimate_memory
 from atommem.train.dry_run.shapes import GRADIENTS, WEIGHTS, Launch, ModelShape
 from atommem.train.dry_run.timeline import Costs, Schedule, Timeline, estimate_timeline, schedules
@@ -22,6 +21,7 @@ from atommem.train.dry_run.workload import (
     completion_shape,
     estimate_workload,
 )
+from atommem.train.dry_run_config import DEVICES, DryRunConfig
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
 CONFIG = Qwen3Config(

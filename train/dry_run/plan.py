@@ -18,7 +18,6 @@ from atommem.errors import ConfigError
 from atommem.hub import hub_name
 from atommem.memory.rules import RuleSet
 from atommem.train.dry_run import timeline, workload
-from atommem.train.dry_run.config import DEVICES, DryRunConfig
 from atommem.train.dry_run.memory import (
     BYTES,
     PHASES,
@@ -31,6 +30,7 @@ from atommem.train.dry_run.memory import (
 from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
 from atommem.train.dry_run.timeline import Schedule, Timeline
 from atommem.train.dry_run.workload import Workload
+from atommem.train.dry_run_config import DEVICES, DryRunConfig
 from atommem.train.settings import Settings, parse
 
 

@@ -16,7 +16,7 @@ from atommem.memory.log import MemoryView
 from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
 from atommem.tokens import ApproximateTokenizer
-from atommem.train.dry_run.config import DryRunConfig
+from atommem.train.dry_run_config import DryRunConfig
 from atommem.train.rollout.rollouts import TaskOrder
 
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
