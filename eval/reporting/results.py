@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.scoring.breakdowns import breakdowns
+from atommem.envs.scoring.records import breakdowns
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord, metric_names, summarize
 from atommem.envs.scoring.statistics import clustered_estimate, holm, seed_spread
