@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -22,47 +21,52 @@ class Metrics:
     """Prometheus metrics of one server. Labels never hold text from clients."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self.stages = Histogram(
             "atommem_stage_seconds",
             "Duration of a stage: queue, turn, open, commit, request",
             ["stage"],
-            registry=self.registry,
+            registry=registry,
             buckets=_BUCKETS,
         )
         self.requests = Counter(
-            "atommem_requests", "Requests", ["route", "status"], registry=self.registry
+            "atommem_requests", "Requests", ["route", "status"], registry=registry
         )
-        self.tokens = Counter("atommem_tokens", "Model tokens", ["kind"], registry=self.registry)
+        self.tokens = Counter("atommem_tokens", "Model tokens", ["kind"], registry=registry)
         self.conflicts = Counter(
-            "atommem_conflicts", "Commits that lost to another gateway", registry=self.registry
+            "atommem_conflicts", "Commits that lost to another gateway", registry=registry
+        )
+        self.waiting = Gauge(
+            "atommem_requests_waiting", "Requests in work or waiting", registry=registry
         )
 
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Export `value()` at every scrape."""
-        Gauge(name, text, registry=self.registry).set_function(value)
 
+class Gateway:
+    """The model of a server and its log.
 
-@dataclass
-class Resources:
-    """What all conversations of a server share.
-
-    Attributes:
+    Args:
         active: Most turns at a time.
         turn_seconds: Longest duration of a turn.
     """
 
-    model: ServedModel
-    log: ConversationLog
-    active: int = 64
-    turn_seconds: float = 300.0
-    metrics: Metrics = field(default_factory=Metrics)
-
-    def __post_init__(self) -> None:
-        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="atommem-log")
-        self.turns = asyncio.Semaphore(self.active)
+    def __init__(
+        self,
+        model: ServedModel,
+        log: ConversationLog,
+        active: int = 64,
+        turn_seconds: float = 300.0,
+    ) -> None:
+        self.model, self.log, self.metrics = model, log, Metrics()
+        self.turns = asyncio.Semaphore(active)
+        self.turn_seconds = turn_seconds
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="atommem-log")
 
     async def in_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run blocking work on the log. If this is cancelled, the work may still complete."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    async def close(self) -> None:
+        """Release threads, model and connections."""
+        await asyncio.to_thread(self._threads.shutdown)
+        await self.model.close()
