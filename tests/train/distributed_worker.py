@@ -15,11 +15,12 @@ import torch
 
 from atommem.episode import Episode
 from atommem.train.errors import RolloutFailedError
-from atommem.train.rollout.weight_sync import AdapterPublisher, AdapterSync
+from atommem.train.rollout.server_backend import AdapterSync
+from atommem.train.rollout.weight_sync import AdapterPublisher
 from tests.fake_vllm import Cluster
 from tests.train.harness import make_config, make_trainer
-from tests.train.loops.test_async_trainer import make_trainer as make_async_trainer
-from tests.train.rollout.test_server_backend import (
+from tests.train.test_async_trainer import make_trainer as make_async_trainer
+from tests.train.test_server_backend import (
     LORA,
     make_server_trainer,
 )

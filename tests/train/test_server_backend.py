@@ -17,15 +17,12 @@ from atommem.policy.server_pool import ServerPool
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.server_backend import (
-    ServerBackend,
-)
-from atommem.train.rollout.weight_sync import (
-    AdapterPublisher,
     AdapterSync,
     FullWeightSync,
+    ServerBackend,
     WeightSync,
-    describe_weights,
 )
+from atommem.train.rollout.weight_sync import AdapterPublisher, describe_weights
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_trainer
@@ -163,7 +160,7 @@ def test_broken_transfer_ends_the_run_after_all_gathers(
             next(iterator)
             raise RuntimeError("NCCL went away")
 
-    monkeypatch.setattr("atommem.train.rollout.weight_sync.named_weights", gathered)
+    monkeypatch.setattr("atommem.train.rollout.server_backend.named_weights", gathered)
     with pytest.raises(
         RolloutFailedError,
         match=r"broke during a weight transfer: RuntimeError\('NCCL went away'\)",

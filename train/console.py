@@ -1,37 +1,28 @@
-"""Logs without a service: a table and progress bars in the console, and a JSON Lines file."""
+"""Logs without a service: a table in the console, and a JSON Lines file."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from atommem.episode import Episode
 from atommem.errors import DataError
 
 METRICS_FILE = "metrics.jsonl"
 
 Column = tuple[str, str, str]
 """Heading, key in the log, format."""
-
-OnEpisode = Callable[[int, Episode], None]
 
 _SEPARATOR = "  "
 _HEADING_EVERY = 25
@@ -77,33 +68,21 @@ def held_out_score(entry: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 class ConsoleTable(TrainerCallback):
-    """Prints one line per log entry under a heading, with the time left.
+    """Prints one line per log entry, with the time left; a terminal gets the columns that fit."""
 
-    Args:
-        columns: Of the table; a terminal gets as many as fit into its lines.
-        console: Default: standard output.
-        now: Clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        columns: Sequence[Column],
-        console: Console | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, columns: Sequence[Column], console: Console) -> None:
+        self.console = console
         self.columns = columns
-        if self.console.is_terminal:
+        if console.is_terminal:
             widths = (len(_SEPARATOR) + _width(heading) for heading, _, _ in columns)
             ends = accumulate(widths, initial=16)
-            self.columns = columns[: sum(end <= self.console.width for end in ends) - 1]
-        self._now = now
+            self.columns = columns[: sum(end <= console.width for end in ends) - 1]
         self._printed = 0
-        self._began: tuple[float, int] | None = None
+        self._began = (0.0, 0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock, when the state of a resumed run is loaded."""
-        self._began = (self._now(), state.global_step)
+        self._began = (time.monotonic(), state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print the entry of an update or of an evaluation."""
@@ -128,15 +107,11 @@ class ConsoleTable(TrainerCallback):
         self.console.print(Text(line, style=style))
 
     def _time_left(self, state: Any) -> str:
-        if self._began is None or state.global_step <= self._began[1]:
-            return "-"
         began, first = self._began
-        pace = (self._now() - began) / (state.global_step - first)
-        minutes, seconds = divmod(max(round(pace * (state.max_steps - state.global_step)), 0), 60)
-        hours, minutes = divmod(minutes, 60)
-        if hours >= 24:
-            return f"{hours // 24} d {hours % 24} h"
-        return f"{hours}:{minutes:02}:{seconds:02}"
+        if state.global_step <= first:
+            return "-"
+        pace = (time.monotonic() - began) / (state.global_step - first)
+        return str(timedelta(seconds=round(pace * (state.max_steps - state.global_step))))
 
     def _print_evaluation(self, step: int, key: str, name: str, logs: Mapping[str, Any]) -> None:
         interval = f"{logs[f'{key}_low']:.3f} to {logs[f'{key}_high']:.3f}"
@@ -152,61 +127,14 @@ def _width(heading: str) -> int:
     return max(7, len(heading))
 
 
-class ProgressBars(TrainerCallback):
-    """Shows one bar for the run's updates, and one for the episodes of the running rollout.
-
-    Args:
-        console: A terminal.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description:>10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._run = self._bars.add_task("updates", total=None, note="")
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show the bar of the run."""
-        self._bars.reset(self._run, total=state.max_steps, completed=state.global_step, note="")
-        self._bars.start()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count an update."""
-        self._bars.update(self._run, completed=state.global_step)
-
-    def close(self) -> None:
-        """Remove the bars."""
-        self._bars.stop()
-
-    @contextmanager
-    def rollout(self, total: int, name: str) -> Iterator[OnEpisode]:
-        """Show a bar of `total` episodes; yields what is called as each one ends."""
-        bar = self._bars.add_task(name, total=total, note="")
-        scores: list[float] = []
-        failed = 0
-        label = "reward"
-
-        def on_episode(index: int, episode: Episode) -> None:
-            nonlocal failed, label
-            failed += episode.failed
-            if episode.reward is not None:
-                label = "em" if "em" in episode.metrics else "reward"
-                scores.append(episode.metrics.get("em", episode.reward))
-            note = f"{label} {sum(scores) / len(scores):.3f}" if scores else ""
-            self._bars.update(bar, advance=1, note=f"{note} {failed} failed" if failed else note)
-
-        try:
-            yield on_episode
-        finally:
-            self._bars.remove_task(bar)
+@contextmanager
+def episode_bar(console: Console, name: str, total: int) -> Iterator[Any]:
+    """Show how many of a rollout's episodes have ended; yields the callback of `run_all`."""
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    with bar:
+        task = bar.add_task(name, total=total)
+        yield lambda index, episode: bar.advance(task)
 
 
 class MetricsFile(TrainerCallback):
@@ -252,13 +180,12 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 def use_console(trainer: Any, columns: Sequence[Column]) -> None:
     """Replace Hugging Face's progress bar and printed dictionaries by ours.
 
-    A log file gets the table, a terminal progress bars too.
+    A log file gets the table, a terminal also the bar of the running rollout.
     """
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal and trainer.is_world_process_zero():
-        trainer.progress = ProgressBars(console)
-        trainer.add_callback(trainer.progress)
+        trainer.console = console
     trainer.add_callback(ConsoleTable(columns, console))
     trainer.add_callback(MetricsFile())

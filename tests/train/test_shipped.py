@@ -11,7 +11,7 @@ from atommem.arguments import load_yaml
 from tests.fakes import load_script
 from tests.train.shipped.tiny import DATA, WEB_DATA
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 from atommem.errors import OutageError
 from atommem.eval.runner import evaluate
 from atommem.train.checkpoints import list_checkpoints
+from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import RolloutFailedError
-from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from tests.train.harness import make_real_trainer, make_tasks
 

@@ -17,13 +17,13 @@ from atommem.errors import BudgetSpentError
 from atommem.policy.server_pool import ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.errors import TrainingInterrupted
-from atommem.train.logs.console import (
+from atommem.train.console import (
     ASYNC_COLUMNS,
     METRICS_FILE,
     read_metrics,
     use_console,
 )
+from atommem.train.errors import TrainingInterrupted
 from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 from atommem.train.rollout.rollouts import Rollouts
 from tests.fake_vllm import Cluster

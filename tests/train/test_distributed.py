@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.train.distributed_worker import CASES, train_alike
 from tests.train.harness import assert_equal_gradients, save_model, torchrun
-from tests.train.loops.distributed_worker import CASES, train_alike
 
 pytestmark = pytest.mark.slow
 Found = Callable[[str], list[dict[str, Any]]]
@@ -20,7 +20,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Return the results of a case: of one process, then of each of two."""
     folder = tmp_path_factory.mktemp("distributed")
     model = save_model(folder)
-    torchrun("loops.distributed_worker", folder, model)
+    torchrun("distributed_worker", folder, model)
     ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
     everyone = [train_alike(folder / "one", model), *ranks]
     return lambda case: [results[case] for results in everyone if case in results]

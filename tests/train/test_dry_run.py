@@ -47,7 +47,7 @@ def test_dry_run_needs_no_weights_data_or_network(
     assert "exceeds the 80 GB of h100" in warnings
     assert "nowhere.parquet does not exist yet" in warnings
     text = capsys.readouterr().out
-    for part in ("unique tokens", "activations", "while training", "Qwen/Qwen3-8B (flag)"):
+    for part in ("unique tokens", "activations", "sampling", "Qwen/Qwen3-8B (flag)"):
         assert part in text
     assert max(map(len, text.splitlines())) <= 80  # in a pipe or a log
 

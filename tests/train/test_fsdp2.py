@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from atommem.errors import ConfigError
 from atommem.train.checkpoints import SHARDED_MODEL, list_checkpoints
+from tests.train.fsdp2_worker import FORMS, KINDS, run, update
 from tests.train.harness import assert_equal_gradients, torchrun
-from tests.train.shipped.fsdp2_worker import FORMS, KINDS, run, update
 from tests.train.toys import make_model
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp2")
     make_model().save_pretrained(folder / "model")
     for part, ranks in (("two", 2), ("one", 1)):
-        torchrun("shipped.fsdp2_worker", part, folder, ranks=ranks)
+        torchrun("fsdp2_worker", part, folder, ranks=ranks)
     return folder
 
 

@@ -18,7 +18,7 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Observation
 from atommem.memory.log import MemoryView
 from atommem.prompts import PromptBuilder
-from tests.envs.longdoc.test_longdoc import factory
+from tests.envs.test_longdoc import factory
 from tests.fakes import WordTokenizer
 
 TASK = Task(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,13 @@ from atommem.arguments import Parser
 from atommem.envs.task_files import replacing
 from atommem.episode import action_names
 from atommem.errors import DataError, check_writable
-from atommem.train.logs.console import METRICS_FILE, held_out_score, read_metrics
+from atommem.train.console import METRICS_FILE, held_out_score, read_metrics
 
 PLOT_FILE = "training.png"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``atommem train plot``.
-
-    Raises:
-        DataError: The folder has no metrics.
-    """
+    """Run ``atommem train plot``."""
     parser = Parser(prog="atommem train plot", description=__doc__)
     parser.add_argument("run", help=f"Output folder of a run, with its {METRICS_FILE}.")
     parser.add_argument("--out", help=f"Image file; default: {PLOT_FILE} in the run's folder.")
@@ -44,28 +39,20 @@ def plot_training(
         metrics: Entries of ``metrics.jsonl``, of updates and evaluations.
         path: File to write.
         lines: Scores to draw across the first panel, by label.
-
-    Raises:
-        DataError: `metrics` has no update.
     """
     updates = [entry for entry in metrics if entry.get("reward") is not None]
     if not updates:
         raise DataError("there is no update to plot: plot a GRPO run that has logged one.")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    # Without pyplot: no display, no global state.
     figure = Figure(figsize=(9, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     scores, actions, store = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
     steps = [entry["step"] for entry in updates]
     rewards = [entry["reward"] for entry in updates]
     scores.plot(steps, rewards, color="tab:blue", label="mean reward in training")
     _draw_evaluations(scores, metrics)
-    colors = cycle(("tab:green", "tab:red", "tab:gray"))
     for label, value in (lines or {}).items():
-        text = f"{label}: {value:.2f}"
-        scores.axhline(value, color=next(colors), linestyle="--", linewidth=1, label=text)
+        scores.axhline(value, linestyle="--", linewidth=1, label=f"{label}: {value:.2f}")
     scores.set(ylabel="score", ylim=(0, 1.02))
     for action in action_names(*updates):
         rates = [entry.get(f"actions/{action}") for entry in updates]
@@ -92,6 +79,5 @@ def _draw_evaluations(axes: Any, metrics: Sequence[Mapping[str, Any]]) -> None:
     below = [max(entry[key] - entry[f"{key}_low"], 0.0) for entry, (key, _) in found]
     above = [max(entry[f"{key}_high"] - entry[key], 0.0) for entry, (key, _) in found]
     style = {"color": "tab:orange", "marker": "o", "markersize": 3, "capsize": 2}
-    label = f"held-out {found[0][1][1]}"
     steps = [entry["step"] for entry, _ in found]
-    axes.errorbar(steps, means, yerr=(below, above), label=label, **style)
+    axes.errorbar(steps, means, yerr=(below, above), label=f"held-out {found[0][1][1]}", **style)

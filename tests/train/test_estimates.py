@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 from transformers import Qwen3Config
 
 from atommem.environment import TaskShape
-from atommem.errors import ConfigError
-from atommem.trace import write_trace
+from atommem.train.dry_run import timeline
 from atommem.train.dry_run.memory import Precision, Run, estimate_memory
 from atommem.train.dry_run.shapes import GRADIENTS, WEIGHTS, Launch, ModelShape
-from atommem.train.dry_run.timeline import Costs, Schedule, Timeline, schedules, simulate
+from atommem.train.dry_run.timeline import Costs, Schedule, Timeline, estimate_timeline, schedules
 from atommem.train.dry_run.workload import (
     CompletionShape,
     PromptShape,
@@ -24,7 +22,6 @@ from atommem.train.dry_run.workload import (
     estimate_workload,
 )
 from atommem.train.dry_run_config import DEVICES, DryRunConfig
-from tests.train.toys import random_episode
 
 # h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
 CONFIG = Qwen3Config(
@@ -45,7 +42,7 @@ FSDP = Launch("fsdp", 4, shards=4, stage=WEIGHTS)
 ZERO3 = replace(FSDP, name="zero3")
 FLOAT, HALF = Precision(4, 4, 4), Precision(4, 2, 2)
 RUN = Run("grpo", "colocate", MODEL, ONE, DEVICES["cpu"], FLOAT, True, "adamw_torch", 0.0, True)
-LOAD = Workload(1, 1, 1, 1, 1, 1, 3, 0.0, 1, 1, 1, 1, 1, 3, 1)
+LOAD = Workload(1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 3, 1)
 
 
 def parts(**changes: Any) -> dict[str, float]:
@@ -84,7 +81,7 @@ def test_memory_of_shards_is_divided_by_their_number() -> None:
 
 DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
 PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
-COMPLETION = CompletionShape(mean=20, longest=200, spread=0.3, source="test")
+COMPLETION = CompletionShape(mean=20, longest=200, source="test")
 SETTINGS = {
     "per_device_train_batch_size": 8,
     "num_generations": 4,
@@ -119,7 +116,7 @@ def test_workload_of_groups_equals_numbers_by_hand() -> None:
     assert shared.updates == 2 * (100 // 12) * 6
 
 
-def test_completion_shape_follows_thinking_settings_and_traces(tmp_path: Path) -> None:
+def test_completion_shape_follows_thinking_and_settings() -> None:
     def mean(longest: int = 400, thinking: Any = True, **settings: Any) -> float:
         template = {"enable_thinking": thinking}
         args = SimpleNamespace(max_completion_length=longest, template_kwargs=template)
@@ -127,13 +124,6 @@ def test_completion_shape_follows_thinking_settings_and_traces(tmp_path: Path) -
 
     assert (mean(), mean(4096), mean(thinking=False)) == (400, 570.5, 100)
     assert mean(dry_run_completion_tokens=7) == 7
-    with pytest.raises(ConfigError, match="it holds no trace"):
-        mean(dry_run_traces=str(tmp_path))
-    for number, lengths in enumerate(((10, 20), (30, 60))):
-        episode = random_episode("t", number, 1.0)
-        episode.steps = [replace(episode.steps[0], completion_tokens=length) for length in lengths]
-        write_trace(tmp_path / f"{number}.jsonl", episode, {})
-    assert mean(dry_run_traces=str(tmp_path)) == 30
 
 
 COSTS = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, switch=2.0)
@@ -141,28 +131,27 @@ COSTS = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, 
 SAMPLED = replace(LOAD, tasks=4, episodes=5, steps=10, completion_tokens=100)
 
 
-def run(schedule: Schedule, **changes: Any) -> Timeline:
-    return simulate(schedule, COSTS, replace(SAMPLED, **changes), devices=4, processes=4)
+def run(schedule: Schedule, replaced: bool = False, **changes: Any) -> Timeline:
+    load = replace(SAMPLED, **changes)
+    return estimate_timeline(schedule, COSTS, load, devices=4, processes=4, replaced=replaced)
 
 
-def test_simulate_equals_numbers_by_hand() -> None:
+def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "SPREAD", 0.0)
     # 5 episodes on each device: 1,000 tokens of 10 + 5 x 1 ms; training 5, weights 1, waking 2 s.
     line = run(Schedule("s"))
-    assert line.seconds == pytest.approx(15 + 8)
-    assert (line.overlap, line.idle) == (0, pytest.approx(0, abs=1e-9))
+    assert (line.sampling, line.training) == (pytest.approx(15), pytest.approx(8))
+    assert run(Schedule("s"), replaced=True).sampling == pytest.approx(15 / 0.7)
     # Four updates on a rollout of twice the groups.
     shared = run(Schedule("s"), tasks=8, sharing=2, iterations=2)
     assert shared.seconds == pytest.approx((20 + 4 * 5 + 1 + 2) / 4)
     # Two samplers with 2 groups each; two trainers: twice 5 s, and the weights.
-    waiting = run(Schedule("s", samplers=2))
-    assert waiting.seconds == pytest.approx(20 + 11)
-    ahead = run(Schedule("s", samplers=2, ahead=1))
-    assert ahead.overlap > 0.3
-    assert ahead.seconds < waiting.seconds
+    assert run(Schedule("s", samplers=2)).seconds == pytest.approx(20 + 11)
+    assert run(Schedule("s", samplers=2, staleness=1)).seconds == pytest.approx(20)
 
 
-def test_simulate_orders_the_schedules() -> None:
-    lines = [run(schedule, tasks=8, episodes=10, spread=0.4) for schedule in schedules(4, 2)]
-    rounds, streaming, carried, on_policy, stale = lines
-    assert rounds.seconds > streaming.seconds > carried.seconds
-    assert rounds.overlap == streaming.overlap == on_policy.overlap == 0 < stale.overlap
+def test_timeline_of_schedules_waits_for_the_longest_episode() -> None:
+    colocated, on_policy, stale = (run(schedule) for schedule in schedules(4))
+    assert colocated.sampling > 15 + 1000 * 0.01 * 0.5
+    assert stale.sampling < on_policy.sampling
+    assert stale.seconds == max(stale.sampling, stale.training)

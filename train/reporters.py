@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
-import subprocess
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,28 +15,6 @@ from atommem.errors import ConfigError
 SERVICES = ("wandb", "trackio", "tensorboard")
 
 _RUN = "run_id"
-
-
-def run_facts(settings: Sequence[Any], checkpoint: str) -> dict[str, Any]:
-    """Return what is reported of a run beside its arguments.
-
-    Args:
-        settings: Dataclasses; their fields, as in ``atommem_config.json``.
-        checkpoint: The model that training began with.
-    """
-    facts = {name: value for one in settings for name, value in asdict(one).items()}
-    facts |= {"checkpoint": checkpoint, "atommem_version": version("atommem")}
-    return facts | {"git_commit": _git_commit()}
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the working directory, with ``-dirty`` if files differ from it."""
-    call = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--match", ""]
-    try:
-        run = subprocess.run(call, capture_output=True, text=True, timeout=10, check=True)
-        return run.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def prepare_reporters(args: Any) -> None:
@@ -87,13 +62,10 @@ def report_table(
     name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], to: Collection[str]
 ) -> None:
     """Log a table to wandb and trackio, if they are in `to`, with the update's entry."""
-    services = [service for service in ("wandb", "trackio") if service in to]
-    if not services:
-        return
-    import pandas
+    for service in {"wandb", "trackio"} & set(to):
+        import pandas
 
-    frame = pandas.DataFrame(list(rows), columns=list(columns))
-    for service in services:
         module = importlib.import_module(service)
         later = {"commit": False} if service == "wandb" else {}
-        module.log({name: module.Table(dataframe=frame)}, **later)
+        table = module.Table(dataframe=pandas.DataFrame(list(rows), columns=list(columns)))
+        module.log({name: table}, **later)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atommem.cli import main
 from atommem.environment import (
-    Environment,
     QuestionDescription,
-    Score,
     TaskDescription,
-    find_environment,
 )
-from atommem.envs.scoring.breakdowns import breakdowns
+from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import (
     EpisodeRecord,
     QuestionRecord,
+    breakdowns,
     main_metric,
     metric_names,
     record_of,
@@ -29,8 +25,6 @@ from atommem.envs.scoring.records import (
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode, StopReason
 from atommem.errors import DataError
-from atommem.eval.runner import evaluate
-from tests.eval.toys import make_runner, make_task
 
 TASK = TaskDescription(
     "t", "web", (QuestionDescription("Where?", ("Port",), "q0"), QuestionDescription("Who?"))
@@ -102,45 +96,6 @@ def test_record_of_another_number_of_questions_raises(scored: dict[str, Any]) ->
         record_of(TASK, episode(**scored))
 
 
-class OnlyRewards:
-    """The long document's environment with a reward and a count as its only scores."""
-
-    def __init__(self, inner: Environment) -> None:
-        self._inner = inner
-        self.reset, self.step = inner.reset, inner.step
-
-    async def score(self) -> Score:
-        score = await self._inner.score()
-        return Score(0.5 + 0.5 * score.reward, score.answers, {"calls": 3.0})
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-async def test_environment_without_exact_match_is_evaluated_compared_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    longdoc = find_environment("longdoc")
-    make = longdoc.__call__
-    monkeypatch.setattr(longdoc, "__call__", lambda self: OnlyRewards(make(self)))
-    monkeypatch.setattr(longdoc, "diagnose", lambda self, task, episode: ())
-    names = [f"t{number}" for number in range(8)]
-    tasks = [make_task(name) for name in names]
-    for folder, wrong in (("a", names[:6]), ("b", names[:1])):
-        runner, policy = make_runner()
-        policy.wrong = set(wrong)
-        await evaluate(tasks, runner, tmp_path / folder, progress=False)
-    folders = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert main(["compare", *folders, "--json", str(tmp_path / "c.json")]) == 0
-    found = json.loads((tmp_path / "c.json").read_text())
-    assert (found["metric"], found["wins"], found["losses"]) == ("reward", 5, 0)
-    out = tmp_path / "report"
-    assert main(["report", *folders, "--out", str(out)]) == 0
-    results = json.loads((out / "results.json").read_text())
-    means = [(line["metric"], line["mean"]) for line in results["scores"]]
-    assert means == [("reward", pytest.approx(5 / 8)), ("reward", pytest.approx(7.5 / 8))]
-    assert "|  | Reward | n | episodes |" in (out / "tables.md").read_text()
-
-
 def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:
     asked = tuple(
         QuestionRecord(
@@ -183,23 +138,40 @@ def test_breakdowns_are_means_over_questions_by_attribute() -> None:
     assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-async def test_evaluation_and_report_have_breakdowns(tmp_path: Path) -> None:
-    runner, policy = make_runner()
-    policy.wrong = {"t0", "t1"}
-    tasks = []
-    for number in range(6):
-        task = make_task(f"t{number}")
-        kind = {"type": "bridge" if number < 3 else "comparison"}
-        tasks.append(replace(task, questions=(replace(task.questions[0], metadata=kind),)))
-    result = await evaluate(tasks, runner, tmp_path / "a", progress=False)
-    found = json.loads((tmp_path / "a" / "summary.json").read_text())["breakdowns"]
-    assert found == breakdowns(result.records)
-    means = {row["value"]: row["mean"] for row in found if row["metric"] == "em"}
-    assert means == {"bridge": pytest.approx(1 / 3), "comparison": 1.0}
-    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "report")]) == 0
-    lines = json.loads((tmp_path / "report" / "results.json").read_text())["breakdowns"]
-    assert lines == [{"row": "a", "column": "hotpotqa", **line} for line in found]
-    text = (tmp_path / "report" / "tables.md").read_text()
-    assert "|  | bridge (n 3) | comparison (n 3) |" in text
+def pair(identifier: str, task: str, metrics: dict[str, float]) -> EpisodeRecord:
+    question = QuestionRecord(identifier, "?", "x", ("y",), "", metrics)
+    return EpisodeRecord(
+        task, 0, "musique", "answered", None, None, {}, (question,), {}, 1.0, group=identifier
+    )
+
+
+def test_group_scores_equal_hand_computed_values() -> None:
+    right = {"em": 1.0, "f1": 1.0, "sufficiency": 1.0}
+    half = {"em": 0.0, "f1": 0.5, "sufficiency": 1.0}
+    records = [
+        pair("a", "a1", half),
+        pair("a", "a2", {"sufficiency": 1.0}),
+        pair("b", "b1", right),
+        pair("b", "b2", {"sufficiency": 0.0}),  # answers the unanswerable: the pair scores 0
+        pair("c", "c1", right),
+        pair("c", "c2", {"sufficiency": 1.0}),
+        pair("d", "d1", right),  # its twin failed: not in the grouped score
+    ]
+    metrics = summarize(records)["metrics"]
+    grouped = metrics["group_answer_sufficiency_f1"]
+    assert (grouped["mean"], grouped["n"]) == (0.5, 3)
+    assert metrics["group_answer_sufficiency_em"]["mean"] == pytest.approx(1 / 3)
+    assert (metrics["f1"]["n"], metrics["f1"]["mean"]) == (4, 3.5 / 4)
+    assert metrics["sufficiency"]["n"] == 7
+    assert "group_answer_sufficiency_f1" not in summarize(RECORDS)["metrics"]
+
+
+def test_compare_pairs_questions_and_counts_tasks() -> None:
+    better = [replace(RECORDS[0]), record("b", (1.0, {}), (1.0, {})), record("d", (1.0, {}))]
+    found = compare(RECORDS, better)
+    assert (found.wins, found.losses, found.ties, found.left_out) == (1, 0, 1, 2)
+    assert found.changes == {"a": 0.0, "b": 0.5}
+    assert found.difference is not None
+    assert found.difference.difference == pytest.approx(1 / 3)
+    nothing = compare(RECORDS, [record("x", (1.0, {}))])
+    assert (nothing.p_value, nothing.to_json()["difference"]) == (1.0, None)

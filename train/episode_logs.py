@@ -18,8 +18,8 @@ optimizer's step and saving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,20 @@ from rich.console import Console
 
 from atommem.config import MemoryConfig
 from atommem.environment import TaskDescription
-from atommem.episode import Episode, Step, add_value, episode_sums, means
-from atommem.memory.log import POLICY, Contents
+from atommem.episode import Episode, add_value, episode_sums, means
 from atommem.process import ActivityClock
 from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
-from atommem.train.logs.reporters import report_table
+from atommem.train.reporters import report_table
 
 SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
 """Stages that the trainer times: publishing weights, own episodes, waiting for other ranks."""
 
+EpisodesHook = Callable[[int, Sequence[Episode]], None]
+"""Called after each rollout with the update's number (from 0) and this rank's episodes."""
+
+SAMPLES = "samples"
+COLUMNS = ("update", "task", "source", "sample", "reward", "stop", "episode")
 _TIME = "time/"
 
 
@@ -84,31 +88,12 @@ def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
     return log
 
 
-FOLDER = "samples"
-COLUMNS = [
-    "update",
-    "task",
-    "source",
-    "sample",
-    "reward",
-    "stop",
-    "step",
-    "phase",
-    "prompt_end",
-    "completion",
-    "actions",
-    "memory_before",
-    "memory_after",
-]
-_PROMPT_TOKENS = 300
-
-
 def trace_writer(
     folder: Path,
     tasks: Sequence[Any],
     describe_task: Callable[[Any], TaskDescription],
     memory: MemoryConfig,
-) -> Callable[[int, Sequence[Episode]], None]:
+) -> EpisodesHook:
     """Return a hook that writes all episodes to ``folder/step-N/task-INDEX.SAMPLE.jsonl``."""
     numbered = {task.id: (index, task) for index, task in enumerate(tasks)}
 
@@ -121,77 +106,43 @@ def trace_writer(
     return write
 
 
-@dataclass
-class SampleEpisodes:
-    """Writes the best and the worst episodes of an update (a hook of the trainer).
+def sample_writer(
+    args: Any,
+    tasks: Sequence[Any],
+    describe_task: Callable[[Any], TaskDescription],
+    memory: MemoryConfig,
+) -> EpisodesHook:
+    """Return a hook that writes the best and the worst `log_episodes` episodes as text.
 
-    Attributes:
-        folder: Gets ``step-N.txt``, as ``atommem trace`` would print them.
-        tasks: The training tasks.
-        describe_task: Of the environment.
-        tokenizer: Decodes the end of prompts.
-        memory: The settings of the episodes.
-        count: Episodes each time.
-        every: Updates between two times; the first update is always shown.
-        report_to: Services that get a table ``episodes`` of all steps.
+    They go to ``samples/step-N.txt``, as ``atommem trace`` would print them, and to the services of
+    `report_to` as a table ``episodes``: in the first update, then every `log_episodes_steps`.
     """
+    described = {task.id: describe_task(task) for task in tasks}
+    folder = Path(args.output_dir) / SAMPLES
 
-    folder: Path
-    tasks: Sequence[Any]
-    describe_task: Callable[[Any], TaskDescription]
-    tokenizer: Any
-    memory: MemoryConfig
-    count: int
-    every: int
-    report_to: Collection[str] = ()
-
-    def __post_init__(self) -> None:
-        self._tasks = {task.id: task for task in self.tasks}
-
-    def __call__(self, update: int, episodes: Sequence[Episode]) -> None:
-        """Write some of `episodes` if it is time; `update` counts from 0, files from 1."""
+    def write(update: int, episodes: Sequence[Episode]) -> None:
         number = update + 1
-        if number != 1 and number % self.every:
+        if number != 1 and number % args.log_episodes_steps:
             return
-        chosen = best_and_worst(episodes, self.count)
-        self._write(number, chosen)
-        rows = [row for episode in chosen for row in self.rows(number, episode)]
-        report_table("episodes", COLUMNS, rows, self.report_to)
+        rows = []
+        for episode in best_and_worst(episodes, args.log_episodes):
+            task = described[episode.task_id]
+            text = _render(Trace(task.to_json(), {"memory": asdict(memory)}, episode, True))
+            facts = (number, task.id, task.source, episode.sample, episode.reward)
+            rows.append((*facts, str(episode.stop_reason), text))
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "\n".join(row[-1] for row in rows)
+        (folder / f"step-{number}.txt").write_text(text, encoding="utf-8")
+        report_table("episodes", COLUMNS, rows, args.report_to)
 
-    def rows(self, update: int, episode: Episode) -> Iterator[tuple[Any, ...]]:
-        """Yield one row per step, in the order of `COLUMNS`."""
-        source = self.describe_task(self._tasks[episode.task_id]).source
-        before, contents = describe(Contents()), Contents()
-        for step in episode.steps:
-            for operation in step.operations:
-                contents.apply(operation)
-            after = describe(contents)
-            yield (
-                update,
-                episode.task_id,
-                source,
-                episode.sample,
-                episode.reward,
-                str(episode.stop_reason),
-                step.index + 1,
-                step.observation.phase,
-                self.tokenizer.decode(step.prompt_ids[-_PROMPT_TOKENS:]),
-                step.text,
-                _actions(step),
-                before,
-                after,
-            )
-            before = after
+    return write
 
-    def _write(self, update: int, episodes: Sequence[Episode]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"step-{update}.txt").open("w", encoding="utf-8") as file:
-            console = Console(file=file, width=120, color_system=None, legacy_windows=False)
-            for episode in episodes:
-                header = self.describe_task(self._tasks[episode.task_id]).to_json()
-                trace = Trace(header, {"memory": asdict(self.memory)}, episode, True)
-                console.print(render_trace(trace))
-                console.print()
+
+def _render(trace: Trace) -> str:
+    console = Console(width=120, color_system=None, legacy_windows=False, quiet=False)
+    with console.capture() as capture:
+        console.print(render_trace(trace))
+    return capture.get()
 
 
 def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
@@ -202,19 +153,3 @@ def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
     while ranked and len(chosen) < count:
         chosen.append(ranked.pop(0 if len(chosen) % 2 == 0 else -1))
     return chosen
-
-
-def describe(contents: Contents) -> str:
-    """Return what a memory holds, as lines of text."""
-    lines = [f"scratchpad: {contents.scratchpad or '(empty)'}"]
-    lines += [f"query: {contents.query or '(none)'}"]
-    return "\n".join(lines + [f"entry {e.id}: {e.text}" for e in contents.entries.values()])
-
-
-def _actions(step: Step) -> str:
-    outcomes = []
-    for operation in step.operations:
-        actor = "" if operation.actor == POLICY else f" by {operation.actor}"
-        if operation.kind != "retrieve":
-            outcomes.append(f"{operation.kind}: {operation.outcome}{actor}")
-    return ", ".join([*outcomes, *(f"malformed: {problem.reason}" for problem in step.problems)])
