@@ -22,6 +22,67 @@ DEFAULT_ENVIRONMENT = "longdoc"
 
 
 @dataclass(frozen=True, slots=True)
+class QuestionDescription:
+    """A question with its gold answers.
+
+    `category` is the benchmark's, if it reports categories apart (LoCoMo). `attributes` are further
+    values by which scores can be broken down (``type``, ``hops``, ...).
+    """
+
+    text: str
+    golds: tuple[str, ...] = ()
+    id: str = ""
+    category: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescription:
+    """A task as records, reports and traces show it.
+
+    Attributes:
+        id: Unique in its file.
+        source: Its origin (``hotpotqa``, ...).
+        questions: In the order of the score's answers.
+        group: The cluster of its scores, such as a conversation that tasks share.
+    """
+
+    id: str
+    source: str = ""
+    questions: tuple[QuestionDescription, ...] = ()
+    group: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values: the ``task`` of a trace's header."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskShape:
+    """The mean size of the tasks in a file.
+
+    Attributes:
+        source: The origin of the numbers, in words.
+        tasks: The number of tasks.
+        documents: Of a task, if nothing else is known of its stream.
+        stream_steps, stream_tokens: Steps that show something new, and the tokens of each.
+        questions, question_tokens: Of a task; questions of one step count as one.
+        reads: Further steps that a question may take before its answer.
+        same_stream: Whether a step shows the same to all episodes of a task.
+    """
+
+    source: str
+    tasks: int
+    documents: float
+    stream_steps: float
+    stream_tokens: float
+    questions: float
+    question_tokens: float
+    reads: int
+    same_stream: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A completion as the environment sees it, after the memory's actions have been applied.
 
@@ -52,11 +113,6 @@ class StepResult:
 
     observation: Observation | None
     reason: StopReason | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode has ended."""
-        return self.observation is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,72 +174,10 @@ class EnvironmentConfig:
     )
 
 
-class EnvironmentHooks:
-    """Optional methods of an `EnvironmentFactory`; override those that apply."""
-
-    # Running episodes
-
-    async def prepare(self, task: Any) -> None:
-        """Do slow work before an episode of `task` starts."""
-
-    def diagnose(self, task: Any, episode: Any) -> Sequence[dict[str, float]]:
-        """Return further metrics of each question, which explain the score."""
-        return ()
-
-    async def close(self) -> None:
-        """Free resources."""
-
-    # `atommem.Memory`, `atommem ask` and `atommem serve`
-
-    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
-        """Return the observations in which a text is read, as in an episode.
-
-        Args:
-            text: Cut as a task's text is; or parts, which are cut only if they are too long.
-            questions: Those that are known to be asked later.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} does not read texts: use an environment with `reading`."
-        )
-
-    def asking(self, question: str) -> Any:
-        """Return a task without gold answers that asks this question at its first step."""
-        raise ConfigError(
-            f"{type(self).__name__} does not ask questions: use an environment with `asking`."
-        )
-
-    # `atommem data build` and `atommem train --dry_run`
-
-    @classmethod
-    def build(cls, argv: Sequence[str]) -> int:
-        """Write a task file with the arguments of ``data build``; return the exit status."""
-        raise ConfigError(f"{cls.__name__} cannot build tasks: write its task file yourself.")
-
-    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """Return the size of the tasks in a file, or `supposed` without one.
-
-        Raises:
-            DataError: The file is not a task file.
-        """
-        raise ConfigError(f"{type(self).__name__} has no `shape`: a dry run is not possible.")
-
-    def blank(self, phase: str) -> Observation:
-        """Return an empty observation of a phase, which measures the fixed part of its prompt."""
-        return Observation(phase)
-
-    # Manifests and summaries of evaluations
-
-    def identity(self) -> dict[str, Any]:
-        """Return what settings that are paths or addresses refer to (digests, versions)."""
-        return {}
-
-    def usage(self) -> dict[str, Any]:
-        """Return the requests made so far to the environment's own services (a judge)."""
-        return {}
-
-
-class EnvironmentFactory(EnvironmentHooks, ABC):
+class EnvironmentFactory(ABC):
     """A kind of environment with its settings; it makes an `Environment` for every episode.
+
+    A subclass defines the attributes and the abstract methods, and overrides others that apply.
 
     Attributes:
         config_class: A dataclass derived from `EnvironmentConfig`.
@@ -224,6 +218,8 @@ class EnvironmentFactory(EnvironmentHooks, ABC):
     def describe(task: Any) -> TaskDescription:
         """Return a task as traces and reports show it."""
 
+    # Prompts
+
     @classmethod
     def shown(cls, config: Any) -> Collection[str]:
         """Return the pieces that observations may contain under these settings; default: all."""
@@ -240,6 +236,62 @@ class EnvironmentFactory(EnvironmentHooks, ABC):
         shown = cls.shown(config)
         return load_section(templates, config.environment, cls.templates, cls.pieces, shown)
 
+    def blank(self, phase: str) -> Observation:
+        """Return an empty observation of a phase, which measures the fixed part of its prompt."""
+        return Observation(phase)
+
+    # Running episodes
+
+    async def prepare(self, task: Any) -> None:  # noqa: B027  # optional
+        """Do slow work before an episode of `task` starts."""
+
+    def diagnose(self, task: Any, episode: Any) -> Sequence[dict[str, float]]:
+        """Return further metrics of each question, which explain the score."""
+        return ()
+
+    async def close(self) -> None:  # noqa: B027  # optional
+        """Free resources."""
+
+    # `atommem.Memory`, `atommem ask` and `atommem serve`
+
+    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
+        """Return the observations in which a text is read, as in an episode.
+
+        Args:
+            text: Cut as a task's text is; or parts, which are cut only if they are too long.
+            questions: Those that are known to be asked later.
+        """
+        raise ConfigError(f"{type(self).__name__} has no `reading`: it does not read texts.")
+
+    def asking(self, question: str) -> Any:
+        """Return a task without gold answers that asks this question at its first step."""
+        raise ConfigError(f"{type(self).__name__} has no `asking`: it does not ask questions.")
+
+    # `atommem data build` and `atommem train --dry_run`
+
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """Write a task file with the arguments of ``data build``; return the exit status."""
+        raise ConfigError(f"{cls.__name__} has no `build`: write its task file yourself.")
+
+    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
+        """Return the size of the tasks in a file, or `supposed` without one.
+
+        Raises:
+            DataError: The file is not a task file.
+        """
+        raise ConfigError(f"{type(self).__name__} has no `shape`: a dry run is not possible.")
+
+    # Manifests and summaries of evaluations
+
+    def identity(self) -> dict[str, Any]:
+        """Return what settings that are paths or addresses refer to (digests, versions)."""
+        return {}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the requests made so far to the environment's own services (a judge)."""
+        return {}
+
 
 def find_environment(name: str) -> type[EnvironmentFactory]:
     """Return the class that an entry point or ``package.module:Class`` names.
@@ -249,9 +301,7 @@ def find_environment(name: str) -> type[EnvironmentFactory]:
     """
     found = plugins.find(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
-        raise ConfigError(
-            f"environment={name!r} is {found!r}: give a subclass of EnvironmentFactory."
-        )
+        raise ConfigError(f"environment={name}: not an environment. Subclass EnvironmentFactory.")
     return found
 
 
@@ -261,94 +311,10 @@ def environment_names() -> list[str]:
 
 
 def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
-    """Return the settings of an environment.
-
-    Raises:
-        ConfigError: There is no such environment, or a setting is unknown or out of range.
-    """
-    kind = find_environment(name)
-    unknown = [
-        setting for setting in settings if setting not in kind.config_class.__dataclass_fields__
-    ]
-    if unknown:
-        raise ConfigError(
-            f"environment {name!r} has no setting {', '.join(unknown)}; it has "
-            f"{', '.join(kind.config_class.__dataclass_fields__)}."
-        )
-    return kind.config_class(**{**settings, "environment": name})
+    """Return the settings of an environment; raise ConfigError if the name is unknown."""
+    return find_environment(name).config_class(**{**settings, "environment": name})
 
 
 def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
-    """Return the environment of these settings.
-
-    Raises:
-        ConfigError: The name is unknown, or the settings belong to another environment.
-    """
-    kind = find_environment(config.environment)
-    if not isinstance(config, kind.config_class):
-        raise ConfigError(
-            f"environment={config.environment!r} has settings of {type(config).__name__}: "
-            f"give a {kind.config_class.__name__}."
-        )
-    return kind(config, tokenizer)
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionDescription:
-    """A question with its gold answers.
-
-    `category` is the benchmark's, if it reports categories apart (LoCoMo). `attributes` are further
-    values by which scores can be broken down (``type``, ``hops``, ...).
-    """
-
-    text: str
-    golds: tuple[str, ...] = ()
-    id: str = ""
-    category: str = ""
-    attributes: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDescription:
-    """A task as records, reports and traces show it.
-
-    Attributes:
-        id: Unique in its file.
-        source: Its origin (``hotpotqa``, ...).
-        questions: In the order of the score's answers.
-        group: The cluster of its scores, such as a conversation that tasks share.
-    """
-
-    id: str
-    source: str = ""
-    questions: tuple[QuestionDescription, ...] = ()
-    group: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values: the ``task`` of a trace's header."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskShape:
-    """The mean size of the tasks in a file.
-
-    Attributes:
-        source: The origin of the numbers, in words.
-        tasks: The number of tasks.
-        documents: Of a task, if nothing else is known of its stream.
-        stream_steps, stream_tokens: Steps that show something new, and the tokens of each.
-        questions, question_tokens: Of a task; questions of one step count as one.
-        reads: Further steps that a question may take before its answer.
-        same_stream: Whether a step shows the same to all episodes of a task.
-    """
-
-    source: str
-    tasks: int
-    documents: float
-    stream_steps: float
-    stream_tokens: float
-    questions: float
-    question_tokens: float
-    reads: int
-    same_stream: bool = True
+    """Return the environment of these settings; raise ConfigError if its name is unknown."""
+    return find_environment(config.environment)(config, tokenizer)

@@ -1,4 +1,4 @@
-"""The one loop: an agent's sessions, and the runner of episodes from empty memory to reward."""
+"""The one loop: sessions of an agent, and the runner of episodes from empty memory to reward."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from atommem.actions import MEMORY_KINDS
-from atommem.config import MemoryConfig
+from atommem.config import MemoryConfig, check_least
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
-from atommem.environment import Environment, EnvironmentFactory, Score, StepResult, Turn
+from atommem.environment import Environment, EnvironmentFactory, Score, Turn
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
 from atommem.grammar import THINK
@@ -35,6 +35,9 @@ Result = TypeVar("Result")
 ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more threads compete for the interpreter."""
 
+Kept = dict[tuple[str, int], Episode]
+"""Episodes by task id and sample."""
+
 
 @runtime_checkable
 class ObservationPolicy(Protocol):
@@ -49,7 +52,7 @@ class ObservationPolicy(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """What the sessions of one policy in one environment share.
+    """A policy in an environment, with what its sessions share.
 
     Attributes:
         policy, embedder: They batch across sessions.
@@ -61,8 +64,8 @@ class Agent:
         encode_threads: The number of threads that encode prompts; 0 encodes them in the event loop,
             as always with a `BatchPolicy`.
         keep_prompts: Keep prompt ids in the steps, which training needs.
-        activity: Seconds in which a session waited for a completion (``generate``) or for
-            embeddings (``embed``), or searched a store (``retrieve``).
+        activity: Seconds in which a session waited for a completion (``generate``) or for its
+            memory (``embed``: embedding and search).
     """
 
     policy: Policy
@@ -96,7 +99,7 @@ class Agent:
         limits = self.memory.of_task(key.rpartition("/")[0] or key)
         marker = self.dialect.templates.cut_marker
         seed = derived_seed(f"{self.sampling.seed}/{key}/rules")
-        return WorkingMemory(self.embedder, self.tokenizer, limits, marker, self.activity, seed)
+        return WorkingMemory(self.embedder, self.tokenizer, limits, marker, seed)
 
     async def complete(
         self, observation: Observation, view: MemoryView, sampling: Sampling
@@ -107,17 +110,15 @@ class Agent:
             with self.activity.busy("generate"):
                 messages = self.prompts.messages(observation, view)
                 return [], await policy.complete_chat(messages, sampling)
-        prompt_ids = await self._encode(observation, view)
+        if self._threads is None:
+            prompt_ids = self.prompts.build(observation, view)
+        else:
+            loop, build = asyncio.get_running_loop(), self.prompts.build
+            prompt_ids = await loop.run_in_executor(self._threads, build, observation, view)
         with self.activity.busy("generate"):
             if isinstance(policy, ObservationPolicy):
                 return prompt_ids, await policy.complete_observation(observation, view, sampling)
             return prompt_ids, await policy.complete(prompt_ids, sampling)
-
-    async def _encode(self, observation: Observation, view: MemoryView) -> list[int]:
-        if self._threads is None:
-            return self.prompts.build(observation, view)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
 
 
 class Session:
@@ -129,7 +130,6 @@ class Session:
         memory: The initial memory; None is an empty one.
 
     Attributes:
-        memory: The session's memory.
         turns: The number of completions, including those whose actions an outage prevented. It is
             the index of the next step.
         sampled: The number of sampled tokens.
@@ -214,25 +214,19 @@ class Session:
         """
         shown = step.observation
         source = Source(step.index, shown.origin, shown.start, shown.end)
-        step.operations = await self.memory.apply(step.actions, step.index, source)
-        step.store_size = self.memory.view().size
+        with self.agent.activity.busy("embed"):
+            step.operations = await self.memory.apply(step.actions, step.index, source)
+        step.store_size = len(self.memory.contents.entries)
 
-    def state(self, *, history: bool = True, vectors: bool = False) -> SessionState:
+    def state(self, *, vectors: bool = False) -> SessionState:
         """Return everything that another process needs to continue the session.
 
         Args:
-            history: Include the memory's log; without it, the log begins here.
             vectors: Include the vectors of the memory's texts, so that they need not be embedded.
         """
         memory = self.memory
-        return SessionState(
-            self.key,
-            self.turns,
-            self.sampled,
-            memory.start if history else memory.snapshot(),
-            memory.log if history else (),
-            memory.vectors() if vectors else None,
-        )
+        texts = memory.vectors() if vectors else None
+        return SessionState(self.key, self.turns, self.sampled, memory.start, memory.log, texts)
 
     @classmethod
     async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
@@ -253,9 +247,9 @@ class Session:
         session.turns, session.sampled = state.turns, state.sampled
         return session
 
-    def fork(self, key: str | None = None) -> Session:
-        """Return an independent copy; with the same key, equal observations get equal seeds."""
-        twin = Session(self.agent, self.key if key is None else key, self.memory.fork())
+    def fork(self) -> Session:
+        """Return an independent copy, whose seeds for equal observations are equal."""
+        twin = Session(self.agent, self.key, self.memory.fork())
         twin.turns, twin.sampled = self.turns, self.sampled
         return twin
 
@@ -283,22 +277,14 @@ def request_sampling(
     sampling: Sampling, key: str, index: int, affinity: str | None = None
 ) -> Sampling:
     """Return the sampling of a session's request number `index`, with its own seed."""
-    sampling = replace(sampling, affinity=affinity)
-    if sampling.seed is None:
-        return sampling
-    return replace(sampling, seed=derived_seed(f"{sampling.seed}/{key}/{index}"))
+    seed = None if sampling.seed is None else derived_seed(f"{sampling.seed}/{key}/{index}")
+    return replace(sampling, affinity=affinity, seed=seed)
 
 
 def derived_seed(name: str) -> int:
     """Return a seed of 31 bits that depends on `name`."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-Result = TypeVar("Result")
-
-Kept = dict[tuple[str, int], Episode]
-"""Episodes by task id and sample."""
 
 
 @dataclass(frozen=True)
@@ -309,9 +295,6 @@ class Limits:
         max_steps: The number of steps.
         max_tokens: Sampled tokens of all steps together.
         max_seconds: Wall-clock time; a completion or environment step in progress is cancelled.
-
-    Raises:
-        ConfigError: A limit is not positive.
     """
 
     max_steps: int | None = None
@@ -319,10 +302,7 @@ class Limits:
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "max_tokens", "max_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value}: give a positive number, or leave it unset.")
+        check_least(self, max_steps=1, max_tokens=1, max_seconds=1e-3)
 
 
 class EpisodeRunner:
@@ -379,21 +359,21 @@ class EpisodeRunner:
         Raises:
             TraceError: `past` has a gap, or the environment shows other observations.
         """
-        key = (task.id, sample)
-        if kept is not None:
-            if key in kept and not kept[key].in_progress:
-                return kept[key]
-            past = kept[key].steps if key in kept else past
+        before = None if kept is None else kept.get((task.id, sample))
+        if before is not None:
+            if not before.in_progress:
+                return before
+            past = before.steps
         episode = Episode(task_id=task.id, sample=sample, steps=list(past))
         if kept is not None:
-            kept[key] = episode
+            kept[task.id, sample] = episode
         spent = sum(step.seconds for step in past)
         started = time.perf_counter()
         environments = self.agent.environments
         try:
             await environments.prepare(task)
             environment = environments()
-            stop_reason = await self._steps(episode, environment, task, spent)
+            stop_reason = await self._play(episode, environment, task, spent)
             set_score(episode, await environment.score())
         except OutageError as error:
             stop_reason, episode.error = StopReason.FAILED, str(error)
@@ -419,52 +399,49 @@ class EpisodeRunner:
         Raises:
             Exception: Any other than an outage; it cancels the other episodes.
         """
-        run = self.run if kept is None else partial(self.run, kept=kept)
+        run = partial(self.run, kept=kept)
         return await run_jobs(run, jobs, on_episode, self.max_in_flight, stop)
 
-    async def _steps(
+    async def _play(
         self, episode: Episode, environment: Environment, task: Any, spent: float
     ) -> StopReason:
-        limits = self.limits
-        loop = asyncio.get_running_loop()
+        """Run the steps of an episode, after its past ones, and return the reason for its end."""
+        limits, loop = self.limits, asyncio.get_running_loop()
         deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds - spent
-
-        async def advance(step: Step) -> StepResult:
-            turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
-            return await with_deadline(environment.step(turn), deadline)
-
         try:
             session = await self._session(episode)
             observation = await with_deadline(environment.reset(task), deadline)
-            for step in list(episode.steps):
-                if step.observation != observation:
+            past = iter(episode.steps.copy())
+            while True:
+                step, seconds = next(past, None), 0.0
+                if step is None:
+                    room = None
+                    if limits.max_tokens is not None:
+                        room = limits.max_tokens - session.sampled
+                    if limits.max_steps is not None and session.turns >= limits.max_steps:
+                        return StopReason.STEP_LIMIT
+                    if room is not None and room <= 0:
+                        return StopReason.TOKEN_LIMIT
+                    if deadline is not None and loop.time() >= deadline:
+                        return StopReason.TIME_LIMIT
+                    step = await session.turn(
+                        observation,
+                        affinity=episode.task_id,
+                        max_tokens=room,
+                        deadline=deadline,
+                        steps=episode.steps,
+                    )
+                    seconds = time.perf_counter()
+                elif step.observation != observation:
                     raise TraceError(
                         f"step {step.index + 1} of task {episode.task_id!r} "
                         f"({step.observation.label}) showed another observation. Continue with the "
                         "same task, environment and settings."
                     )
-                result = await advance(step)
-                if result.observation is None:
-                    return result.reason or StopReason.ANSWERED
-                observation = result.observation
-            while True:
-                if limits.max_steps is not None and session.turns >= limits.max_steps:
-                    return StopReason.STEP_LIMIT
-                room = None if limits.max_tokens is None else limits.max_tokens - session.sampled
-                if room is not None and room <= 0:
-                    return StopReason.TOKEN_LIMIT
-                if deadline is not None and loop.time() >= deadline:
-                    return StopReason.TIME_LIMIT
-                step = await session.turn(
-                    observation,
-                    affinity=episode.task_id,
-                    max_tokens=room,
-                    deadline=deadline,
-                    steps=episode.steps,
-                )
-                started = time.perf_counter()
-                result = await advance(step)
-                step.seconds += time.perf_counter() - started
+                turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
+                result = await with_deadline(environment.step(turn), deadline)
+                if seconds:
+                    step.seconds += time.perf_counter() - seconds
                 if result.observation is None:
                     return result.reason or StopReason.ANSWERED
                 observation = result.observation
@@ -514,16 +491,15 @@ async def run_jobs(
     slots = max_in_flight
     if not isinstance(slots, asyncio.Semaphore):
         slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: list[Result | None] = [None] * len(jobs)
+    episodes: dict[int, Result] = {}
 
     async def one(index: int, task: Any, sample: int) -> None:
         async with slots:
             if stop is not None and stop():
                 return
-            episode = await run(task, sample)
-        episodes[index] = episode
+            episodes[index] = await run(task, sample)
         if on_episode is not None:
-            on_episode(index, episode)
+            on_episode(index, episodes[index])
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -532,4 +508,4 @@ async def run_jobs(
     except BaseExceptionGroup as failures:
         # The first failure is the cause; the others only repeat it.
         raise failures.exceptions[0] from None
-    return [episode for episode in episodes if episode is not None]
+    return [episodes[index] for index in sorted(episodes)]

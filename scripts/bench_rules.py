@@ -132,11 +132,7 @@ def main() -> int:
         (folder / "linear.json").write_text(
             json.dumps({"bias": -1.0, **dict.fromkeys(FEATURES, 0.5)})
         )
-        (folder / "needs.json").write_text("{}")
-        options = {
-            "linear": f"(weights={folder}/linear.json)",
-            "oracle": f"(needs={folder}/needs.json)",
-        }
+        options = {"linear": f"(weights={folder}/linear.json)"}
         rules = {name: name + options.get(name, "") for name in plugins.names("atommem.retention")}
         result["broken"] = promises(rules, args.streams)
         print(f"{len(rules)} retention rules; broken promises: {result['broken']}")

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from atommem.memory.rules import Numbers
-from atommem.rules.eviction import FEATURES, GreedyOracle
+from atommem.rules.eviction import FEATURES
 from papers.journal import Journal
 from papers.retention.fitting import features_of, fit, save
+from papers.retention.oracle import GreedyOracle
 from papers.retention.streams import Embedded, Scores, keep, score
 
 CAPACITIES = (20, 50, 100, 200)

@@ -212,8 +212,8 @@ async def test_rule_of_forked_or_restored_memory_has_observed_the_log() -> None:
     m = memory(embedder, retention=f"{HERE}:Tidy(steps=99)")
     turn = [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")]
     await m.apply(turn, 0)
-    m.observe(0.0, 0, [1])
-    m.observe(1.0, 0)
+    m.log_outcome("observe", 0.0, 0, [1])
+    m.log_outcome("observe", 1.0, 0, [1, 2])
     assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(2, 0.5), (1, 1.0)]
     restored = await memory(embedder, retention=f"{HERE}:Tidy(steps=99)").restore(m.start, m.log)
     for one in (m.fork(), restored):
