@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from atommem.arguments import Command, Parser, make, run_command
-from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.benchmarks.rows import Row, Text, read_rows
 from atommem.envs.scoring.judge import NOT_ATTEMPTED, RIGHT, WRONG, Verdict, make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.scoring.statistics import clustered_estimate
@@ -148,17 +150,22 @@ def _grade(verdict: Verdict) -> str:
     return RIGHT if verdict.score else NOT_ATTEMPTED if verdict.attempted is False else WRONG
 
 
+class _LabelledRow(Struct):
+    question: Text
+    golds: Text | Annotated[list[Text], Meta(min_length=1)]
+    answer: str
+    label: str | bool | int
+
+
 def _labelled(row: Row) -> Labelled:
-    golds, label = row.check_answers("golds", row.get("golds", "answers")), row.get("label")
-    answer = row.get("answer")
-    if not isinstance(answer, str):
-        raise row.error("answer", f"is {answer!r}, expected a string")
-    name = str(label).strip().lower().replace(" ", "_")
-    if isinstance(label, bool | int):
-        name = {1: RIGHT, 0: WRONG}.get(label, name)
+    golds = row.get("golds", "answers")
+    found = row.parse(_LabelledRow, golds=golds)
+    name = str(found.label).strip().lower().replace(" ", "_")
+    name = {"true": RIGHT, "1": RIGHT, "false": WRONG, "0": WRONG}.get(name, name)
     if name not in _GRADES:
-        raise row.error("label", f"is {label!r}, expected true, false, {', '.join(_GRADES)}")
-    return Labelled(Question(row.text("question"), golds), answer, name)
+        raise row.error("label", f"is {found.label!r}, expected true, false, {', '.join(_GRADES)}")
+    answers = [found.golds] if isinstance(found.golds, str) else found.golds
+    return Labelled(Question(found.question, tuple(answers)), found.answer, name)
 
 
 def _described(report: dict[str, Any]) -> list[str]:

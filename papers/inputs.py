@@ -145,7 +145,7 @@ def read_conversations(folder: Path | None) -> list[Conversation]:
 
 
 def _parse_conversation(row: Row) -> Conversation:
-    sessions, questions = row.get("conversation"), row.list_of("qa")
+    sessions, questions = row.get("conversation"), row.convert("qa", row.get("qa"), list)
     if not isinstance(sessions, dict):
         raise row.error("conversation", "must be an object with session_1, session_2, ...")
     evidence = {turn for question in questions for turn in question.get("evidence", ())}
@@ -153,7 +153,7 @@ def _parse_conversation(row: Row) -> Conversation:
     turns = [
         turn
         for number in sorted(int(match[1]) for match in matches if match)
-        for turn in row.check_list(f"session_{number}", sessions[f"session_{number}"])
+        for turn in row.convert("conversation", sessions[f"session_{number}"], list)
     ]
     if not turns:
         raise row.error("conversation", "has no turn")

@@ -20,7 +20,7 @@ class QuestionRecord:
     """A question, what was answered, and what its environment says of the answer.
 
     `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are the scores of this
-    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.longdoc.fact_recall`);
+    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.longdoc.recall`);
     `attributes` are what scores can be broken down by (`atommem.envs.scoring.breakdowns`).
     """
 

@@ -26,7 +26,7 @@ BOUNDS = ("no_memory", "oracle")
 METRICS = ("em", "f1", "sub_em", "gaia", "judge", "reward")
 """Scores of answers, which are tested."""
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
-"""Supporting-fact recall (`atommem.envs.longdoc.fact_recall`)."""
+"""Supporting-fact recall (`atommem.envs.longdoc.recall`)."""
 LABELS = {
     "em": "EM",
     "f1": "F1",

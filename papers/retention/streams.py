@@ -13,7 +13,7 @@ import numpy as np
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.envs.benchmarks.locomo import Wording, is_locomo, parse_locomo
+from atommem.envs.benchmarks.locomo import parse_locomo
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
 from atommem.envs.task import Question, Task
@@ -24,7 +24,7 @@ from atommem.memory.store import best
 from atommem.tokens import ApproximateTokenizer
 from papers.inputs import StoredVectors
 
-_AS_WRITTEN = Wording("{question}", "{question}", "{question}")
+_AS_WRITTEN = {"other": "{question}"}
 _ALL = 10**6
 
 RECALLED = 6
@@ -62,7 +62,7 @@ def read_streams(path: str | Path) -> list[Stream]:
         DataError: The file is neither, or damaged.
     """
     rows = list(read_rows(path))
-    if rows and is_locomo(rows[0].values):
+    if rows and {"conversation", "qa"} <= rows[0].values.keys():
         return [
             _of_task(
                 task.metadata["sample_id"],

@@ -10,8 +10,7 @@ import pytest
 
 from atommem.envs.chunking import joined_text
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
-from atommem.envs.longdoc.evidence_recall import evidence_recall
-from atommem.envs.longdoc.fact_recall import fact_recall, facts_of
+from atommem.envs.longdoc.recall import evidence_recall, fact_recall, facts_of
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Observation, Step
 from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved, Source

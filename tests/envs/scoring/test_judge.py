@@ -308,7 +308,7 @@ def test_judge_check_compares_verdicts_with_labels(
     ("changes", "message"),
     [
         ({"label": "maybe"}, "row 1: field 'label' is 'maybe', expected true, false"),
-        ({"golds": []}, "row 1: field 'golds' is empty"),
+        ({"golds": []}, "row 1: Expected `array` of length >= 1 - at `golds`"),
     ],
 )
 def test_judge_check_with_an_invalid_row_raises(

@@ -15,16 +15,11 @@ from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import write_json
 
 DOCUMENT = Document("Orla", "A potter.\n", gold=True)
-ASKED = Question(
-    "Who?",
-    ("Orla", "O\u2019Dea"),
-    "q1",
-    {"type": "bridge", "hops": 2, "supporting": [["Orla", None]]},
-)
+METADATA = {"type": "bridge", "hops": 2, "supporting": [["Orla", None]]}
 TASKS = [
     Task(
         "a",
-        (ASKED, Question("Yes?", ())),
+        (Question("Who?", ("Orla", "O\u2019Dea"), "q1", METADATA), Question("Yes?", ())),
         (DOCUMENT, Document("", "No title.")),
         None,
         "hotpotqa",
@@ -57,20 +52,37 @@ def test_save_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> Non
         save_tasks(broken(), path)
     assert load_tasks(path) == TASKS
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ConfigError, match=r"x\.csv: the name must end in \.parquet or \.jsonl"):
-        save_tasks(TASKS, tmp_path / "x.csv")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="A part of the path is a file"):
         save_tasks(TASKS, tmp_path / "file" / "x.jsonl")
 
 
-def test_load_accepts_questions_without_answers_and_refuses_other_files(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    for answers in ({}, {"answers": None}, {"answers": []}):
-        row = {"id": "a", "questions": [{"text": "Who?", **answers}], "documents": []}
-        (task,) = load_tasks(write_json(path, [row]))
-        assert task.questions == (Question("Who?", ()),)
-    with pytest.raises(DataError, match="has no tasks"):
-        load_tasks(write_json(path, []))
-    with pytest.raises(DataError, match=r"row 1: has the fields '_id'; .* atommem data build"):
-        load_tasks(write_json(path, [{"_id": "1"}]))
+@pytest.mark.parametrize("answers", [{}, {"answers": None}, {"answers": []}])
+def test_load_accepts_questions_without_answers(tmp_path: Path, answers: dict[str, Any]) -> None:
+    row = {"id": "a", "questions": [{"text": "Who?", **answers}], "documents": []}
+    (task,) = load_tasks(write_json(tmp_path / "x.json", [row]))
+    assert task.questions == (Question("Who?", ()),)
+
+
+ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": [{"text": "A."}]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "has no tasks"),
+        ([{"_id": "1"}], r"row 1: field 'questions' is missing; the row has '_id'.*data build"),
+        ([ROW, ROW], "row 2: field 'id' is 'a', as in row 1"),
+        (
+            [ROW | {"documents": [{"text": "x", "gold": 1}]}],
+            r"got `int` - at `documents\[0\].gold`",
+        ),
+        ([ROW | {"context": "x"}], "'documents' and 'context': give one of them"),
+        ([ROW | {"questions": []}], "row 1: field 'questions' is empty"),
+    ],
+)
+def test_load_of_another_file_raises_with_row_and_field(
+    tmp_path: Path, rows: list[Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load_tasks(write_json(tmp_path / "x.json", rows))
