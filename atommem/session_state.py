@@ -68,14 +68,14 @@ class SessionState:
 
     def save(self, path: str | Path) -> Path:
         """Write the file `path` as a whole, and the vectors, if any, to ``PATH.vectors``."""
-        path = Path(path)
+        path, text = Path(path), json.dumps(self.to_json())
         if self.vectors is None:
             _vectors_path(path).unlink(missing_ok=True)
         else:
             self.vectors.save(_vectors_path(path))
         draft = path.with_name(path.name + ".part")
         with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(self.to_json()) + "\n")
+            file.write(text + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)

@@ -14,7 +14,26 @@ from atommem.memory.log import Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.tokens import ApproximateTokenizer
 
-_WORDS = ["ann", "bob", "likes", "moved", "to", "brent", "is", "a", "baker", "today", "will", "sing", "bells", "ring", "in", "may", "2023", "?"]
+_WORDS = [
+    "ann",
+    "bob",
+    "likes",
+    "moved",
+    "to",
+    "brent",
+    "is",
+    "a",
+    "baker",
+    "today",
+    "will",
+    "sing",
+    "bells",
+    "ring",
+    "in",
+    "may",
+    "2023",
+    "?",
+]
 _KINDS, _WEIGHTS = ("create", "read", "update", "delete"), (6, 2, 1, 1)
 
 

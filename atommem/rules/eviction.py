@@ -1,4 +1,4 @@
-"""Retention rules by age, use, similarity or a rating of the text; of ties the oldest entry goes."""
+"""Retention rules by age, use, similarity or a rating of the text; ties evict the oldest."""
 
 from __future__ import annotations
 

@@ -171,9 +171,7 @@ RETENTION = [
 RETENTION += ["type_prior", "linear(weights=WEIGHTS)", "failures_first", "periodic", "history"]
 RETENTION += ["combined", "constrained", "traceretain", "memobank"]
 RULES = [("retention", rule) for rule in RETENTION]
-RULES += [
-    ("admission", rule) for rule in ("memobank", "amac", "amac(threshold=0.3)")
-]
+RULES += [("admission", rule) for rule in ("memobank", "amac", "amac(threshold=0.3)")]
 LINEAR = {"weights": {"log_words": 0.5, "novelty": 1.0, "capitals": -0.3, "bias": 0.1}}
 EPISODES = 9
 WHOLE = ("retention/reject/0", "retention/lru/1", "retention/redundancy/2", "admission/amac/0")

@@ -19,7 +19,7 @@ from atommem.train.logs.episodes import (
     best_and_worst,
     rollout_means,
 )
-from tests.atommem.test_episode import ANSWER, TASK, runner
+from tests.atommem.sessions import ANSWER, TASK, runner, saying
 from tests.train.toys import make_episode
 
 TASKS = [TaskDescription(f"t{i}", source) for i, source in enumerate(["hotpotqa", "musique", ""])]
@@ -38,7 +38,7 @@ def test_rollout_means_by_source_omit_failed_episodes() -> None:
 
 async def test_sample_episodes_show_the_memory_of_every_step(tmp_path: Path) -> None:
     create = "<create_memory>Ann lives in Rome</create_memory>"
-    episode = await runner([create, "<read_memory>Ann</read_memory>", ANSWER]).run(TASK)
+    episode = await runner(saying(create, "<read_memory>Ann</read_memory>", ANSWER)).run(TASK)
     words: Any = SimpleNamespace(decode=lambda token_ids: f"{len(token_ids)} tokens")
     settings: dict[str, Any] = {"count": 2, "every": 10, "report_to": []}
     hook = SampleEpisodes(tmp_path, [TASK], describe_task, words, MemoryConfig(), **settings)
