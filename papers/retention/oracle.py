@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from atommem.memory.rules import Candidate, StoreState
 from atommem.rules.eviction import Rated
@@ -19,15 +18,14 @@ class GreedyOracle(Rated):
     Args:
         needs: A JSON object or its file: text, or name of its source, to the number of questions
             that need it. Other texts are needed by none.
-        task: The key of an object with the needs of many tasks: ``task=$task``.
     """
 
     label = "needed by"
 
-    def __init__(self, needs: str | Mapping[str, Any], task: str | None = None) -> None:
+    def __init__(self, needs: str | Mapping[str, float]) -> None:
         if isinstance(needs, str):
             needs = json.loads(Path(needs).read_text(encoding="utf-8"))
-        self._needs: Mapping[str, float] = needs if task is None else needs.get(task, {})
+        self._needs: Mapping[str, float] = needs  # type: ignore[assignment]
 
     def rate(self, candidate: Candidate, store: StoreState) -> float:
         needed = self._needs.get(candidate.text, 0.0)

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from atommem.cli import main as atommem_main
-from atommem.envs.scoring.breakdowns import breakdowns
+from atommem.envs.scoring.records import breakdowns
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
