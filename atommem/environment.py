@@ -87,12 +87,8 @@ class Turn:
     """A completion as the environment sees it, after the memory's actions have been applied.
 
     Attributes:
-        text: The completion.
         actions: All of them in order, the memory's included.
-        problems: What could not be parsed.
-        operations: What the memory's actions led to.
-        deadline: The end of the episode's time, by the event loop's clock; a step that takes longer
-            is cancelled.
+        deadline: By the event loop's clock; a step that takes longer is cancelled.
     """
 
     text: str
@@ -121,9 +117,7 @@ class Score:
 
     Attributes:
         reward: From 0 to 1; None if the task has no gold answers.
-        answers: One for each question.
-        metrics: Means over the questions.
-        question_metrics: The scores of each question.
+        metrics, question_metrics: Means over the questions, and the scores of each.
         question_notes: How each question was scored, in words (a judge's verdict).
     """
 
@@ -149,11 +143,7 @@ class Environment(Protocol):
         ...
 
     async def score(self) -> Score:
-        """Score the episode; called once, at its end.
-
-        Raises:
-            OutageError: A judge is out of reach.
-        """
+        """Score the episode; called once, at its end."""
         ...
 
 
@@ -161,9 +151,7 @@ class Environment(Protocol):
 class EnvironmentConfig:
     """Settings of an environment, saved with checkpoints; each environment has a subclass.
 
-    Attributes:
-        operational: Names of settings that do not affect results (addresses, limits of cost), with
-            which a run may be resumed even if they changed.
+    A run may be resumed although an `operational` setting (an address, a limit of cost) changed.
     """
 
     operational: ClassVar[frozenset[str]] = frozenset()
@@ -207,11 +195,7 @@ class EnvironmentFactory(ABC):
     @staticmethod
     @abstractmethod
     def read_tasks(path: str | Path) -> Sequence[Any]:
-        """Return the tasks of a file, each with a unique ``id``.
-
-        Raises:
-            DataError: The file is missing or damaged; the message names the row and the field.
-        """
+        """Return the tasks of a file, each with a unique ``id``; raise DataError if damaged."""
 
     @staticmethod
     @abstractmethod
@@ -227,11 +211,7 @@ class EnvironmentFactory(ABC):
 
     @classmethod
     def section(cls, templates: str, config: Any = None) -> Section:
-        """Return its section of a template set; `config` is the default one if None.
-
-        Raises:
-            DialectError: There is none, or it lacks a piece or a placeholder.
-        """
+        """Return its section of a template set; `config` is the default one if None."""
         config = config or cls.config_class()
         shown = cls.shown(config)
         return load_section(templates, config.environment, cls.templates, cls.pieces, shown)
@@ -255,11 +235,9 @@ class EnvironmentFactory(ABC):
     # `atommem.Memory`, `atommem ask` and `atommem serve`
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
-        """Return the observations in which a text is read, as in an episode.
+        """Return the observations in which a text is read before `questions`, as in an episode.
 
-        Args:
-            text: Cut as a task's text is; or parts, which are cut only if they are too long.
-            questions: Those that are known to be asked later.
+        A text is cut as a task's is; parts are cut only if they are too long.
         """
         raise ConfigError(f"{type(self).__name__} has no `reading`: it does not read texts.")
 
@@ -275,11 +253,7 @@ class EnvironmentFactory(ABC):
         raise ConfigError(f"{cls.__name__} has no `build`: write its task file yourself.")
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """Return the size of the tasks in a file, or `supposed` without one.
-
-        Raises:
-            DataError: The file is not a task file.
-        """
+        """Return the size of the tasks in a file, or `supposed` without one."""
         raise ConfigError(f"{type(self).__name__} has no `shape`: a dry run is not possible.")
 
     # Manifests and summaries of evaluations
@@ -294,11 +268,7 @@ class EnvironmentFactory(ABC):
 
 
 def find_environment(name: str) -> type[EnvironmentFactory]:
-    """Return the class that an entry point or ``package.module:Class`` names.
-
-    Raises:
-        ConfigError: There is none, or it is not an environment.
-    """
+    """Return the class that an entry point or ``package.module:Class`` names."""
     found = plugins.find(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
         raise ConfigError(f"environment={name}: not an environment. Subclass EnvironmentFactory.")
@@ -311,10 +281,10 @@ def environment_names() -> list[str]:
 
 
 def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
-    """Return the settings of an environment; raise ConfigError if the name is unknown."""
+    """Return the settings of an environment."""
     return find_environment(name).config_class(**{**settings, "environment": name})
 
 
 def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
-    """Return the environment of these settings; raise ConfigError if its name is unknown."""
+    """Return the environment of these settings."""
     return find_environment(config.environment)(config, tokenizer)

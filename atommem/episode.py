@@ -47,8 +47,7 @@ class Observation:
         stream: New at this step; before the memory (layout ``prefix``) or after it (``paper``).
         closing: The instruction for this step; it comes last.
         label: The position, for people (``chunk 3/10``).
-        question: The index of the first question that is asked; None while none is.
-        questions: The number of questions that are asked.
+        question, questions: The index of the first question that is asked, and their number.
         origin: The name of the chunk or page, kept with the entries written at this step.
         start, end: The chunk's span of characters in the whole text, kept with them too.
     """
@@ -103,8 +102,7 @@ class Step:
     Attributes:
         index: From 0.
         prompt_ids: Empty unless the agent keeps prompts.
-        token_ids: As sampled; training uses them as they are.
-        logprobs: Their log-probabilities in nats.
+        token_ids, logprobs: As sampled, in nats; training uses them as they are.
         operations: Empty if an outage prevented them.
         store_size: The number of entries after the step.
         prompt_tokens, completion_tokens: Counts, also if a chat server returns text only.
@@ -136,13 +134,10 @@ class Step:
 class Episode:
     """One run of one policy on one task, from empty memory to a terminal reward.
 
+    The scores are those of `environment.Score`; there is no reward if the episode failed.
+
     Attributes:
-        task_id, sample: The task, and the index of this episode among those of the task.
-        answers: One for each question; None where the policy gave none.
-        reward: From 0 to 1; None if the episode failed, or if the task has no gold answers.
-        metrics: Further scores (``em``, ``f1``, ...).
-        question_metrics: The scores of each question.
-        question_notes: How each question was scored, in words.
+        sample: The index of this episode among those of the task.
         stop_reason: None while the episode is in progress.
         error: The outage that ended a failed episode.
         seconds: Wall-clock time.

@@ -55,17 +55,11 @@ class Agent:
     """A policy in an environment, with what its sessions share.
 
     Attributes:
-        policy, embedder: They batch across sessions.
-        tokenizer: The policy's.
-        environments: Define the actions and the wording of prompts.
-        memory: Dialect, layout and limits.
         sampling: With a seed, every request gets its own derived seed.
         chat_template_kwargs: Passed to the chat template (``enable_thinking`` of Qwen3).
-        encode_threads: The number of threads that encode prompts; 0 encodes them in the event loop,
-            as always with a `BatchPolicy`.
+        encode_threads: Threads that encode prompts; 0, or a `BatchPolicy`: the event loop.
         keep_prompts: Keep prompt ids in the steps, which training needs.
-        activity: Seconds in which a session waited for a completion (``generate``) or for its
-            memory (``embed``: embedding and search).
+        activity: Seconds in which sessions waited: ``generate``, and ``embed`` with search.
     """
 
     policy: Policy
@@ -124,15 +118,8 @@ class Agent:
 class Session:
     """A memory in use by an agent.
 
-    Args:
-        agent: Shared with other sessions.
-        key: Unique among the agent's sessions; the seeds of its requests derive from it.
-        memory: The initial memory; None is an empty one.
-
-    Attributes:
-        turns: The number of completions, including those whose actions an outage prevented. It is
-            the index of the next step.
-        sampled: The number of sampled tokens.
+    The seeds of its requests derive from `key`, unique among the agent's sessions. `turns` counts
+    its completions, including those whose actions an outage prevented; `sampled` counts tokens.
     """
 
     def __init__(self, agent: Agent, key: str = "", memory: WorkingMemory | None = None) -> None:
@@ -154,8 +141,6 @@ class Session:
         """Run one turn: prompt, completion, and its actions applied to the memory.
 
         Args:
-            observation: From the environment.
-            affinity: See `Sampling.affinity`.
             max_tokens: A further limit of this completion.
             deadline: By the event loop's clock.
             steps: Gets the step once its completion is sampled: if an outage then prevents its
@@ -207,11 +192,7 @@ class Session:
         return step
 
     async def apply(self, step: Step) -> None:
-        """Apply the actions of a step to the memory.
-
-        Raises:
-            OutageError: The embedder is out of reach; the memory is unchanged.
-        """
+        """Apply the actions of a step to the memory."""
         shown = step.observation
         source = Source(step.index, shown.origin, shown.start, shown.end)
         with self.agent.activity.busy("embed"):
@@ -219,11 +200,7 @@ class Session:
         step.store_size = len(self.memory.contents.entries)
 
     def state(self, *, vectors: bool = False) -> SessionState:
-        """Return everything that another process needs to continue the session.
-
-        Args:
-            vectors: Include the vectors of the memory's texts, so that they need not be embedded.
-        """
+        """Return everything that another process needs; `vectors` save it from embedding."""
         memory = self.memory
         texts = memory.vectors() if vectors else None
         return SessionState(self.key, self.turns, self.sampled, memory.start, memory.log, texts)
@@ -232,15 +209,7 @@ class Session:
     async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
         """Continue a saved session with an agent of the same settings.
 
-        Args:
-            agent: The agent.
-            state: From `state`.
-            reembed: Accept a memory of another embedder and embed its entries again.
-
-        Raises:
-            ConfigError: The memory has another embedder, and `reembed` is not set.
-            TraceError: The log does not follow from its beginning.
-            OutageError: The embedder is out of reach.
+        Raises as `WorkingMemory.restore`, whose `reembed` accepts another embedder.
         """
         session = cls(agent, state.key)
         await session.memory.restore(state.memory, state.operations, state.vectors, reembed=reembed)
@@ -259,11 +228,7 @@ class StepTimeoutError(Exception):
 
 
 async def with_deadline(work: Awaitable[Result], deadline: float | None) -> Result:
-    """Await `work`, and cancel it at `deadline` by the event loop's clock.
-
-    Raises:
-        StepTimeoutError: It was cancelled.
-    """
+    """Await `work`; at `deadline`, cancel it and raise StepTimeoutError."""
     try:
         async with asyncio.timeout_at(deadline) as clock:
             return await work
@@ -289,13 +254,7 @@ def derived_seed(name: str) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an episode beyond those of its environment; None is unlimited.
-
-    Attributes:
-        max_steps: The number of steps.
-        max_tokens: Sampled tokens of all steps together.
-        max_seconds: Wall-clock time; a completion or environment step in progress is cancelled.
-    """
+    """Limits of an episode: steps, sampled tokens of all steps, and wall-clock time."""
 
     max_steps: int | None = None
     max_tokens: int | None = None
@@ -308,10 +267,7 @@ class Limits:
 class EpisodeRunner:
     """Run episodes concurrently; each waits only for its own completions and embeddings.
 
-    Args:
-        agent: The policy with its embedder, environment and settings.
-        limits: Of one episode.
-        max_in_flight: Most episodes at a time, or a semaphore that runners share; None is no limit.
+    `max_in_flight` bounds the episodes at a time; a semaphore bounds those of several runners.
     """
 
     def __init__(
@@ -348,8 +304,6 @@ class EpisodeRunner:
         An outage does not raise: it ends the episode with stop reason FAILED and no reward.
 
         Args:
-            task: Has an ``id``, and is understood by the environment.
-            sample: The index of the episode among those of its task.
             past: The first steps of the episode, from a trace. The memory follows from their
                 operations, and only the environment is driven through them. The first steps of a
                 finished episode fork it.
@@ -390,14 +344,12 @@ class EpisodeRunner:
     ) -> list[Episode]:
         """Run one episode for each ``(task, sample)`` and return them in this order.
 
+        An error other than an outage cancels the other episodes.
+
         Args:
-            jobs: Tasks with sample indices.
             on_episode: Called with the index of the job and the episode when one ends.
             stop: Called before an episode starts; if true, the episode is left out.
             kept: As for `run`.
-
-        Raises:
-            Exception: Any other than an outage; it cancels the other episodes.
         """
         run = partial(self.run, kept=kept)
         return await run_jobs(run, jobs, on_episode, self.max_in_flight, stop)

@@ -68,8 +68,9 @@ def render_trace(trace: Trace, *, step: int | None = None, full: bool = False) -
     if step is not None:
         if not 1 <= step <= len(steps):
             raise ConfigError(f"step={step}: this trace has the steps 1 to {len(steps)}.")
-        return _step(steps[step - 1], full)
-    return Group(_header(trace), *(_step(item, full) for item in steps), _end(trace))
+        return _step(trace, step - 1, full)
+    shown = (_step(trace, index, full) for index in range(len(steps)))
+    return Group(_header(trace), *shown, _end(trace))
 
 
 def _header(trace: Trace) -> RenderableType:
@@ -83,10 +84,11 @@ def _header(trace: Trace) -> RenderableType:
     return Group(Rule("episode", characters="="), *lines, _field("memory", settings, "dim"))
 
 
-def _step(step: Step, full: bool) -> RenderableType:
+def _step(trace: Trace, index: int, full: bool) -> RenderableType:
+    step = trace.episode.steps[index]
     observation, view = step.observation, step.view
     label = f", {observation.label}" if observation.label else ""
-    title = f"step {step.index + 1}, {observation.phase}{label}"
+    title = f"step {index + 1}/{len(trace.episode.steps)}, {observation.phase}{label}"
     wrote = f"{step.completion_tokens} tokens, {step.finish_reason}, {step.seconds:.1f} s"
     limit = "" if view.capacity is None else f" of {view.capacity}"
     changes = [item for operation in step.operations for item in _change(operation, full)]

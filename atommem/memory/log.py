@@ -59,12 +59,9 @@ class Entry:
     Attributes:
         id: Unique in its memory; never reused.
         created, updated: The steps at which it was created and last written.
-        shown: The number of steps at which the policy saw it.
-        last_shown: The last of those steps.
+        shown, last_shown: The number of steps at which the policy saw it, and the last one.
         last_similarity, best_similarity, mean_similarity: Cosine to the query, over its retrievals.
-        source: The origin of the present text.
-        outcome: The reward of the episode that wrote the present text, if known.
-        score: The rating that a rule gave the present text.
+        outcome, score: Of the present text: the reward of its episode, and a rule's rating.
         uses, mean_outcome: The number of observed tasks it was shown for, and their mean outcome.
         details: Further JSON values (records of an experience bank).
     """
@@ -119,12 +116,10 @@ class Operation:
     have their own: an eviction is a delete before its create, a merge an update after it.
 
     Attributes:
-        step: The step whose completion led to it.
         kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve`` (the
             results that the next step shows); ``outcome`` (the reward of the writers of entries);
             ``observe`` (the outcome of a task that entries were shown for).
         outcome: Only APPLIED operations change the contents.
-        entry_id: The entry that it creates, changes or deletes.
         handle: The number by which the policy addressed the entry.
         before, after: The old and new text of the entry, the scratchpad or (read) the query.
         actor: ``policy``, ``user``, ``memory`` (retrievals), or a rule (``retention:NAME``).
@@ -133,7 +128,6 @@ class Operation:
         scores: Pairs of entry id and number: cosines in the order of the handles (retrieve), or
             rewards (outcome, observe).
         source: The origin of the text, if more than the step is known.
-        details: `Entry.details` of the entry that it writes.
     """
 
     step: int
@@ -157,7 +151,6 @@ class Contents:
 
     Attributes:
         entries: By id, oldest first.
-        query: The current query; None before the first read.
         shown: Pairs of entry id and score that the policy sees, in the order of their handles.
         newest_id: The highest id given so far.
         position: The number of operations that led here.
@@ -173,12 +166,7 @@ class Contents:
     step: int = 0
 
     def apply(self, operation: Operation) -> None:
-        """Apply one operation.
-
-        Raises:
-            TraceError: The operation contradicts the contents: another `before`, a missing entry, a
-                used id. The contents are unchanged.
-        """
+        """Apply one operation, or raise TraceError if it contradicts the contents."""
         if operation.outcome is Outcome.APPLIED:
             self._change(operation)
         self.position += 1
@@ -304,11 +292,7 @@ def _misfit(operation: Operation, problem: str) -> TraceError:
 
 
 def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Contents:
-    """Return the contents after `operations`, which begin at `start` (None: an empty memory).
-
-    Raises:
-        TraceError: The log contradicts itself.
-    """
+    """Return the contents after `operations`, which begin at `start` (None: an empty memory)."""
     contents = Contents() if start is None else start.contents.copy()
     for operation in operations:
         contents.apply(operation)
@@ -317,13 +301,7 @@ def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Co
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A saved memory. With the operations since, it is the memory at any later step.
-
-    Attributes:
-        embedder: The id of the embedder; vectors are not part of a snapshot.
-        contents: Not to be changed.
-        seed: Seeds the random numbers of rules.
-    """
+    """A saved memory without vectors, with its embedder's id and the seed of its rules."""
 
     embedder: str
     contents: Contents = field(default_factory=Contents)
@@ -337,11 +315,7 @@ class Snapshot:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Snapshot:
-        """Return the snapshot that `to_json` wrote.
-
-        Raises:
-            TraceError: The record is damaged or has another format.
-        """
+        """Return the snapshot that `to_json` wrote; raise TraceError if it is damaged."""
         if record.get("format") != SNAPSHOT_FORMAT:
             raise TraceError(f"memory snapshot has format={record.get('format')!r}, not 2.")
         try:

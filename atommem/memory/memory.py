@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -72,14 +72,9 @@ class Write:
 class Plan:
     """Operations that have been decided and not applied yet.
 
-    Attributes:
-        contents: A copy of the memory's contents, after the operations.
-        store: The memory's store, before the operations.
-        step, capacity, seed: Those that rules see.
-        actor, source: Of the operations, except for those of rules.
-        cut: Cuts a text that a rule wrote to the limit of entries.
-        vectors: By entry id: the new vector of each entry that was written, None if it was deleted.
-        missing: A text without a vector; the plan ends before the operation that needs it.
+    `contents` (a copy) is after them, `store` before them. `vectors` has the new vector of each
+    written entry by its id, None of a deleted one. `cut` limits a text that a rule wrote; `missing`
+    is such a text without a vector, before whose operation the plan ends.
     """
 
     contents: Contents
@@ -129,11 +124,7 @@ def decide(
 ) -> Plan:
     """Return `plan` with the operations that the actions of one completion lead to.
 
-    Args:
-        plan: An empty plan.
-        writes: In the order in which they were written.
-        vectors: Of every text that may be stored.
-        rules: Decide on creates, and sweep at the end.
+    `vectors` has every text that may be stored.
     """
     contents = plan.contents
     for write in writes:
@@ -175,8 +166,7 @@ def _create(plan: Plan, write: Write, vectors: Mapping[str, Vectors], rules: Rul
     text = write.text
     decision = admit(plan, rules, plan.candidate(text, vectors[text]))
     if isinstance(decision, Refused):
-        reason, score = decision.reason, decision.score
-        plan.add(CREATE, Outcome.REJECTED, after=text, reason=reason, score=score)
+        plan.add(CREATE, Outcome.REJECTED, after=text, **asdict(decision))
     elif isinstance(decision, Accepted):
         plan.add(
             CREATE,
@@ -211,12 +201,8 @@ def _create(plan: Plan, write: Write, vectors: Mapping[str, Vectors], rules: Rul
 def admit(plan: Plan, rules: RuleSet, candidate: Candidate) -> Admission:
     """Ask the rules about a new entry, and add the evictions that make room for it.
 
-    Returns:
-        `Accepted`: there is room, and its score is the entry's rating. `Refused`: by either rule,
-        which the reason names. `Merged`: its text still needs to be cut and embedded.
-
-    Raises:
-        ConfigError: A rule names an entry that does not exist.
+    If `Accepted`, there is room, and the score is the entry's rating; if `Refused`, the reason
+    names the rule; if `Merged`, the text still needs to be cut and embedded.
     """
     decision = rules.admission.admit(candidate, plan.state())
     if isinstance(decision, Merged):
@@ -237,11 +223,7 @@ def admit(plan: Plan, rules: RuleSet, candidate: Candidate) -> Admission:
 
 
 def sweep(plan: Plan, rules: RuleSet) -> None:
-    """Add what the retention rule deletes at the end of a step.
-
-    Raises:
-        ConfigError: The rule names an entry that does not exist.
-    """
+    """Add what the retention rule deletes at the end of a step."""
     for eviction in rules.retention.sweep(plan.state()):
         _evict(plan, rules, eviction)
 
@@ -249,8 +231,7 @@ def sweep(plan: Plan, rules: RuleSet) -> None:
 def _evict(plan: Plan, rules: RuleSet, eviction: Eviction) -> None:
     actor = rules.retention_actor
     entry = _find_entry(plan, actor, eviction.entry_id)
-    reason, score = eviction.reason, eviction.score
-    plan.add(DELETE, entry_id=entry.id, before=entry.text, actor=actor, reason=reason, score=score)
+    plan.add(DELETE, before=entry.text, actor=actor, **asdict(eviction))
 
 
 def _find_entry(plan: Plan, actor: str, entry_id: int | None) -> Entry:
@@ -263,17 +244,8 @@ def _find_entry(plan: Plan, actor: str, entry_id: int | None) -> Entry:
 class WorkingMemory:
     """The memory of one episode or session: contents by the log, vectors in a store.
 
-    A new one is empty; `restore` loads a saved one. One coroutine may use it at a time.
-
-    Args:
-        embedder: Shared by all episodes in flight; it batches across them.
-        tokenizer: Measures scratchpad, query and entries.
-        config: Limits, rules and disabled actions.
-        cut_marker: Ends a text that was cut to its limit.
-        seed: Seeds the random numbers of rules.
-
-    Raises:
-        ConfigError: A rule does not exist.
+    A new one is empty; `restore` loads a saved one. One coroutine may use it at a time. Texts
+    beyond their limit end with `cut_marker`; `seed` is of the rules' random numbers.
     """
 
     def __init__(
@@ -323,11 +295,6 @@ class WorkingMemory:
         Handles are those of `view()` before this call; a read takes effect in the view after it. If
         this raises or is cancelled, the memory is unchanged.
 
-        Args:
-            actions: As parsed.
-            step: The number of the step; it must not decrease.
-            source: The origin of the texts.
-
         Returns:
             One operation for each memory action, those of the rules, and the retrieval.
 
@@ -352,12 +319,7 @@ class WorkingMemory:
             vectors |= await self._embed([plan.missing])
 
     async def edit(self, entry_id: int, text: str | None, step: int) -> tuple[Operation, ...]:
-        """Replace the text of an entry as the user; None deletes the entry.
-
-        Raises:
-            ConfigError: The entry does not exist.
-            OutageError: The embedder is out of reach; the memory is unchanged.
-        """
+        """Replace the text of an entry as the user; None deletes the entry."""
         entry = self._contents.entries.get(entry_id)
         if entry is None:
             raise ConfigError(f"entry {entry_id} does not exist in this memory.")
@@ -374,19 +336,12 @@ class WorkingMemory:
     async def forget(
         self, piece: str, step: int, *, read: Container[int] | None = None
     ) -> tuple[Operation, ...]:
-        """Delete what was written while `piece` was shown, also among the results of a search.
+        """Delete what was written while the source `piece`, or a part of it, was shown.
 
         An entry goes if any of its texts came from there, even if it was rewritten since. The
         scratchpad and the query are emptied if one of their texts since they were last empty came
         from there. Texts from before the beginning of the log are known by their latest source.
-
-        Args:
-            piece: The name of a source; its parts (``URL, part 2/3``) are included.
-            step: The latest step.
-            read: The steps that showed it, if other texts have the same name; None for all.
-
-        Returns:
-            The operations; none if nothing came from there.
+        `read` has the steps that showed the piece, if others have its name.
         """
 
         def matches(source: Source | None) -> bool:
@@ -423,11 +378,7 @@ class WorkingMemory:
         return self._commit(plan, None if READ in emptied else self._query_vector)
 
     async def search(self, query: str) -> list[tuple[Entry, float]]:
-        """Return the entries that a read of `query` would show, best first; the log stays.
-
-        Raises:
-            OutageError: The embedder is out of reach.
-        """
+        """Return the entries that a read of `query` would show, best first."""
         text = self._cut(query, self._config.query_tokens)
         vector = await self._embed_query(text or None)
         if vector is None:
@@ -442,11 +393,7 @@ class WorkingMemory:
         step: int,
         entry_ids: Iterable[int],
     ) -> Operation:
-        """Log the reward of the writers of entries, or of a task that they were shown for.
-
-        Raises:
-            TraceError: An entry does not exist.
-        """
+        """Log the reward of the writers of entries, or of a task that they were shown for."""
         scores = tuple((entry_id, outcome) for entry_id in entry_ids)
         operation = Operation(step, kind, scores=scores)
         self._contents.apply(operation)
@@ -480,15 +427,12 @@ class WorkingMemory:
         """Load a snapshot and the operations since into this new memory.
 
         Args:
-            snapshot: The beginning of the log, with the seed.
-            operations: The log since.
             vectors: From `vectors`; missing texts are embedded.
             reembed: Accept a snapshot of another embedder and embed all entries again.
 
         Raises:
             ConfigError: The snapshot has another embedder, and `reembed` is not set.
             TraceError: The operations do not follow from the snapshot.
-            OutageError: The embedder is out of reach.
         """
         own = self._embedder.id
         if snapshot.embedder != own and not reembed:
@@ -508,13 +452,7 @@ class WorkingMemory:
         return twin
 
     async def undo(self, step: int) -> None:
-        """Return to the beginning of a step; its operations leave the log.
-
-        Raises:
-            ConfigError: The log begins later.
-            OutageError: The embedder, which deleted and changed entries need, is out of reach. The
-                memory is unchanged.
-        """
+        """Return to the beginning of a step; entries deleted since are embedded again."""
         first = self._start.contents.step
         if step < first:
             raise ConfigError(f"step={step}: the log of this memory begins at step {first}.")

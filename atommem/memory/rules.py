@@ -31,8 +31,6 @@ class Candidate:
     """A text that is about to become an entry.
 
     Attributes:
-        text: Within its token limit.
-        vector: Shape (dim,).
         score: Its rating by `Rule.rate` or `Accepted.score`; None before that.
         replaces: For an update, the id of the entry.
         outcome, details: Those of a record of an experience bank.
@@ -202,14 +200,7 @@ def lowest(store: StoreState, scores: npt.NDArray[Any]) -> tuple[int, float]:
 
 
 class RuleSet:
-    """The admission and the retention rule of one store.
-
-    Args:
-        admission, retention: As in the settings: ``NAME`` or ``NAME(option=value, ...)``.
-
-    Raises:
-        ConfigError: A rule does not exist or does not accept its options.
-    """
+    """The admission and the retention rule of one store; see `make_rule`."""
 
     def __init__(self, admission: str, retention: str) -> None:
         self._names = admission, retention
@@ -242,9 +233,6 @@ def make_rule(setting: str, name: str) -> Rule:
     Args:
         setting: Selects the entry points ``atommem.SETTING``.
         name: An entry point or ``package.module:Class``, with options as ``NAME(option=value)``.
-
-    Raises:
-        ConfigError: There is no such rule, or it does not accept the options.
     """
     kind, options = _rule_of(setting, name)
     return kind(**options)

@@ -34,11 +34,7 @@ _BATCH = 256
 
 
 class VectorStore:
-    """Unit vectors by entry id with exact search by inner product, which is the cosine.
-
-    Args:
-        dim: Length of the vectors.
-    """
+    """Unit vectors of length `dim` by entry id, with exact search by cosine."""
 
     def __init__(self, dim: int) -> None:
         import faiss
@@ -51,21 +47,13 @@ class VectorStore:
         return int(self._index.ntotal)
 
     def add(self, ids: Sequence[int] | Ids, vectors: Vectors) -> None:
-        """Add vectors, shape (n, dim), under `n` ids that the store does not hold.
-
-        Raises:
-            ConfigError: A vector has another length or is not a unit vector.
-        """
+        """Add vectors, shape (n, dim), under `n` ids that the store does not hold."""
         rows = check_vectors(vectors, self.dim)
         self._unshare()
         self._index.add_with_ids(rows, np.asarray(ids, np.int64))
 
     def update(self, changes: Mapping[int, Vectors | None]) -> None:
-        """Add or replace the vectors of some ids; None removes one.
-
-        Raises:
-            ConfigError: As for `add`.
-        """
+        """Add or replace the vectors of some ids; None removes one."""
         if not changes:
             return
         new = {entry_id: row for entry_id, row in changes.items() if row is not None}
@@ -110,10 +98,6 @@ def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
 
     Scores within `TIE_TOLERANCE` of a group's best are ties, and the smaller id (the older entry)
     comes first; the next lower score starts a new group.
-
-    Args:
-        scores, ids: Shape (n,).
-        k: The number of results; at most n are returned.
     """
     order = np.argsort(-scores, kind="stable")
     falling = -scores[order].astype(np.float64)
@@ -128,11 +112,7 @@ def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
 
 
 def check_vectors(vectors: Vectors, dim: int) -> Vectors:
-    """Return `vectors` as contiguous float32 rows of length `dim`.
-
-    Raises:
-        ConfigError: The shape differs, or a row is not a unit vector.
-    """
+    """Return `vectors` as float32 rows; raise ConfigError unless they are unit rows of `dim`."""
     rows = np.ascontiguousarray(vectors, dtype=np.float32)
     if rows.ndim != 2 or rows.shape[1] != dim:
         raise ConfigError(f"vectors have shape {rows.shape}: the embedder must return (n, {dim}).")
@@ -147,15 +127,7 @@ def check_vectors(vectors: Vectors, dim: int) -> Vectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextVectors:
-    """Vectors by the digest of their text: they save embedding again when a memory is restored.
-
-    Texts that are missing are embedded, and surplus ones are ignored.
-
-    Attributes:
-        embedder: The id of the embedder.
-        digests: Shape (n,), uint64; see `digests_of`.
-        rows: Shape (n, dim), float32.
-    """
+    """Vectors (n, dim) by `digests_of` their texts (n,), which a restored memory need not embed."""
 
     embedder: str
     digests: npt.NDArray[np.uint64]
@@ -198,11 +170,7 @@ def digests_of(texts: Iterable[str], kind: TextKind) -> npt.NDArray[np.uint64]:
 async def embed_texts(
     embedder: Embedder, texts: Sequence[str], kind: TextKind, cache: TextVectors | None = None
 ) -> Vectors:
-    """Return the vectors of texts, shape (n, dim): from the cache, or embedded in batches.
-
-    Raises:
-        OutageError: The embedder is out of reach.
-    """
+    """Return the vectors of texts, shape (n, dim): from the cache, or embedded in batches."""
     rows = np.empty((len(texts), embedder.dim), dtype=np.float32)
     places = np.full(len(texts), -1, dtype=np.int64)
     if cache is not None and cache.embedder == embedder.id:

@@ -50,8 +50,8 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
         "t1, sample 3 (hotpotqa)",
         "Who runs the [old] mill?",  # square brackets are not rich markup
         "Ada | Ada L.",
-        "step 1, reading, chunk 1/2",
-        "step 3, answering, question 1/1, 2 reads left",
+        "step 1/3, reading, chunk 1/2",
+        "step 3/3, answering, question 1/1, 2 reads left",
         "create (entry 1)",
         "update Memory 1 (entry 1)",
         "+ Ann moved",
@@ -66,8 +66,8 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
     assert text.count("y") < 1000
     assert rendered(path, full=True).count("y") > 3000
     second = rendered(path, step=2)
-    assert "step 2" in second
-    assert not any(other in second for other in ("step 1", "stop reason"))
+    assert "step 2/3" in second
+    assert not any(other in second for other in ("step 1/3", "stop reason"))
     with pytest.raises(ConfigError, match="step=4: this trace has the steps 1 to 3"):
         rendered(path, step=4)
 
