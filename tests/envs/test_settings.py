@@ -35,9 +35,9 @@ def searched(kind: Callable[[Any], object], url: str) -> object:
 SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: longdoc(chunking="pages"), "chunking=pages"),
     (lambda: longdoc(at_once=0), "at_once=0: must be at least 1"),
-    (lambda: longdoc(questions_shown=[]), "questions_shown is empty"),
+    (lambda: longdoc(questions_shown=[]), "questions_shown=\\[\\]"),
     (lambda: longdoc(judge_url="http://x"), "give both or none"),
-    (lambda: longdoc(reward="judge"), "reward is judge"),
+    (lambda: longdoc(reward="judge"), "reward=judge"),
     (lambda: web(tools=[]), "tools is empty"),
     (lambda: web(tools=["task", "task"]), "called search, visit"),
     (lambda: web(tools=["tests.envs.web.test_environment:PAGES"]), "not a ToolSource"),
