@@ -18,6 +18,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -25,13 +26,15 @@ from atommem.demo.recipe import BOUNDED, Recipe, quick
 from atommem.demo.run import Demo
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from papers.credit.trainers import CompressionReward, Rerolls, StepCredit
 from papers.inputs import load_demo
 
-ARMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "trajectory": {},
-    "steps": {"credit": ("steps",)},
-    "rerolls": {"rerolls": ("4",)},
-    "compression": {"compression_reward": ("0.1",)},
+ARMS: dict[str, type[MemoryGRPOTrainer]] = {
+    "trajectory": MemoryGRPOTrainer,
+    "steps": StepCredit,
+    "rerolls": Rerolls,
+    "compression": CompressionReward,
 }
 HARD = 5
 """Entries of the harder world's store."""
@@ -83,8 +86,8 @@ def main() -> int:
     for arm in options.arms:
         folder = options.out / arm
         if not (folder / "grpo" / "model.safetensors").is_file():
-            trained = replace(recipe, settings={**recipe.settings, **ARMS[arm]}, heldout=1)
-            load_demo(cold_start, trained, folder).grpo()
+            with patch("atommem.demo.run.MemoryGRPOTrainer", ARMS[arm]):
+                load_demo(cold_start, replace(recipe, heldout=1), folder).grpo()
         lines = (folder / "grpo" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         updates = [entry for entry in map(json.loads, lines) if "loss" in entry]
         seconds = sum(entry["seconds/rollout"] + entry["seconds/train"] for entry in updates)

@@ -15,13 +15,13 @@ import torch
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode
 from atommem.train.checkpoints import GenerationSettings
-from atommem.train.logs.console import GRPO_COLUMNS, use_console
-from atommem.train.logs.episodes import trace_writer
+from atommem.train.console import GRPO_COLUMNS, use_console
+from atommem.train.episode_logs import trace_writer
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.backends import LocalBackend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
