@@ -22,7 +22,7 @@ from atommem.actions import MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec, Body
 from atommem.arguments import Command, Parser, make, run_command
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.dialects import SHIPPED, Dialect, dialect_names, get_dialect
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import (
     EnvironmentConfig,
     EnvironmentFactory,

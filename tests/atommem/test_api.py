@@ -18,8 +18,7 @@ from atommem import AsyncMemory, Memory
 from atommem.config import MemoryConfig
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError, DataError, OutageError
-from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, make_episode_runner
 
 TEXT = "one two three four five six seven"
