@@ -14,8 +14,7 @@ from atommem.envs.task import Document
 from atommem.episode import Episode, Observation, Step, StopReason, add_sums, episode_sums, means
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
 from atommem.memory.log import MemoryView, Operation, Outcome
-from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
 from atommem.rollout import Limits
 from atommem.trace import read_trace, write_trace
 from tests.atommem.sessions import (
