@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, astuple
 from typing import Any
 
-from atommem.blocking import ended_by_ctrl_c
 from atommem.config import EmbedderConfig, PolicyConfig
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, make_environments
@@ -16,8 +15,9 @@ from atommem.eval.eval_config import EvalRun
 from atommem.eval.methods import make_method
 from atommem.eval.methods.baseline import Method, Setup
 from atommem.policy.opening import open_policy, policy_identity
+from atommem.process import ended_by_ctrl_c
+from atommem.rollout import ENCODE_THREADS
 from atommem.run import open_embedder
-from atommem.session import ENCODE_THREADS
 
 
 class EvalContext:

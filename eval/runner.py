@@ -18,7 +18,7 @@ from atommem.errors import BudgetSpentError, ConfigError, DataError
 from atommem.eval.budget import Budget
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import OutputFolder, usage_of
-from atommem.garbage import frozen_heap
+from atommem.process import frozen_heap
 
 
 async def evaluate(

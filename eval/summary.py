@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from atommem.episode_stats import action_names
+from atommem.episode import action_names
 from atommem.eval.reporting.results import label, ordered
 
 EXIT_REFUSED = 2

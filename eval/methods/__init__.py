@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from atommem.config import check_choice
-from atommem.episode_runner import EpisodeRunner
 from atommem.eval.methods.a_mem import AMem
 from atommem.eval.methods.baseline import Baseline, Method, Reader, Setup, documents
 from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
 from atommem.eval.methods.readers import FullContext, NoMemory, Oracle, VanillaRAG
-from atommem.session import Agent
+from atommem.rollout import Agent, EpisodeRunner
 
 __all__ = ["METHODS", "READERS", "Method", "Setup", "make_method"]
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
+from atommem.episode import Piece
 from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.eval.methods.notes import (
     Found,
@@ -22,7 +23,6 @@ from atommem.eval.methods.notes import (
     read_object,
     reading,
 )
-from atommem.observation import Piece
 
 NEIGHBOURS = 5
 """Nearest notes that a new one is compared with (as in the authors' code)."""

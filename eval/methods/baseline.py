@@ -1,6 +1,6 @@
 """The interface of methods, and what baselines without a memory loop share.
 
-`atommem.episode_runner.EpisodeRunner` is a method. A `Baseline` asks the same policy with its own
+`atommem.rollout.EpisodeRunner` is a method. A `Baseline` asks the same policy with its own
 prompts; each call is a step of the episode, so calls, tokens, traces and outages count as in the
 loop. docs/evaluate.md lists divergences from the authors' methods.
 """
@@ -24,15 +24,13 @@ from atommem.envs.chunking import document_text
 from atommem.envs.longdoc.environment import MOST_AT_ONCE, LongDocEnvironments, questions_label
 from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task
-from atommem.episode import Episode, Step
-from atommem.episode_runner import EpisodeRunner, run_jobs, set_score
+from atommem.episode import Episode, Observation, Piece, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.grammar import parse_whole
 from atommem.memory.log import Contents, MemoryView, Operation
-from atommem.observation import Observation, Piece, StopReason
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.prompts import PromptBuilder
-from atommem.session import request_sampling
+from atommem.rollout import EpisodeRunner, request_sampling, run_jobs, set_score
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 

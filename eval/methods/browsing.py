@@ -15,12 +15,11 @@ from atommem.dialects import Dialect, Section, Templates, get_dialect
 from atommem.environment import Score, Turn
 from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
-from atommem.episode import Episode, Step
+from atommem.episode import Episode, Observation, Piece, Step, StopReason
 from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline, Recorder, Setup
 from atommem.eval.methods.notes import Notebook
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation, Piece, StopReason
 from atommem.prompts import PromptBuilder
 
 SYSTEM = """{introduction}

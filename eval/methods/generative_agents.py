@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
+from atommem.episode import Piece
 from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.eval.methods.notes import Found, Notebook, clean_texts, read_object, reading
-from atommem.observation import Piece
 
 # From the authors' code: weights of recency, relevance and importance; decay per place in the order
 # of last use; importance that triggers a reflection; questions, evidence and insights of one.

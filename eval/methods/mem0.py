@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from atommem.envs.task import Task
-from atommem.episode import Step
+from atommem.episode import Piece, Step
 from atommem.eval.methods.baseline import Reader, Recorder
 from atommem.eval.methods.notes import Notebook, clean_text, read_object, reading
-from atommem.observation import Piece
 
 SIMILAR = 5
 """Nearest memories that each fact is compared with (``mem0ai``; the paper has 10)."""

@@ -8,11 +8,10 @@ from typing import Any
 
 from atommem.actions import ActionSpec, Body, Problem, ProblemReason
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.episode import Step
+from atommem.episode import Observation, Piece, Step
 from atommem.eval.methods.baseline import Recorder
 from atommem.memory.log import MemoryView, Operation, Retrieved
 from atommem.memory.store import VectorStore
-from atommem.observation import Observation, Piece
 from atommem.text_safety import clean
 
 Found = Sequence[tuple[int, float]]

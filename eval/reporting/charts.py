@@ -15,7 +15,7 @@ import pandas as pd
 import vl_convert
 
 from atommem.envs.task_files import replacing
-from atommem.episode_stats import action_names
+from atommem.episode import action_names
 from atommem.eval.output import file_stem
 from atommem.eval.reporting.inspection import STAGES
 from atommem.eval.reporting.results import label

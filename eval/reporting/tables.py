@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from atommem.episode_stats import action_names
+from atommem.episode import action_names
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.inspection import STAGES
 from atommem.eval.reporting.results import (
