@@ -23,7 +23,7 @@ from typing import Any
 
 from common import ATOMMEM, command_line, last_line
 
-RECIPES = ("full", "limited", "bounded", "web", "injected", "blind")
+RECIPES = ("full", "limited", "bounded", "web", "injected")
 MOST_BEFORE, LEAST_AFTER = 0.5, 0.9
 
 
@@ -43,7 +43,7 @@ def run_control(recipe: str, seed: int, out: Path, is_quick: bool) -> dict[str, 
     from atommem.demo import recipe as recipes
     from atommem.demo.run import run_demo
 
-    chosen = getattr(recipes, {"blind": "MIXED"}.get(recipe, recipe.upper()))
+    chosen = getattr(recipes, recipe.upper())
     chosen = recipes.quick(chosen) if is_quick else chosen
     faultless = type(chosen.cold_start.faults)()
     cold_start = replace(chosen.cold_start, faults=faultless)
