@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atommem.environment import find_environment
-from atommem.envs.scoring.breakdowns import breakdowns
+from atommem.envs.scoring.records import breakdowns
 from atommem.errors import BudgetSpentError, check_writable
 from atommem.eval.context import EvalContext
 from atommem.eval.eval_config import EvalRun, parse_arguments

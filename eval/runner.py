@@ -11,8 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from atommem.envs.scoring.breakdowns import breakdowns
-from atommem.envs.scoring.records import EpisodeRecord, EvalResult, record_of
+from atommem.envs.scoring.records import EpisodeRecord, EvalResult, breakdowns, record_of
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, DataError
 from atommem.eval.budget import Budget

@@ -13,10 +13,9 @@ from typing import Any
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import Pool, build_tasks
 from atommem.envs.benchmarks.registry import TWOWIKI, get_benchmark, with_aliases
-from atommem.envs.provenance import describe_file, write_provenance
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
-from atommem.envs.task_files import save_tasks
+from atommem.envs.task_files import describe_file, save_tasks, write_provenance
 from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.suite import BenchmarkData, Column, FileData, SyntheticData
 

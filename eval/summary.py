@@ -88,7 +88,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Show `atommem.envs.scoring.breakdowns.breakdowns`: a line per value, a column per score."""
+    """Show `atommem.envs.scoring.records.breakdowns`: a line per value, a column per score."""
     names = ordered(row["metric"] for row in rows)
     table = Table("by", "n", *map(label, names), title="Breakdowns", box=SIMPLE_HEAD)
     lines: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}

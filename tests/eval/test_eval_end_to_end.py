@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from atommem.cli import main as atommem_main
-from atommem.envs.scoring.breakdowns import breakdowns
+from atommem.envs.scoring.records import breakdowns
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
@@ -24,9 +24,13 @@ from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
-from tests.envs.benchmark_rows import write_json, write_parquet
-from tests.envs.test_benchmarks_memagent import eval_row, train_row
-from tests.envs.test_locomo import conversation
+from tests.envs.benchmark_rows import (
+    locomo_row,
+    memagent_row,
+    memagent_train_row,
+    write_json,
+    write_parquet,
+)
 from tests.envs.web.browsing import ANSWER as FOUND
 from tests.envs.web.browsing import call
 from tests.eval.methods.toys import make_setup
@@ -133,9 +137,9 @@ def test_eval_takes_memagent_s_files_unchanged(
     path, golds = tmp_path / name, [["Port", "in Port"], ["Orla"]]
     if path.suffix == ".json":
         pairs = zip(REPLIES, golds, strict=True)
-        write_json(path, [eval_row(input=asked, answers=gold) for asked, gold in pairs])
+        write_json(path, [memagent_row(input=asked, answers=gold) for asked, gold in pairs])
     else:
-        write_parquet(path, [train_row([*REPLIES], golds)])
+        write_parquet(path, [memagent_train_row([*REPLIES], golds)])
     _, policy = make_setup(replies_to)
     monkeypatch.setattr(context, "open_policy", lambda config: policy)
     flags = ["--method", method, "--embedder", "hashing", "--max_reads", "0"]
@@ -146,7 +150,7 @@ def test_eval_takes_memagent_s_files_unchanged(
 
 
 async def test_eval_of_locomo_reports_its_categories(tmp_path: Path) -> None:
-    tasks = load_tasks(write_json(tmp_path / "locomo10.json", [conversation()]))
+    tasks = load_tasks(write_json(tmp_path / "locomo10.json", [locomo_row()]))
     setup, _ = make_setup(lambda prompt: "\\boxed{The kiln is not mentioned}" * 5)
     result = await evaluate(tasks, make_method("rag", setup), progress=False)
     rows = [row for row in breakdowns(result.records, ["em"]) if row["by"] == "category"]
