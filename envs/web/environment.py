@@ -83,9 +83,9 @@ class WebEnvironments(QAEnvironments):
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
         """Build tasks of a web benchmark, or of one whose documents become the web."""
-        from atommem.envs.web.questions_cli import is_asked_for, main
+        from atommem.envs.web.questions_cli import is_web_benchmark, main
 
-        return main(argv) if is_asked_for(argv) else super().build(argv)
+        return main(argv) if is_web_benchmark(argv) else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Return metrics of the episode for each question.
