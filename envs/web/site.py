@@ -22,8 +22,7 @@ from typing import Any, ClassVar
 from atommem.arguments import field_names
 from atommem.config import check_least, check_probabilities, setting
 from atommem.dialects import Dialect
-from atommem.envs.synthetic.names import MOST_NAMES, names_of
-from atommem.envs.synthetic.prose import Prose, Statement, get_prose
+from atommem.envs.synthetic.prose import MOST_NAMES, Prose, Statement, get_prose, names_of
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Observation
 from atommem.errors import ConfigError

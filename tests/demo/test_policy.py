@@ -13,7 +13,7 @@ from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
 from atommem.demo.worlds import make_expert, make_tasks
 from atommem.dialects import get_dialect
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.policy.contract import Sampling
 from atommem.rollout import EpisodeRunner
 from atommem.run import build_agent

@@ -11,7 +11,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import environment_config, make_environments
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Task
 from atommem.envs.web.environment import injection_followed
