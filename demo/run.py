@@ -33,13 +33,7 @@ from atommem.demo.worlds import grpo_config, make_expert, make_tasks
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.envs.scoring.records import EvalResult
-<<<<<<< HEAD
 from atommem.envs.synthetic.expert import ExpertPolicy
-=======
-from atommem.envs.synthetic.expert import ExpertPolicy
-from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import make_task, task_name
->>>>>>> main
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks, write_json
 from atommem.episode import Episode
