@@ -22,8 +22,7 @@ from atommem.embedding import make_embedder
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.scoring.statistics import holm
-from atommem.envs.synthetic.expert import Expert
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import Expert, ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
@@ -31,9 +30,9 @@ from atommem.errors import ConfigError
 from atommem.eval.runner import evaluate
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Episode, EpisodeRunner
-from atommem.rules.eviction import GreedyOracle
 from atommem.run import Checkpoint, build_agent, make_run
 from papers.inputs import load_demo
+from papers.retention.oracle import GreedyOracle
 from papers.retention.streams import embed_streams, labelled, needs_of
 from papers.retention.table import fit, save
 
