@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import select
 import signal
 import sys
 import textwrap
@@ -19,9 +18,8 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, requires, versi
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from atommem.errors import AtomMemError, ConfigError, format_error, suggest
+from atommem.errors import AtomMemError, format_error, suggest
 from atommem.plugins import find_file, registered, shipped_files
 
 _SUMMARIES = {
@@ -51,8 +49,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # (>&-)
-        setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  # to the end of the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
@@ -60,14 +56,10 @@ def _main(argv: list[str]) -> int:
         status = _run(argv)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
-        if not _stdout_is_closed():
-            raise
-        return 0
-    except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich's answer to it, in tables
-            return 0
-        raise
+    except BrokenPipeError:  # the reader of a pipe is gone: data show | head
+        # Python flushes at exit: redirect to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ModuleNotFoundError as error:
         # A missing module of ours is a bug and keeps its traceback.
         package = (error.name or "atommem").split(".")[0]
@@ -87,9 +79,13 @@ def _main(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    commands = _commands()
+    # Nothing is imported to list them. Another package cannot replace a command of ours.
+    entries = sorted(registered("atommem.commands"), key=_is_ours)
+    commands = {entry.name: entry for entry in entries}
     if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:<9} {summary}".rstrip() for name, (_, summary) in commands.items()]
+        ours = [(name, summary) for name, summary in _SUMMARIES.items() if name in commands]
+        others = [(name, f"({e.value})") for name, e in commands.items() if not _is_ours(e)]
+        lines = [f"  {name:<9} {summary}" for name, summary in (*ours, *others)]
         usage = "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:"
         print(usage, *lines, "\n`atommem COMMAND --help` shows its options.", sep="\n")
         return 0 if argv else 2
@@ -102,42 +98,16 @@ def _run(argv: list[str]) -> int:
             f"atommem: unknown command {argv[0][:80]!r}{hint}. See atommem --help.", file=sys.stderr
         )
         return 2
-    return int(_load(commands[argv[0]][0])(argv[1:]) or 0)
-
-
-def _commands() -> dict[str, tuple[EntryPoint, str]]:
-    """Return each command's entry point and summary, ours first; nothing is imported."""
-    # Another package cannot replace a command of ours.
-    commands = {entry.name: entry for entry in sorted(registered("atommem.commands"), key=_is_ours)}
-    order = [*_SUMMARIES, *sorted(commands)]
-    found = {}
-    for name in sorted(commands, key=order.index):
-        dist = commands[name].dist
-        origin = "" if dist is None else f"({dist.name} {dist.version})"
-        found[name] = (commands[name], _SUMMARIES.get(name, origin))
-    return found
+    return int(commands[argv[0]].load()(argv[1:]) or 0)
 
 
 def _is_ours(entry: EntryPoint) -> bool:
     return entry.module.split(".")[0] == "atommem"
 
 
-def _load(entry: EntryPoint) -> Any:
-    try:
-        return entry.load()
-    except Exception as error:  # another package's module may raise anything
-        if _is_ours(entry):
-            raise
-        package = "an unknown package" if entry.dist is None else f"the package {entry.dist.name}"
-        raise ConfigError(
-            f"this command comes with {package} and cannot be loaded ({entry.value}: "
-            f"{type(error).__name__}: {error}). Upgrade or uninstall it."
-        ) from error
-
-
 def find_extra(package: str, command: str) -> str:
     """Return the extra that installs `package`; prefer the one named like `command`."""
-    wanted, extras = package.partition(".")[0].replace("_", "-").lower(), []
+    wanted, extras = package.replace("_", "-").lower(), []
     try:
         lines = requires("atommem") or []
     except PackageNotFoundError:  # run from its files
@@ -164,25 +134,14 @@ def _sigterm_interrupts() -> Iterator[None]:
         handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
 
     before = signal.getsignal(signal.SIGTERM)
-    ours = threading.current_thread() is threading.main_thread() and before is signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, interrupt)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _stdout_is_closed() -> bool:
-    """Return whether the reader of a pipe is gone (data show | head), which is not an error."""
-    output = select.poll()
-    output.register(sys.stdout.fileno(), 0)
-    if not output.poll(0):
-        return False
-    # Python flushes at exit: redirect to nowhere.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
+        signal.signal(signal.SIGTERM, before)
 
 
 def list_configs(argv: list[str]) -> int:
@@ -207,9 +166,8 @@ def list_configs(argv: list[str]) -> int:
     files = shipped_files()
     width = max(map(len, files))
     for name, path in files.items():
-        print(
-            f"{name:<{width}}  {textwrap.shorten(_summary(path), 77 - width, placeholder=' ...')}"
-        )
+        summary = textwrap.shorten(_summary(path), 77 - width, placeholder=" ...")
+        print(f"{name:<{width}}  {summary}")
     return 0
 
 

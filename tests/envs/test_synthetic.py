@@ -13,15 +13,13 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.questions_shown import MODES
-from atommem.envs.synthetic.expert import Expert, Faults
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
-from atommem.envs.web.site.expert import BrowsingExpert
 from atommem.episode import Episode
 from atommem.memory.log import Outcome
 from atommem.policy.contract import Sampling
@@ -132,12 +130,10 @@ def test_synthetic_command_writes_tasks_and_provenance(
     provenance = json.loads((tmp_path / f"{out.name}.json").read_text())
     assert (provenance["world"]["corrections"], provenance["seed"]) == (0.8, 3)
     assert main(["synthetic", "--out", str(out), "--n", "1", "--hops", "9"]) == 2
-    assert "hops is 9-9" in capsys.readouterr().err
+    assert "hops=9-9" in capsys.readouterr().err
 
 
-def runner_of(
-    expert: Expert | BrowsingExpert, tokenizer: WordTokenizer, **settings: Any
-) -> EpisodeRunner:
+def runner_of(expert: Expert, tokenizer: WordTokenizer, **settings: Any) -> EpisodeRunner:
     """Return a runner of an expert's episodes."""
     policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
     return make_episode_runner(
