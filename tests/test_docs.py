@@ -171,7 +171,9 @@ def test_tutorials_are_in_the_navigation_and_followed() -> None:
 TASK: dict[str, Any] = {
     "id": "a",
     "source": "mine",
-    "questions": [{"text": "Who?", "answers": ["Ida", "Ida Brook"], "id": "q", "metadata": {"hops": 2}}],
+    "questions": [
+        {"text": "Who?", "answers": ["Ida", "Ida Brook"], "id": "q", "metadata": {"hops": 2}}
+    ],
     "documents": [{"title": "June", "text": "Ida writes.", "gold": True}],
     "metadata": {},
 }
