@@ -1,7 +1,7 @@
-"""Findings in traces: where answers were lost, retrieval precision, store sizes.
+"""Findings in traces: where answers were lost, and retrieval precision.
 
 A text holds a gold answer if its normalised words (SQuAD's normalisation) contain the answer's in
-sequence. Answers that no text can hold (yes, no) are left out, and counted.
+sequence. Answers that no text can hold (yes, no) are left out.
 
 Where an answer was lost follows from supporting-fact recall, if the tasks mark gold documents
 (``fact_entered``, ``fact_kept``, ``fact_retrieved``), or else from these words. One comparison
@@ -15,15 +15,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
+
+from tqdm import tqdm
 
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.episode import Episode
+from atommem.eval.reporting.evaluations import Evaluation
+from atommem.eval.reporting.results import FACTS, group_evaluations
 from atommem.memory.log import POLICY, Contents, Operation, Outcome
+from atommem.trace import read_trace
 
-FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
 _NOT_IN_TEXT = frozenset({"", "yes", "no", "noanswer"})
 
 
@@ -70,39 +73,28 @@ class Inspection:
 
     Attributes:
         by: ``facts`` or ``words``.
-        stages: Questions by stage; None for those that cannot be located.
+        stages: Questions by stage.
         retrieved, relevant: Entries shown at answering steps, and those with a gold answer.
         operations, writes: Effective actions of the policy, and operations that wrote a text.
-        sizes, steps: By step, the sum of store sizes and the number of episodes that reached it.
-        ended: By number of steps, the sum of final store sizes.
-        episodes: Episodes inspected.
-        missing: Episodes without a trace.
     """
 
     by: str = "facts"
-    stages: Counter[Stage | None] = field(default_factory=Counter)
+    stages: Counter[Stage] = field(default_factory=Counter)
     retrieved: int = 0
     relevant: int = 0
     operations: int = 0
     writes: int = 0
-    sizes: Counter[int] = field(default_factory=Counter)
-    steps: Counter[int] = field(default_factory=Counter)
-    ended: Counter[int] = field(default_factory=Counter)
-    episodes: int = 0
-    missing: int = 0
 
     def add(self, record: EpisodeRecord, episode: Episode | None) -> None:
         """Count an episode with its trace, or without one."""
         paths: Sequence[AnswerPath | None] = [None] * len(record.questions)
-        if not record.failed:
-            if episode is None:
-                self.missing += 1
-            else:
-                self._add_trace(episode, record)
-                paths = answer_paths(episode, record)
+        if episode is not None:
+            self._add_steps(episode, record)
+            paths = answer_paths(episode, record)
         if not record.overflowed:
             questions = zip(record.questions, paths, strict=True)
-            self.stages.update(self.stage(question, path) for question, path in questions)
+            stages = (self.stage(question, path) for question, path in questions)
+            self.stages.update(stage for stage in stages if stage is not None)
 
     def stage(self, question: QuestionRecord, path: AnswerPath | None) -> Stage | None:
         """Return a question's stage; None if its answer cannot be located."""
@@ -121,39 +113,18 @@ class Inspection:
             return Stage.NOT_RETRIEVED
         return Stage.FORGOTTEN if entered else Stage.NEVER_ENTERED
 
-    def lost(self) -> dict[str, Any]:
-        """Return the number of questions at each stage."""
+    def to_json(self) -> dict[str, Any]:
+        """Return questions by stage, and retrieval precision (None without retrieval)."""
         counts = {str(stage): self.stages[stage] for stage in Stage}
         if self.retrieved and not self.writes:  # RAG: its memory is the documents themselves
             counts[Stage.NOT_RETRIEVED] += counts[Stage.NEVER_ENTERED]
             counts[Stage.NEVER_ENTERED] = 0
-        counted = sum(counts.values())
-        return {"by": self.by, "questions": self.stages.total(), "counted": counted, **counts}
+        precision = self.relevant / self.retrieved if self.retrieved else None
+        lost = {"by": self.by, "counted": sum(counts.values()), **counts}
+        return {"lost": lost, "retrieval_precision": precision}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return precision (None without retrieval) and the mean store size by step.
-
-        An episode that has ended keeps its last size in the mean.
-        """
-        steps = range(len(self.steps))
-        after = accumulate(self.ended[step] for step in steps)
-        sizes = [
-            (self.sizes[step] + ended) / self.episodes
-            for step, ended in zip(steps, after, strict=True)
-        ]
-        return {
-            "retrieval_precision": self.relevant / self.retrieved if self.retrieved else None,
-            "store_size_by_step": sizes,
-            "traces_missing": self.missing,
-        }
-
-    def _add_trace(self, episode: Episode, record: EpisodeRecord) -> None:
-        self.episodes += 1
-        if episode.steps:
-            self.ended[len(episode.steps)] += episode.steps[-1].store_size
+    def _add_steps(self, episode: Episode, record: EpisodeRecord) -> None:
         for step in episode.steps:
-            self.sizes[step.index] += step.store_size
-            self.steps[step.index] += 1
             self.writes += sum(map(_writes, step.operations))
             self.operations += sum(
                 item.outcome is Outcome.APPLIED and item.actor == POLICY for item in step.operations
@@ -164,6 +135,31 @@ class Inspection:
                 self.relevant += sum(holds([item.text], golds) for item in step.view.retrieved)
 
 
+def inspect_traces(evaluations: Sequence[Evaluation]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Read every trace once, and return its findings by row and column."""
+    by_words = {  # one method for a whole column, whose rows are compared
+        item.column
+        for item in evaluations
+        if (questions := [each for record in item.records for each in record.questions])
+        and not any(FACTS[0] in each.metrics for each in questions)
+    }
+    total = sum(len(item.records) for item in evaluations)
+    found = {}
+    with tqdm(total=total, desc="reading traces", unit="episode", disable=None) as bar:
+        for (row, column), group in group_evaluations(evaluations).items():
+            inspection = Inspection("words" if column in by_words else "facts")
+            for item in group:
+                for record in item.records:
+                    path = item.trace(record)
+                    read = path.is_file() and not record.failed
+                    inspection.add(record, read_trace(path).episode if read else None)
+                    bar.update()
+            found[row, column] = inspection.to_json()
+            if not inspection.operations and not any("memory" in item.manifest for item in group):
+                found[row, column]["lost"] = None  # without a memory nothing is lost in it
+    return found
+
+
 def answer_paths(episode: Episode, record: EpisodeRecord) -> list[AnswerPath | None]:
     """Return the path of each question's answer; None if no text can hold it."""
     golds = [_golds(question) for question in record.questions]
@@ -171,9 +167,8 @@ def answer_paths(episode: Episode, record: EpisodeRecord) -> list[AnswerPath | N
     paths: list[AnswerPath | None] = [AnswerPath() if found else None for found in golds]
     # A question is decided at its last step, or at the episode's last step if it had none.
     last = dict.fromkeys(range(len(golds)), len(episode.steps) - 1)
-    last |= {
-        index: place for place, step in enumerate(episode.steps) for index in step.observation.asked
-    }
+    for place, step in enumerate(episode.steps):
+        last |= dict.fromkeys(step.observation.asked, place)
     memory = Contents()
     for place, step in enumerate(episode.steps):
         for index, found in enumerate(golds):
@@ -191,9 +186,8 @@ def answer_paths(episode: Episode, record: EpisodeRecord) -> list[AnswerPath | N
 
 def holds(texts: Iterable[str], normalized: Sequence[str]) -> bool:
     """Return whether a text contains one of the normalised answers as whole words."""
-    return bool(normalized) and any(
-        f" {answer} " in _padded(text) for text in texts for answer in normalized
-    )
+    padded = [_padded(text) for text in texts]
+    return any(f" {answer} " in text for text in padded for answer in normalized)
 
 
 @lru_cache(maxsize=4096)
