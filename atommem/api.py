@@ -17,14 +17,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from atommem.config import EmbedderConfig, PolicyConfig, fields_of, is_loopback, without_addresses
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Turn
-from atommem.episode import Step
+from atommem.episode import Observation, Step
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.memory.log import Entry, Operation
-from atommem.observation import Observation
 from atommem.policy.contract import Policy
 from atommem.policy.opening import load_tokenizer, open_policy
+from atommem.rollout import Agent, Session
 from atommem.run import Checkpoint, RunConfig, build_agent, make_run
-from atommem.session import Agent, Session
 from atommem.session_state import SessionState
 
 FORMAT = 1

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from atommem.api import Answer, AsyncMemory, SavedMemory, decode, read_file
 from atommem.arguments import Parser, given_flags
-from atommem.blocking import ended_by_ctrl_c
 from atommem.errors import ConfigError, check_writable
+from atommem.process import ended_by_ctrl_c
 from atommem.run import Checkpoint, add_run_settings
 
 EXIT_UNANSWERED = 3

@@ -22,23 +22,22 @@ from rich.text import Text
 from atommem.actions import MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec, Body
 from atommem.arguments import Command, Parser, given_flags, make, run_command
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.description import TaskDescription
 from atommem.dialects import SHIPPED, Dialect, dialect_names, get_dialect
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.environment import (
     EnvironmentConfig,
     EnvironmentFactory,
+    TaskDescription,
     environment_config,
     environment_names,
     find_environment,
 )
-from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner, Limits
+from atommem.episode import Episode, Observation, StopReason
 from atommem.errors import AtomMemError, ConfigError, DialectError, OutageError
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder
+from atommem.rollout import EpisodeRunner, Limits
 from atommem.run import RunConfig, build_agent
 from atommem.tokens import ApproximateTokenizer
 from atommem.trace import read_trace, write_trace

@@ -19,10 +19,10 @@ from atommem.actions import CREATE, MEMORY_ACTIONS, OUR_KINDS, READ, SCRATCHPAD,
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect, Section, fill, split_template
 from atommem.environment import EnvironmentFactory
+from atommem.episode import Observation, Piece
 from atommem.errors import ConfigError, DialectError
 from atommem.grammar import THINK
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation, Piece
 from atommem.text_safety import (
     Headings,
     SegmentEncoder,

@@ -23,7 +23,7 @@ from atommem.environment import (
 )
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling, check_sampling
-from atommem.session import Agent
+from atommem.rollout import Agent
 
 
 def _default_environment() -> EnvironmentConfig:

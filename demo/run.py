@@ -45,12 +45,11 @@ from atommem.envs.synthetic.world import make_task, task_name
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks, write_json
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.eval.output import TRACES
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
-from atommem.session import Agent
+from atommem.rollout import Agent, EpisodeRunner
 from atommem.train.checkpoints import checkpoint_to_resume, list_checkpoints, remove_checkpoint
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.logs.console import (

@@ -15,8 +15,7 @@ from tqdm import tqdm
 from atommem import plugins
 from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
-from atommem.description import TaskDescription
-from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
+from atommem.environment import DEFAULT_ENVIRONMENT, TaskDescription, find_environment
 from atommem.envs.benchmarks.conversations import QUESTIONS
 from atommem.envs.benchmarks.locomo import read_locomo, read_wording
 from atommem.envs.provenance import check_out, describe_file, write_provenance

@@ -14,8 +14,8 @@ from atommem.envs.scoring.judge import LLMJudge, make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
+from atommem.episode import StopReason
 from atommem.errors import ConfigError
-from atommem.observation import StopReason
 from atommem.tokens import Tokenizer
 
 

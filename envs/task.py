@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atommem.description import QuestionDescription, TaskDescription
-from atommem.observation import Piece
+from atommem.environment import QuestionDescription, TaskDescription
+from atommem.episode import Piece
 
 
 @dataclass(frozen=True, slots=True)

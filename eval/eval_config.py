@@ -10,22 +10,20 @@ from functools import cache
 from typing import Any
 
 from atommem.arguments import Parser, make, split_config
-from atommem.blocking import ended_by_ctrl_c
 from atommem.config import (
-    EmbedderConfig,
     PolicyConfig,
     check_choice,
     check_least,
     check_probabilities,
     setting,
 )
-from atommem.embedding.embedder import Embedder
 from atommem.environment import make_environments
 from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method, Setup
 from atommem.policy.opening import check_window, open_policy, policy_identity
+from atommem.process import ended_by_ctrl_c
 from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
 
 
@@ -92,6 +90,11 @@ class EvalRun:
         return {**asdict(self.config), **asdict(self.policy), **self.run.to_flat()}
 
     @property
+    def models(self) -> str:
+        """Key of the policy and embedder that it needs open."""
+        return repr((self.policy, self.run.embedder))
+
+    @property
     def policy(self) -> PolicyConfig:
         """The policy, which every evaluation names."""
         if self.run.policy is None:
@@ -140,7 +143,7 @@ def eval_parser(environment: str) -> Parser:
 class EvalContext:
     """Holds an open policy and embedder; a context manager that closes them.
 
-    Opening another policy or embedder closes the previous one first: two models may not fit.
+    Opening others closes them first: two models may not fit.
 
     Args:
         slots: Bounds the episodes of all methods together; None bounds each by `max_in_flight`.
@@ -148,17 +151,17 @@ class EvalContext:
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
-        self._policy: tuple[PolicyConfig, Any] | None = None
-        self._embedder: tuple[EmbedderConfig, Embedder] | None = None
+        self._key = ""
+        self._policy: Any = None
+        self._embedder: Any = None
         self._environments: dict[str, Any] = {}
-        self._policy_stack, self._embedder_stack = AsyncExitStack(), AsyncExitStack()
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EvalContext:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        async with self._embedder_stack, self._policy_stack:
-            pass
+        await self._stack.aclose()
 
     async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
         """Return the method, and the settings that its output folder must agree in.
@@ -169,16 +172,24 @@ class EvalContext:
             OutageError: A server is unreachable.
         """
         config, run = evaluation.config, evaluation.run
-        policy = await self._open_policy(evaluation.policy)
+        if self._key != evaluation.models:
+            self._key, self._environments = "", {}
+            await self._stack.aclose()
+            with ended_by_ctrl_c():  # loading takes minutes
+                self._policy = open_policy(evaluation.policy)
+                self._embedder = open_embedder(run.embedder)
+            self._stack.push_async_callback(self._policy.close)
+            self._stack.push_async_callback(self._embedder.close)
+            self._key = evaluation.models
         key = repr(run.environment)
         if key not in self._environments:
-            self._environments[key] = make_environments(run.environment, policy.tokenizer)
-            self._policy_stack.push_async_callback(self._environments[key].close)
+            self._environments[key] = make_environments(run.environment, self._policy.tokenizer)
+            self._stack.push_async_callback(self._environments[key].close)
         environments = self._environments[key]
         setup = Setup(
             run=run,
-            policy=policy,
-            embedder=await self._open_embedder(run.embedder),
+            policy=self._policy,
+            embedder=self._embedder,
             environments=environments,
             max_in_flight=self._slots or evaluation.policy.max_in_flight,
             context_tokens=config.context_tokens,
@@ -188,29 +199,10 @@ class EvalContext:
         values |= environments.identity()
         left_out = run.environment.operational
         settings = {
-            "policy": await policy_identity(evaluation.policy, policy),
+            "policy": await policy_identity(evaluation.policy, self._policy),
             "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move
             "environment": {key: value for key, value in values.items() if key not in left_out},
             "chat_template_kwargs": run.chat_template_kwargs,
             "method": {"name": config.method},
         }
         return make_method(config.method, setup), settings
-
-    async def _open_policy(self, config: PolicyConfig) -> Any:
-        if self._policy is None or self._policy[0] != config:
-            self._policy, self._environments = None, {}
-            await self._policy_stack.aclose()
-            with ended_by_ctrl_c():  # loading takes minutes
-                policy = open_policy(config)
-            self._policy_stack.push_async_callback(policy.close)
-            self._policy = (config, policy)
-        return self._policy[1]
-
-    async def _open_embedder(self, config: EmbedderConfig) -> Embedder:
-        if self._embedder is None or self._embedder[0] != config:
-            self._embedder = None
-            await self._embedder_stack.aclose()
-            with ended_by_ctrl_c():
-                self._embedder = (config, open_embedder(config))
-            self._embedder_stack.push_async_callback(self._embedder[1].close)
-        return self._embedder[1]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from atommem.description import TaskDescription
+from atommem.environment import TaskDescription
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.task_files import write_json
 from atommem.episode import Episode

@@ -19,7 +19,8 @@ from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, DataError
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import SUMMARY, OutputFolder
-from atommem.garbage import frozen_heap
+from atommem.process import frozen_heap
+
 
 @dataclass
 class Budget:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -114,7 +114,6 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         build: How a benchmark's tasks are built.
         world: The synthetic world, of which there are `n` tasks.
         file: Of ``atommem data``, MemAgent's or LoCoMo's.
-        optional: Left out without ``--benchmarks``, instead of refused.
         settings: Override the suite's settings.
     """
 
@@ -127,7 +126,6 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     n: int = 0
     seed: int = 42
     file: str = ""
-    optional: bool = False
     settings: dict[str, Any] = {}
 
     @property
@@ -217,11 +215,6 @@ class SuiteRun:
         """Its output folder."""
         return Path(self.evaluation.config.out)
 
-    @property
-    def models(self) -> str:
-        """Key of the policy and embedder that it needs open."""
-        return repr((self.evaluation.policy, self.evaluation.run.embedder))
-
 
 def load_suite(path: str | Path) -> Suite:
     """Read a suite from a path or a shipped name.
@@ -240,7 +233,9 @@ def parse_suite(values: Any) -> Suite:
     """Make a suite from the contents of its file; raises like `load_suite`."""
     own = msgspec.convert(values, dict[str, Any])
     rows = msgspec.convert(own.pop("rows", []), list[Row])
-    rows += [row for grid in msgspec.convert(own.pop("grid", []), list[Grid]) for row in grid.rows()]
+    rows += [
+        row for grid in msgspec.convert(own.pop("grid", []), list[Grid]) for row in grid.rows()
+    ]
     data = msgspec.convert(own.pop("data", []), list[dict[str, Any]])
     columns = [column for item in data for column in _columns(item)]
     suite = replace(msgspec.convert(own, Suite), columns=tuple(columns), rows=tuple(rows))
@@ -334,7 +329,7 @@ def expand(
     parsed: dict[str, EvalRun] = {}
 
     def parse(row: Row) -> EvalRun:
-        given = _row_settings(row, suite, settings)
+        given = _row_settings(row, settings)
         if repr(given) not in parsed:
             parsed[repr(given)] = parse_arguments(others, given)
         return parsed[repr(given)]
@@ -347,23 +342,18 @@ def expand(
         own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
         changes = {**embedder, **column.settings, **row.settings, **own}
         runs.append(SuiteRun(row, column, seed, parse(row).replace(changes)))
-    order = list(dict.fromkeys(run.models for run in runs))
-    return sorted(runs, key=lambda run: order.index(run.models))
+    order = list(dict.fromkeys(run.evaluation.models for run in runs))
+    return sorted(runs, key=lambda run: order.index(run.evaluation.models))
 
 
-def _row_settings(row: Row, suite: Suite, settings: dict[str, Any]) -> dict[str, Any]:
+def _row_settings(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` with the row's policy; server settings are for rows on servers only."""
     names = ("policy", *_SERVER_SETTINGS)
     own = {name: row.settings[name] for name in names if name in row.settings}
-    given = [settings | own, settings, *(each.settings for each in suite.rows)]
-    on_servers = [_on_server(values.get("policy")) for values in given]
-    if on_servers[0] is False and any(on_servers):
+    policy = own.get("policy", settings.get("policy"))
+    if policy and not is_server([policy] if isinstance(policy, str) else policy):
         settings = {key: value for key, value in settings.items() if key not in _SERVER_SETTINGS}
     return settings | own
-
-
-def _on_server(policy: str | list[str] | None) -> bool | None:
-    return is_server([policy] if isinstance(policy, str) else policy[:1]) if policy else None
 
 
 def load_columns(
@@ -409,21 +399,23 @@ def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> 
         names = ", ".join(f"{benchmark.name}/{name}" for name in benchmark.files[column.split])
         raise ConfigError(f"{benchmark.name} needs --benchmarks, a folder with one of {names}.")
     files = benchmark.find(column.split, benchmarks)
-    aliases = [file for file in (files[0].with_name(ALIASES),) if benchmark.name == TWOWIKI]
-    aliases = [file for file in aliases if file.is_file()]
+    named = files[0].with_name(ALIASES)
+    aliases = (named,) if benchmark.name == TWOWIKI and named.is_file() else ()
     settings = {
         "benchmark": benchmark.name,
         "split": column.split,
         **asdict(build),
         "inputs": [describe_file(file) for file in (*files, *aliases)],
     }
-    # Columns of one benchmark are adjacent: keep one pool.
-    pool = partial(_read_pool, benchmark.name, tuple(files), tuple(aliases))
-    tasks = lambda: build_tasks(pool(), build, benchmark.name, column.split)  # noqa: E731
-    return _build(column, cache, settings, tasks)
+
+    def make_tasks() -> Iterable[Task]:
+        pool = _read_pool(benchmark.name, tuple(files), aliases)
+        return build_tasks(pool, build, benchmark.name, column.split)
+
+    return _build(column, cache, settings, make_tasks)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # adjacent columns of one benchmark share it
 def _read_pool(name: str, files: tuple[Path, ...], aliases: tuple[Path, ...]) -> Pool:
     benchmark = get_benchmark(name)
     for file in aliases:
@@ -435,7 +427,10 @@ def _read_pool(name: str, files: tuple[Path, ...], aliases: tuple[Path, ...]) ->
 
 
 def _build(
-    column: Column, cache: Path, settings: Mapping[str, Any], make_tasks: Callable[[], Iterable[Task]]
+    column: Column,
+    cache: Path,
+    settings: Mapping[str, Any],
+    make_tasks: Callable[[], Iterable[Task]],
 ) -> Path:
     inputs = [item["sha256"] for item in settings.get("inputs", ())]  # not names and places
     content = {**settings, "inputs": inputs, "atommem": version("atommem")}

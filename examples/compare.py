@@ -11,8 +11,8 @@ from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
-from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
+from atommem.rollout import EpisodeRunner
 
 
 async def evaluated(policy: str, tasks: list[Task]) -> EvalResult:

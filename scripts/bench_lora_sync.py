@@ -28,9 +28,9 @@ from atommem.demo.run import Demo
 from atommem.embedding import make_embedder
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task_files import save_tasks
-from atommem.episode_runner import EpisodeRunner
 from atommem.eval.runner import evaluate
 from atommem.policy.server_pool import Adapter, ServerPool
+from atommem.rollout import EpisodeRunner
 from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse

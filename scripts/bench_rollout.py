@@ -33,10 +33,10 @@ from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy import server as policy_server
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import completion_request
+from atommem.rollout import EpisodeRunner, Limits
 
 GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}

@@ -35,7 +35,7 @@ from atommem.embedding.embedder import Vectors
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import Accepted, Admission, Candidate, Refused, Rule, StoreState
 from atommem.rules import check
-from atommem.rules.ratings import FEATURES
+from atommem.rules.eviction import FEATURES
 from atommem.tokens import ApproximateTokenizer
 
 SECONDS = 2.0

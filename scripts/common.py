@@ -103,9 +103,9 @@ async def evaluate_variants(
 ) -> dict[str, Any]:
     """Evaluate the policy in `folder` on `tasks` under the settings of each variant."""
     from atommem.config import load_config
-    from atommem.episode_runner import EpisodeRunner
     from atommem.eval.runner import evaluate
     from atommem.policy.local import LocalPolicy
+    from atommem.rollout import EpisodeRunner
 
     policy = LocalPolicy.from_pretrained(folder)
     results = {}

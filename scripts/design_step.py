@@ -22,9 +22,9 @@ from common import command_line, make_agent
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
-from atommem.episode_runner import EpisodeRunner
 from atommem.memory.log import MemoryView, to_json
 from atommem.policy.scripted import ScriptedPolicy
+from atommem.rollout import EpisodeRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import tokenizer_shapes

@@ -14,8 +14,8 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
+from atommem.episode import Observation
 from atommem.memory.log import Operation, Outcome
-from atommem.observation import Observation
 from atommem.trace import Trace, read_trace
 
 COLORS = {

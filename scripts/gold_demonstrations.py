@@ -24,8 +24,8 @@ from atommem.dialects import Dialect
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
-from atommem.episode_runner import EpisodeRunner
 from atommem.policy.scripted import ScriptedPolicy
+from atommem.rollout import EpisodeRunner
 from atommem.trace import write_trace
 
 _SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"”)]*")

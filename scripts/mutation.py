@@ -30,10 +30,9 @@ FILES = (
         "atommem/grammar.py",
         "atommem/prompts.py",
         "atommem/memory/memory.py",
-        "atommem/session.py",
+        "atommem/rollout.py",
     ),
     *(
-        "atommem/episode_runner.py",
         "train/objective/advantages.py",
         "train/objective/loss.py",
         "train/packing/trie.py",

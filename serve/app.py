@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from atommem.garbage import frozen_heap
+from atommem.process import frozen_heap
 from atommem.serve import memory_routes, openai_routes
 from atommem.serve.conversations import Conversations
 from atommem.serve.events import NotFoundError

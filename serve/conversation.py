@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from atommem.api import answer_question
-from atommem.episode import Step
+from atommem.episode import Observation, Step
 from atommem.errors import AtomMemError, PromptTooLongError
 from atommem.memory.log import Entry, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import TextVectors
-from atommem.observation import Observation
+from atommem.rollout import Session
 from atommem.serve.conversation_log import SNAPSHOT_INTERVAL
 from atommem.serve.events import (
     BusyError,
@@ -28,7 +28,6 @@ from atommem.serve.events import (
     update_unread,
 )
 from atommem.serve.resources import Resources
-from atommem.session import Session
 from atommem.session_state import SessionState
 from atommem.trace import step_record
 

@@ -17,10 +17,10 @@ from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.environment import find_environment
 from atommem.envs.questions_shown import TrainedFor, trained_for
+from atommem.episode import Observation
 from atommem.errors import ConfigError
-from atommem.observation import Observation
+from atommem.rollout import Agent
 from atommem.servers.vllm_process import VllmServer
-from atommem.session import Agent
 
 _HASHED_BYTES = 1 << 20
 

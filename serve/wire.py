@@ -33,6 +33,7 @@ from atommem.errors import (
     PromptTooLongError,
 )
 from atommem.memory.log import Entry, Operation, Outcome
+from atommem.rollout import StepTimeoutError
 from atommem.serve.conversation import Answer, CheckpointError
 from atommem.serve.events import (
     BusyError,
@@ -42,7 +43,6 @@ from atommem.serve.events import (
     KeyReusedError,
     NotFoundError,
 )
-from atommem.session import StepTimeoutError
 from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}

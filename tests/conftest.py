@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from atommem.garbage import frozen_heap
+from atommem.process import frozen_heap
 
 # No test asks the hub for a name that is not a folder.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -16,10 +16,9 @@ from atommem.cli import main as atommem
 from atommem.environment import EnvironmentFactory, environment_config, make_environments
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
-from atommem.episode_runner import EpisodeRunner
-from atommem.observation import Observation
+from atommem.episode import Observation
 from atommem.policy.contract import Completion, Sampling
-from atommem.session import Agent
+from atommem.rollout import Agent, EpisodeRunner
 
 
 class WordTokenizer:

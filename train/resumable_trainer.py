@@ -19,7 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
-from atommem.garbage import frozen_heap
+from atommem.process import frozen_heap
 from atommem.train import checkpoints
 from atommem.train.errors import (
     WRITE_ERRORS,

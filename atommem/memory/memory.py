@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from atommem.actions import CREATE, DELETE, MEMORY_KINDS, READ, SCRATCHPAD, UPDATE, Action
-from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.errors import ConfigError
@@ -50,6 +49,7 @@ from atommem.memory.store import (
     digests_of,
     embed_texts,
 )
+from atommem.process import ActivityClock
 from atommem.tokens import Tokenizer, cut_to_tokens
 
 CUT = "cut"

@@ -69,7 +69,7 @@ class Completion:
 class Policy(Protocol):
     """Map a prompt to a completion.
 
-    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or a `session.ObservationPolicy`.
+    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or a `rollout.ObservationPolicy`.
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:

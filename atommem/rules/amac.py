@@ -21,7 +21,7 @@ from atommem.memory.rules import (
     Rule,
     StoreState,
 )
-from atommem.rules.ratings import PRIORS, kind_of, novelty
+from atommem.rules.eviction import PRIORS, kind_of, novelty
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
-from atommem.description import TaskShape
-from atommem.environment import Score, StepResult, Turn
+from atommem.environment import Score, StepResult, TaskShape, Turn
 from atommem.envs.chunking import chunk_task, chunk_text, chunks_of_documents
 from atommem.envs.longdoc.evidence_recall import evidence_recall
 from atommem.envs.longdoc.fact_recall import fact_recall, gold_documents
@@ -22,8 +21,7 @@ from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.questions_shown import arrivals, drawn_mode
 from atommem.envs.task import ByIdentity, Question, Task, questions_piece
-from atommem.episode import Episode
-from atommem.observation import Observation, Piece
+from atommem.episode import Episode, Observation, Piece
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 

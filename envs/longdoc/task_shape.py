@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from atommem.description import TaskShape
+from atommem.environment import TaskShape
 from atommem.envs.chunking import chunk_task, joined_text
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task_files import iter_tasks

@@ -8,13 +8,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from atommem.description import TaskDescription
+from atommem.environment import TaskDescription
 from atommem.envs.scoring.statistics import clustered_estimate
 from atommem.envs.scoring.sufficiency import group_scores
-from atommem.episode import Episode
-from atommem.episode_stats import add_sums, episode_sums, means
+from atommem.episode import Episode, StopReason, add_sums, episode_sums, means
 from atommem.errors import DataError
-from atommem.observation import StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +53,10 @@ class EpisodeRecord:
         stop_reason, error: How it ended; `error` says what failed.
         reward, metrics: The environment's score; None and empty when failed, or where the task has no gold answers.
         questions: Empty when failed, and in environments that ask nothing.
-        sums: `atommem.episode_stats.episode_sums` of this episode.
+        sums: `atommem.episode.episode_sums` of this episode.
         seconds: Wall-clock of the whole episode.
         prompt_tokens, completion_tokens: Of every call whose answer arrived, also if the episode failed later.
-        group: What its task shares with others (`atommem.description.TaskDescription`).
+        group: What its task shares with others (`atommem.environment.TaskDescription`).
     """
 
     task_id: str
@@ -280,7 +278,7 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         metric: The main score's name (`main_metric`).
         metrics: By name (`metric_names`), `atommem.envs.scoring.statistics.Estimate` as a dict (mean, low, high, n,
             clusters, effective_n); scores that nothing has are not there. MuSiQue-Full has `group_scores` too.
-        means: `atommem.episode_stats.means`: action rates per step, tokens, model calls (``steps``), retrievals,
+        means: `atommem.episode.means`: action rates per step, tokens, model calls (``steps``), retrievals,
             seconds and store size per episode, stop reasons.
         errors: How often each error message ended an episode.
     """

@@ -17,8 +17,8 @@ from atommem.arguments import field_names
 from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
+from atommem.episode import Observation
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation
 
 _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3

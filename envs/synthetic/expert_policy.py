@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from atommem.envs.synthetic.expert import Expert
+from atommem.episode import Observation
 from atommem.errors import PolicyError
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
 from atommem.tokens import Tokenizer
 

@@ -19,8 +19,7 @@ from atommem.actions import (
     calls,
     first,
 )
-from atommem.description import TaskShape
-from atommem.environment import Score, StepResult, Turn
+from atommem.environment import Score, StepResult, TaskShape, Turn
 from atommem.envs.chunking import chunk_text
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.task import Task, questions_piece
@@ -29,9 +28,8 @@ from atommem.envs.web.injections import injection_followed, shown_pages
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
-from atommem.episode import Episode
+from atommem.episode import Episode, Observation, Piece
 from atommem.memory.log import BETWEEN
-from atommem.observation import Observation, Piece
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,6 @@ def make_charts(results: Results) -> Charts:
                 charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
         for parameter, values in setting_lines(own).items():
             charts[f"{name} against {parameter}: {column}"] = _lines(values, parameter, name)
-        metrics = {*own["metric"]}
-        tests = [
-            test
-            for test in results["comparisons"]
-            if test["column"] == column and test["metric"] in metrics and test["units"]
-        ]
-        if tests:
-            charts[f"Differences in {name}: {column}"] = _differences(tests)
     known = scores.dropna(subset=["documents"]) if len(scores) else scores
     for dataset, values in known.groupby("dataset", sort=False) if len(known) else ():
         if values["documents"].nunique() > 1:
@@ -113,23 +105,3 @@ def _lines(values: pd.DataFrame, x: str, name: str) -> alt.LayerChart:
     y = alt.Y("mean", title=f"{name}, percent")
     bars = base.mark_rule().encode(y=alt.Y("low", title=y.title), y2="high")
     return bars + base.mark_line(point=True).encode(y=y)
-
-
-def _differences(tests: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
-    frame = pd.DataFrame(
-        {
-            "pair": f"{test['second']} - {test['first']}, p {test['p_holm']:.2g}",
-            "test": "significant" if test["significant"] else "not significant",
-            **{key: 100 * test[key] for key in ("low", "difference", "high")},
-        }
-        for test in tests
-    )
-    base = alt.Chart(frame).encode(
-        y=alt.Y("pair", sort=None, title=None, axis=alt.Axis(labelLimit=300)),
-        color=alt.Color("test", scale=_PALETTE, title=None),
-    )
-    zero = alt.Chart(pd.DataFrame({"zero": [0]})).mark_rule(strokeDash=[3, 3])
-    rules = base.mark_rule(strokeWidth=2)
-    rules = rules.encode(x=alt.X("low", title="difference, points [95%]"), x2="high")
-    points = base.mark_point(filled=True, size=70).encode(x="difference", shape="test")
-    return zero.encode(x="zero") + rules + points

@@ -17,11 +17,10 @@ import yaml
 from atommem.arguments import Parser
 from atommem.config import check_choice, fields_of
 from atommem.envs.task_files import write_json, write_text
-from atommem.errors import ConfigError, DataError, check_writable
+from atommem.errors import DataError, check_writable
 from atommem.eval.reporting.charts import Charts, make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.exports import write_inspect_logs, write_predictions
-from atommem.eval.reporting.inspection import inspect_traces
 from atommem.eval.reporting.results import RESULTS, Results, make_results
 from atommem.eval.reporting.tables import Table, incomplete_note, make_tables, score_frame
 from atommem.plugins import find_file
@@ -73,7 +72,7 @@ def write_report(
 ) -> list[Table]:
     """Write ``results.json``, tables, ``scores.csv``, ``report.html`` and ``plots/``.
 
-    Equal records and traces give equal files, in whatever order episodes ended.
+    Equal records give equal files, in whatever order episodes ended.
 
     Args:
         evaluations: In the order of the tables' rows.
@@ -81,13 +80,11 @@ def write_report(
         paper: Published table to show beside ours.
 
     Raises:
-        AtomMemError: Evaluations cannot be told apart, a row or table does not exist, or a trace is
-            damaged.
+        ConfigError: Evaluations cannot be told apart, or a row or table does not exist.
     """
     out, published = Path(out), paper and load_published(paper)
-    findings = inspect_traces(evaluations)
     title = clean(title)
-    results = make_results(evaluations, findings, title=title, reference=reference, base=out)
+    results = make_results(evaluations, title=title, reference=reference, base=out)
     if published:
         results["published"] = set_beside(published, results)
     tables, note, charts = make_tables(results), incomplete_note(results), make_charts(results)
@@ -117,7 +114,9 @@ def render_page(title: str, note: str, tables: Sequence[Table], charts: Charts) 
     for name, chart in charts.items():
         drawing = vl_convert.vegalite_to_svg(chart.to_dict())
         parts.append(f"<figure><figcaption>{escape(name)}</figcaption>{drawing}</figure>")
-    browse = "Episodes: <code>atommem report --export inspect</code>, then <code>inspect view</code>."
+    browse = (
+        "Episodes: <code>atommem report --export inspect</code>, then <code>inspect view</code>."
+    )
     return "\n".join([*parts, f"<p>{browse}</p></body></html>\n"])
 
 
@@ -172,7 +171,9 @@ def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
     for row in table["rows"]:
         own = [g for g in results["groups"] if g["row"] == row["row"] and not g["overflow"]]
         line = []
-        for column, paper in zip(table.get("costs") or table["columns"], row["values"], strict=True):
+        for column, paper in zip(
+            table.get("costs") or table["columns"], row["values"], strict=True
+        ):
             value = {"name": row["name"], "column": column, "paper": paper}
             if "costs" in table:
                 means = [g["means"][column] for g in own if g["means"].get(column) is not None]

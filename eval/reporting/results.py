@@ -38,6 +38,16 @@ LABELS = {
     "group_answer_sufficiency_em": "Grouped EM",
 }
 
+STAGES = (
+    "right",
+    "right otherwise",  # from the chunk, by knowledge or by luck
+    "shown, answered wrong",
+    "kept, not shown",
+    "entered, then lost",  # overwritten, deleted or evicted
+    "never entered",
+)
+"""How a question ended: right, or the first stage at which its answer was lost."""
+
 Results = dict[str, Any]
 Groups = dict[tuple[str, str], list[Evaluation]]
 """The evaluations of each row and column, one per seed."""
@@ -79,7 +89,6 @@ def group_evaluations(evaluations: Sequence[Evaluation]) -> Groups:
 
 def make_results(
     evaluations: Sequence[Evaluation],
-    findings: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
     *,
     title: str = "Evaluation",
     reference: str | None = None,
@@ -88,7 +97,6 @@ def make_results(
     """Compute the contents of ``results.json``.
 
     Args:
-        findings: What traces show (`inspection.inspect_traces`), by row and column.
         reference: Row that every other row is tested against, beside best against runner-up.
         base: Folder that paths are relative to.
 
@@ -125,14 +133,17 @@ def make_results(
                 "planned": sum(item.planned for item in group),
                 "bound": first.manifest.get("method", {}).get("name", first.method) in BOUNDS,
                 **summary,
-                "provenance": _provenance(first.manifest),
-                **(findings or {}).get((row, column), {}),
+                "lost": _lost_answers(records) if summary["means"].get("store_size") else {},
             }
         )
         by_seed = [summarize(item.records)["metrics"] for item in group]
         for metric in ordered(metrics):
             means = [found[metric]["mean"] for found in by_seed if metric in found]
-            line = {"metric": metric, **metrics[metric], "between_seeds": asdict(seed_spread(means))}
+            line = {
+                "metric": metric,
+                **metrics[metric],
+                "between_seeds": asdict(seed_spread(means)),
+            }
             results["scores"].append(key | line)
         results["breakdowns"] += [
             key | line | {"value": clean(line["value"])} for line in breakdowns(records)
@@ -144,6 +155,24 @@ def make_results(
 def paired_records(group: Iterable[Evaluation]) -> list[EpisodeRecord]:
     """Return the records of all seeds; equal task ids mean equal tasks."""
     return [record for item in group for record in item.paired_records()]
+
+
+def _lost_answers(records: Iterable[EpisodeRecord]) -> dict[str, int]:
+    """Count questions by stage, as far as tasks mark gold documents."""
+    counts = dict.fromkeys(STAGES, 0)
+    for record in records:
+        for question in record.questions if not record.overflowed else ():
+            facts = [question.metrics.get(name) for name in FACTS]
+            if question.right is None or None in facts:
+                continue
+            entered, kept, shown = facts
+            if question.right:
+                stage = STAGES[0] if shown else STAGES[1]
+            else:
+                lost_at = (shown, kept, entered, True)
+                stage = STAGES[2 + next(at for at, reached in enumerate(lost_at) if reached)]
+            counts[stage] += 1
+    return counts if any(counts.values()) else {}
 
 
 def best_rows(results: Results, metric: str) -> dict[str, str]:
@@ -164,30 +193,6 @@ def _evaluation(item: Evaluation, base: Path) -> dict[str, Any]:
         "tasks_sha256": item.tasks_digest,
         "episodes": len(item.records),
     }
-
-
-def _provenance(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Name checkpoint, embedder and settings."""
-    parts = ("policy", "memory", "method", "embedder", "environment", "sampling")
-    policy, memory, method, embedder, environment, sampling = (
-        manifest.get(name, {}) for name in parts
-    )
-    named = embedder.get("embedder") in ("sentence_transformer", "http")
-    by_document = environment.get("chunking") == "documents"
-    found = {
-        # The last two parts of a folder, so that reports do not name their machine.
-        "checkpoint": "/".join(str(policy.get("path") or "").split("/")[-2:]),
-        "model": policy.get("model"),
-        "commit": policy.get("commit"),
-        "temperature": sampling.get("temperature"),
-        "max tokens": sampling.get("max_tokens"),
-        "templates": memory.get("templates"),
-        "embedder": embedder.get("embedder_model" if named else "embedder"),
-        "chunk": "a document" if by_document else environment.get("chunk_tokens"),
-        "k": memory.get("retrieve_k") or method.get("retrieve_k"),
-        "capacity": memory.get("capacity"),
-    }
-    return {heading: str(value) for heading, value in found.items() if value not in (None, "")}
 
 
 def _comparisons(groups: Groups, results: Results) -> list[dict[str, Any]]:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from atommem.episode_stats import action_names
+from atommem.episode import action_names
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.inspection import STAGES
 from atommem.eval.reporting.results import FACTS, METRICS, Results, best_rows, label, ordered
 
 COSTS = {
@@ -47,12 +46,10 @@ NOTES = {
     "independent units, tasks better, worse, equal, p of the sign-flip test. Bold: significant at "
     "{alpha:g} after Holm.",
     "breakdowns": "Percent [95% interval]. Not tested.",
-    "lost": "Percent of the questions counted (n), by the first stage at which the answer was "
-    "lost: by the facts of gold sentences, or by the words of the gold answer.",
-    "costs": "Means per task. Seconds are an episode's own, while others run beside it. Retrieval "
-    "precision: share of shown entries that hold a gold answer.",
+    "lost": "Percent of the questions with an answer in a gold document (n), by the first stage at "
+    "which the answer was lost.",
+    "costs": "Means per task. Seconds are an episode's own, while others run beside it.",
     "rates": "Means per step.",
-    "provenance": "From run.json.",
 }
 Lines = dict[str, dict[str, str]]
 """Cells by row and heading."""
@@ -84,20 +81,25 @@ class Table:
         text = "\n".join(f"| {' | '.join(map(_escape_markdown, line))} |" for line in lines)
         return f"## {self.title}\n\n{text}\n\n{self.note}\n"
 
+    def text(self) -> str:
+        """Render plain text for a terminal, with a line per heading."""
+        frame = self.frame.T
+        return f"{self.title}\n{frame.to_string(header=len(frame.columns) > 1)}\n"
+
     def latex(self) -> str:
         """Render a ``table`` environment; needs booktabs and graphicx."""
         body = self.frame.to_latex(escape=True)
         caption = re.sub(r"([&%$#_{}])", r"\\\1", f"{self.title}. {self.note}")
+        body = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", body)
         return (
             f"\\begin{{table}}\n\\centering\\small\n\\caption{{{caption}}}\n"
-            f"\\resizebox{{\\textwidth}}{{!}}{{%\n{_set_bold(body, r'\\textbf{', '}')}}}\n"
-            "\\end{table}\n"
+            f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}\n\\end{{table}}\n"
         )
 
     def html(self) -> str:
         """Render a ``table`` element with its heading and note."""
         with pd.option_context("display.max_colwidth", None):
-            body = _set_bold(self.frame.to_html(border=0), "<strong>", "</strong>")
+            body = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", self.frame.to_html(border=0))
         return f"<h3>{escape(self.title)}</h3>{body}<p>{escape(self.note)}</p>"
 
 
@@ -196,7 +198,9 @@ def _score_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
             found = [scores[row, name, metric] for name in columns if (row, name, metric) in scores]
             if len(found) == len(columns) and not any("overflow" in text for text in line.values()):
                 # The mean of the intervals: as if the datasets varied together.
-                line["average"] = _format_estimate(pd.DataFrame(found)[["mean", "low", "high"]].mean())
+                line["average"] = _format_estimate(
+                    pd.DataFrame(found)[["mean", "low", "high"]].mean()
+                )
     for (section, title), lines in tables.items():
         yield Table(section, title, lines, NOTES[section].format(**results))
 
@@ -262,40 +266,31 @@ def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[T
         "lost": "Where answers are lost",
         "costs": "Costs",
         "rates": "Actions per step",
-        "provenance": "Provenance",
     }
     actions = action_names(*(group["means"] for group in groups))
     rates = {**{name: f"actions/{name}" for name in actions}, **RATES}
     tables: dict[str, Lines] = {section: {} for section in titles}
     for group in groups:
         means, row = group["means"], group["row"]
-        if (lost := group.get("lost")) and lost["counted"]:
-            shares = {name: 100 * lost[stage] / lost["counted"] for stage, name in STAGES.items()}
-            line = {name: f"{share:.1f}" for name, share in shares.items()}
-            tables["lost"][row] = {"n": f"{lost['counted']:,}", **line}
+        if lost := group["lost"]:
+            count = sum(lost.values())
+            shares = {stage: f"{100 * found / count:.1f}" for stage, found in lost.items()}
+            tables["lost"][row] = {"n": f"{count:,}", **shares}
         costs = tables["costs"].setdefault(row, {"episodes": f"{group['episodes']:,}"})
         for heading, (key, digits) in COSTS.items():
             if means.get(key) is not None:
                 costs[heading] = f"{means[key]:,.{digits}f}"
-        if group.get("retrieval_precision") is not None:
-            costs["retrieval precision"] = f"{group['retrieval_precision']:.3f}"
         tables["rates"][row] = {
             heading: f"{means.get(key) or 0:,.3f}"
             for heading, key in rates.items()
             if any(other["means"].get(key) for other in groups)
         }
-        seeds = ", ".join(map(str, group["seeds"]))
-        tables["provenance"][row] = {**group["provenance"], "seeds": seeds}
     for section, lines in tables.items():
         yield Table(section, f"{titles[section]}: {column}", lines, NOTES[section])
 
 
 def _mark(text: str, bold: bool = True) -> str:
     return f"**{text}**" if bold else text
-
-
-def _set_bold(text: str, start: str, end: str) -> str:
-    return re.sub(r"\*\*(.+?)\*\*", lambda found: f"{start}{found[1]}{end}", text)
 
 
 def _escape_markdown(text: str) -> str:

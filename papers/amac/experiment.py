@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from atommem.rules.amac import read_utility
-from atommem.rules.ratings import kind_of
+from atommem.rules.eviction import kind_of
 from papers.amac.decisions import Decisions, Flags, best_threshold, decided, f1
 from papers.amac.factors import Array, confidences, type_priors
 from papers.amac.whole_conversations import leave_one_out

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.locomo_scores import stem
 from atommem.rules.amac import rouge_l
-from atommem.rules.ratings import PRIORS, kind_of
+from atommem.rules.eviction import PRIORS, kind_of
 
 Array = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import pytest
 
 from atommem.errors import ConfigError, DataError
 from atommem.rules.amac import rouge_l
-from atommem.rules.ratings import kind_of
+from atommem.rules.eviction import kind_of
 from papers.amac import described, experiment, factors
 from papers.amac.whole_conversations import leave_one_out
 from papers.experience import Bank, Experience

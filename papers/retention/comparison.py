@@ -19,7 +19,6 @@ from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import write_text
-from atommem.episode_runner import EpisodeRunner
 from atommem.eval.output import SUMMARY
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.report_cli import write_report
@@ -28,6 +27,7 @@ from atommem.eval.suite import Suite, SuiteRun, SyntheticData, expand, slug
 from atommem.eval.suite_cli import run_all
 from atommem.eval.suite_tasks import TaskCache
 from atommem.policy.local import LocalPolicy
+from atommem.rollout import EpisodeRunner
 from atommem.run import build_agent
 from papers.retention.claims import Column, mean_em, near_specialist
 from papers.retention.fitting import fit, save

@@ -12,7 +12,7 @@ import numpy as np
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.memory.rules import Numbers
-from atommem.rules.ratings import FEATURES, text_features
+from atommem.rules.eviction import FEATURES, text_features
 from papers.retention.streams import Embedded
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atommem.memory.rules import Numbers
-from atommem.rules.ratings import FEATURES, GreedyOracle
+from atommem.rules.eviction import FEATURES, GreedyOracle
 from papers.journal import Journal
 from papers.retention.fitting import features_of, fit, save
 from papers.retention.streams import Embedded, Scores, keep, score

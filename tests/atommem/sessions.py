@@ -13,9 +13,8 @@ from atommem.embedding.embedder import TextKind, Vectors
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
-from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.policy.contract import Completion, Sampling
-from atommem.session import Agent, Session
+from atommem.rollout import Agent, EpisodeRunner, Limits, Session
 from tests.fakes import ListPolicy, WordTokenizer, longdoc, reading
 
 TASK = Task(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atommem.activity import ActivityClock
+from atommem.process import ActivityClock
 
 
 def test_activity_clock_overlapping_intervals_count_once() -> None:

@@ -23,11 +23,11 @@ from atommem.actions import (
 )
 from atommem.dialects import fill, get_dialect, load_templates, register_dialect
 from atommem.environment import find_environment
-from atommem.episode_runner import EpisodeRunner
+from atommem.episode import StopReason
 from atommem.errors import DialectError
 from atommem.grammar import parse_whole
 from atommem.memory.log import MemoryView
-from atommem.observation import StopReason
+from atommem.rollout import EpisodeRunner
 from tests.atommem import sessions
 from tests.atommem.sessions import saying
 from tests.atommem.test_episode import TASK

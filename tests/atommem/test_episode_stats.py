@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
-from atommem.episode import Episode, Step
-from atommem.episode_stats import add_sums, episode_sums, means
+from atommem.episode import Episode, Observation, Step, StopReason, add_sums, episode_sums, means
 from atommem.memory.log import MemoryView, Operation, Outcome
-from atommem.observation import Observation, StopReason
 
 
 def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, size: int) -> Step:

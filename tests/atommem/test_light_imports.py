@@ -40,5 +40,5 @@ def test_import_atommem_loads_no_heavy_package() -> None:
     alone, faces, whole = (set(json.loads(line)) for line in result.stdout.splitlines())
     assert not {"numpy", "faiss", "yaml", "rich", "httpx"} & alone
     assert not HEAVY & faces
-    assert {"atommem.episode_runner", "atommem.policy.local"} <= whole
+    assert {"atommem.rollout", "atommem.policy.local"} <= whole
     assert not whole & (HEAVY | {f"atommem.{room}" for room in ROOMS})

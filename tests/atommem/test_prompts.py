@@ -7,9 +7,9 @@ import pytest
 from atommem.actions import ANSWER_ACTION, ActionSpec, Body
 from atommem.config import MemoryConfig
 from atommem.dialects import Section, get_dialect
+from atommem.episode import Observation, Piece
 from atommem.errors import ConfigError, DialectError
 from atommem.memory.log import MemoryView, Retrieved
-from atommem.observation import Observation, Piece
 from atommem.prompts import PromptBuilder, shown_tools
 from atommem.text_safety import SegmentEncoder, guard_text
 from tests.fakes import WordTokenizer, longdoc, reading

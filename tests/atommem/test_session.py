@@ -17,7 +17,7 @@ from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
 from atommem.memory.log import Snapshot
 from atommem.policy.contract import Completion
-from atommem.session import Session, StepTimeoutError
+from atommem.rollout import Session, StepTimeoutError
 from atommem.session_state import SessionFile, SessionState, vectors_path
 from tests.atommem.sessions import Embeds, Waits, agent, saying, turns
 from tests.fakes import ListPolicy, WordEmbedder, reading

@@ -25,9 +25,9 @@ from atommem.dialects import (
 )
 from atommem.environment import find_environment
 from atommem.envs.scoring.judge import quoted
+from atommem.episode import Observation, Piece
 from atommem.errors import DialectError
 from atommem.memory.log import MemoryView, Retrieved
-from atommem.observation import Observation, Piece
 from atommem.prompts import PromptBuilder
 from atommem.text_safety import (
     Headings,

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from atommem.envs.task import Document
-from atommem.episode import Episode
+from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, TraceError
-from atommem.observation import StopReason
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import render_trace
 from tests.atommem.test_episode import ANSWER, TASK, runner

@@ -19,7 +19,7 @@ from atommem.demo.recipe import FULL, LIMITED, WEB, Recipe
 from atommem.demo.results import check_bars, print_outcome, summarize
 from atommem.demo.run import Progress
 from atommem.envs.scoring.records import EvalResult
-from atommem.episode_stats import episode_sums
+from atommem.episode import episode_sums
 from atommem.errors import ConfigError
 from atommem.policy.local import LocalPolicy
 from atommem.trace import read_trace

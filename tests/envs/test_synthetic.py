@@ -23,9 +23,9 @@ from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.envs.web.site.expert import BrowsingExpert
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.memory.log import Outcome
 from atommem.policy.contract import Sampling
+from atommem.rollout import EpisodeRunner
 from tests.fakes import WordTokenizer, command, longdoc, make_episode_runner
 
 

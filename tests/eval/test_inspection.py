@@ -8,10 +8,9 @@ import pytest
 
 from atommem.actions import Action
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
-from atommem.episode import Episode, Step
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.eval.reporting.inspection import AnswerPath, Inspection, Stage, answer_paths, holds
 from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
-from atommem.observation import Observation, StopReason
 from tests.fakes import reading
 
 

@@ -13,14 +13,14 @@ from typing import Any
 from atommem.config import MemoryConfig
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
 from atommem.envs.task import Document, Question, Task
-from atommem.episode_runner import EpisodeRunner
-from atommem.episode_stats import episode_sums
+from atommem.episode import episode_sums
 from atommem.errors import AtomMemError, OutageError
 from atommem.eval.methods import make_method
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.eval.reporting.results import make_results
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
+from atommem.rollout import EpisodeRunner
 from tests.eval.methods.toys import TextPolicy, make_setup
 from tests.fakes import WordTokenizer
 

@@ -79,7 +79,7 @@ def make_task(
 def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any) -> Any:
     from atommem.config import MemoryConfig
     from atommem.policy.contract import Sampling
-    from atommem.session import Agent
+    from atommem.rollout import Agent
 
     return Agent(
         policy=policy,
@@ -106,7 +106,7 @@ def completion(token_ids: list[int], text: str) -> Any:
 async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list[dict[str, Any]]:
     """Each step's actions, problems, operations and view, with outcomes for rules."""
     from atommem.memory.log import to_json
-    from atommem.session import Session
+    from atommem.rollout import Session
 
     session = Session(agent, key)
     steps = []

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
-from atommem.description import QuestionDescription, TaskDescription
-from atommem.episode import Episode, Step
+from atommem.environment import QuestionDescription, TaskDescription
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation, StopReason
 from atommem.policy.contract import Sampling
+from atommem.process import ActivityClock
 from atommem.train.objective.rows import Row
 from tests.fakes import word_level
 

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.config import EmbedderConfig
-from atommem.description import TaskShape
-from atommem.environment import EnvironmentFactory, make_environments
+from atommem.environment import EnvironmentFactory, TaskShape, make_environments
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name

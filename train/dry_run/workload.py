@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from atommem.actions import MEMORY_KINDS
 from atommem.config import MemoryConfig
-from atommem.description import TaskShape
 from atommem.dialects import get_dialect
-from atommem.environment import EnvironmentFactory
+from atommem.environment import EnvironmentFactory, TaskShape
 from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView
 from atommem.policy.local import read_tokenizer

@@ -25,12 +25,11 @@ from typing import Any
 
 from rich.console import Console
 
-from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
-from atommem.description import TaskDescription
-from atommem.episode import Episode, Step
-from atommem.episode_stats import add_value, episode_sums, means
+from atommem.environment import TaskDescription
+from atommem.episode import Episode, Step, add_value, episode_sums, means
 from atommem.memory.log import POLICY, Contents
+from atommem.process import ActivityClock
 from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
 from atommem.train.logs.reporters import report_table

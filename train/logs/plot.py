@@ -9,7 +9,7 @@ from typing import Any
 
 from atommem.arguments import Parser
 from atommem.envs.task_files import replacing
-from atommem.episode_stats import action_names
+from atommem.episode import action_names
 from atommem.errors import DataError, check_writable
 from atommem.train.logs.console import METRICS_FILE, held_out_score, read_metrics
 

@@ -27,11 +27,11 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from atommem.config import MemoryConfig
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError, ConfigError, OutageError
 from atommem.policy.contract import Completion
 from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
+from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.logs.episodes import SYNC, WAIT, RolloutLog, rollout_means
 from atommem.train.loops.grpo_trainer import EpisodesHook

@@ -24,10 +24,9 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
-from atommem.episode import Episode
-from atommem.episode_stats import add_sums
+from atommem.episode import Episode, add_sums
 from atommem.errors import OutageError
-from atommem.garbage import no_full_collection
+from atommem.process import no_full_collection
 from atommem.train.logs.console import OnEpisode
 from atommem.train.logs.episodes import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu

@@ -13,9 +13,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.rollouts import TaskOrder
 
 Result = TypeVar("Result")

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from atommem.episode import Episode
+from atommem.episode import Episode, StopReason
 from atommem.errors import DataError
-from atommem.observation import StopReason
 
 NORMALIZATIONS = ("token", "step", "trajectory", "constant")
 LOSS_TYPES = {"dapo": "token", "grpo": "step", "dr_grpo": "constant", "cispo": "token"}

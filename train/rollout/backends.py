@@ -10,8 +10,8 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from trl.models.utils import unwrap_model_for_generation
 
-from atommem.episode_runner import EpisodeRunner
 from atommem.policy.local import LocalPolicy
+from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.train_config import TrainConfig
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner, run_jobs
+from atommem.rollout import EpisodeRunner, run_jobs
 from atommem.train.objective.advantages import compression_reward, group_advantages, has_variance
 from atommem.train.objective.rows import EpisodeSize
 from atommem.train.rollout.groups import RolloutGroup

@@ -12,9 +12,9 @@ from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError
 from atommem.policy.vllm_engine import VllmEnginePolicy
+from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import AdapterPublisher, check_servable, named_weights

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner, Kept
+from atommem.rollout import EpisodeRunner, Kept
 from atommem.train.objective.advantages import (
     compression_reward,
     group_advantages,

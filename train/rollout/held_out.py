@@ -59,7 +59,7 @@ def held_out_metrics(records: Sequence[Any]) -> dict[str, float]:
 
     Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
     and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
-    sources, and `atommem.episode_stats.means`.
+    sources, and `atommem.episode.means`.
     """
     summary = summarize(records)
     scores = summary["metrics"]

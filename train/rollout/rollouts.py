@@ -10,11 +10,10 @@ import torch
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentConfig
-from atommem.episode_runner import EpisodeRunner, Limits
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling
+from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits
 from atommem.run import RunConfig, build_agent
-from atommem.session import ENCODE_THREADS
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.train_config import TrainConfig
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from peft import PeftModel
 
-from atommem.episode_runner import EpisodeRunner
-from atommem.episode_stats import add_sums
+from atommem.episode import add_sums
 from atommem.errors import OutageError
 from atommem.policy.server_pool import ServerPool
+from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.rollout.weight_sync import WeightSync, make_weight_sync

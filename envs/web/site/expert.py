@@ -12,8 +12,8 @@ from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.envs.web.site.world import DIRECTORY, HOME, OLD, ORDERS, REGISTERS
+from atommem.episode import Observation
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation
 
 _ORDER = re.compile(rf"<({'|'.join(ORDERS)})> .+? </\1>")
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from atommem.actions import ANSWER, ANSWER_ACTION, Action, ActionSpec, Body, Call, first
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, StepResult, Turn
-from atommem.observation import Observation, Piece, StopReason
+from atommem.episode import Observation, Piece, StopReason
 from atommem_atlas.tasks import Task, build, describe, read_tasks
 
 

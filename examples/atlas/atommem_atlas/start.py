@@ -20,12 +20,11 @@ from atommem.demo.recipe import PolicySize
 from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
 from atommem.embedding import make_embedder
 from atommem.environment import environment_config
-from atommem.episode_runner import EpisodeRunner
+from atommem.episode import Observation
 from atommem.eval.runner import evaluate
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation
 from atommem.policy.contract import Completion, Sampling
-from atommem.session import Agent
+from atommem.rollout import Agent, EpisodeRunner
 from atommem.train.checkpoints import GenerationSettings
 from atommem_atlas import Atlas
 from atommem_atlas.tasks import Task, read_tasks

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from atommem.description import QuestionDescription, TaskDescription
+from atommem.environment import QuestionDescription, TaskDescription
 from atommem.errors import DataError
 
 PEOPLE = ("ada", "ben", "cleo", "dan", "eva")

@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atommem.actions import Action
-from atommem.description import TaskShape
-from atommem.environment import Turn
+from atommem.environment import TaskShape, Turn
 from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
+from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError
-from atommem.observation import Observation, StopReason
 from tests.fakes import WordTokenizer
 
 ANSWER, READ = "answer", "read"

@@ -15,8 +15,8 @@ from atommem.envs.longdoc.environment import LongDocEnvironments, needed_chunks
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.questions_shown import MODES, drawn_mode, trained_for
 from atommem.envs.task import Document, Question, Task
+from atommem.episode import Observation
 from atommem.memory.log import MemoryView
-from atommem.observation import Observation
 from atommem.prompts import PromptBuilder
 from tests.envs.longdoc.test_longdoc import factory
 from tests.fakes import WordTokenizer

@@ -13,9 +13,8 @@ from atommem.envs.longdoc.environment import chunk_observation, question_observa
 from atommem.envs.longdoc.evidence_recall import evidence_recall
 from atommem.envs.longdoc.fact_recall import fact_recall, facts_of
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, Step
+from atommem.episode import Episode, Observation, Step
 from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved, Source
-from atommem.observation import Observation
 
 FACTS = Task(
     "t",

@@ -16,10 +16,9 @@ from atommem.envs.scoring.answers import score_answers
 from atommem.envs.scoring.judge import LLMJudge, Verdict, quoted, read_verdict
 from atommem.envs.scoring.judge_config import PROMPT, JudgeConfig, judge_prompt, judge_settings
 from atommem.envs.task import Question, Task
-from atommem.episode import Episode
-from atommem.episode_runner import set_score
+from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, DataError, JudgeError, OutageError
-from atommem.observation import StopReason
+from atommem.rollout import set_score
 from atommem.servers.chat import ChatReply
 from atommem.servers.client import ServerClient
 from atommem.trace import read_trace, write_trace

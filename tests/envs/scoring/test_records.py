@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from atommem.cli import main
-from atommem.description import QuestionDescription, TaskDescription
-from atommem.environment import Environment, Score, find_environment
+from atommem.environment import (
+    Environment,
+    QuestionDescription,
+    Score,
+    TaskDescription,
+    find_environment,
+)
 from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.records import (
     EpisodeRecord,
@@ -22,10 +27,9 @@ from atommem.envs.scoring.records import (
     summarize,
 )
 from atommem.envs.task import Document, Question, Task, describe_task
-from atommem.episode import Episode
+from atommem.episode import Episode, StopReason
 from atommem.errors import DataError
 from atommem.eval.runner import evaluate
-from atommem.observation import StopReason
 from tests.eval.toys import make_runner, make_task
 
 TASK = TaskDescription(

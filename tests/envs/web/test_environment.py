@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.description import TaskShape
-from atommem.environment import EnvironmentFactory, environment_config, make_environments
+from atommem.environment import EnvironmentFactory, TaskShape, environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
-from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
+from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.memory.log import Source
-from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
+from atommem.rollout import EpisodeRunner
 from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
 
 PAGES = (

@@ -19,8 +19,8 @@ from atommem.environment import environment_config
 from atommem.envs.web import mcp_source
 from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.sources import make_sources
+from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError, OutageError
-from atommem.observation import Observation, StopReason
 from tests.envs.web.test_environment import ANSWER, call, play, use
 
 pytest.importorskip("mcp")

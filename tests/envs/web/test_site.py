@@ -20,8 +20,8 @@ from atommem.envs.web.injections import injection_followed
 from atommem.envs.web.site.expert import BrowsingExpert, BrowsingFaults
 from atommem.envs.web.site.world import SiteConfig, generate_sites
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.policy.contract import Sampling
+from atommem.rollout import EpisodeRunner
 from tests.envs.test_synthetic import em, runner_of
 from tests.envs.web.net.internet import answering, serving
 from tests.envs.web.net.test_faults import DIRECT

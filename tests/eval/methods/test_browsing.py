@@ -12,10 +12,9 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Task
-from atommem.episode import Episode
+from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError
 from atommem.eval.methods import Setup, make_method
-from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
 from tests.envs.web.test_environment import ANSWER, PAGES, call, make_task
 from tests.eval.methods.toys import make_setup

@@ -13,12 +13,12 @@ from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
 from atommem.envs.chunking import joined_text
 from atommem.envs.task import Task
-from atommem.episode_runner import EpisodeRunner
+from atommem.episode import StopReason
 from atommem.errors import ConfigError, DataError, OutageError, PolicyError, PromptTooLongError
 from atommem.eval.methods import METHODS, READERS, make_method
 from atommem.eval.runner import evaluate
-from atommem.observation import StopReason
 from atommem.policy.contract import Sampling
+from atommem.rollout import EpisodeRunner
 from atommem.trace import read_trace
 from tests.envs.web.test_environment import ANSWER
 from tests.eval.methods.toys import TASK, make_setup, right, shown_documents

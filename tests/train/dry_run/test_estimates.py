@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from atommem.description import TaskShape
+from atommem.environment import TaskShape
 from atommem.errors import ConfigError
 from atommem.trace import write_trace
 from atommem.train.dry_run.memory import Precision, Run, estimate_memory

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from atommem.activity import ActivityClock
 from atommem.config import MemoryConfig
-from atommem.description import TaskDescription
+from atommem.environment import TaskDescription
 from atommem.envs.task import describe_task
-from atommem.episode_stats import add_sums
+from atommem.episode import add_sums
+from atommem.process import ActivityClock
 from atommem.train.logs.episodes import (
     RolloutLog,
     SampleEpisodes,

@@ -13,9 +13,9 @@ from peft import LoraConfig
 
 from atommem.embedding.hashing import HashingEmbedder
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import BudgetSpentError
 from atommem.policy.server_pool import ServerPool
+from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.logs.console import (

@@ -77,7 +77,7 @@ def test_carried_group_is_sampled_by_two_versions(
 ) -> None:
     """The third task reads six chunks where others read one, so it runs into the second update."""
     documents = [(Document("", "c0 city"),) * (6 if index == 2 else 1) for index in range(8)]
-    monkeypatch.setattr("atommem.episode_runner.set_score", score_even_tokens)
+    monkeypatch.setattr("atommem.rollout.set_score", score_even_tokens)
     trained: list[list[Episode]] = []
     trainer, recorder = make_real_trainer(
         tmp_path,

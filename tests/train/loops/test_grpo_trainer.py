@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from atommem.episode import Episode
-from atommem.observation import StopReason
+from atommem.episode import Episode, StopReason
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.objective.advantages import group_advantages
 from tests.train.harness import (

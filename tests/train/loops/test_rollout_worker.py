@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
+from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
-from atommem.observation import StopReason
 from atommem.policy.contract import Completion, Sampling
+from atommem.rollout import EpisodeRunner
 from atommem.train.loops import rollout_worker as worker_module
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.rollout.rollouts import TaskOrder

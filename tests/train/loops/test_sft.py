@@ -13,10 +13,10 @@ from atommem.config import MemoryConfig
 from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
 from atommem.errors import ConfigError, TraceError
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
+from atommem.rollout import EpisodeRunner
 from atommem.trace import write_trace
 from atommem.train.checkpoints import last_checkpoint
 from atommem.train.errors import TrainingInterrupted

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atommem.episode import Observation, Piece
 from atommem.memory.log import Operation
-from atommem.observation import Observation, Piece
 from atommem.train.objective.advantages import (
     compression_reward,
     group_advantages,

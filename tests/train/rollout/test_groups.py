@@ -9,7 +9,7 @@ import pytest
 from trl.trainer.utils import RepeatSampler
 
 from atommem.episode import Episode
-from atommem.episode_runner import EpisodeRunner
+from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.groups import RolloutGroup, run_groups
 from atommem.train.rollout.rollouts import TaskOrder
 from tests.train.toys import ToyTask

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from atommem.envs.web.net.reader_tools import Direct
-from atommem.episode import Episode
-from atommem.observation import StopReason
+from atommem.episode import Episode, StopReason
 from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
 from tests.envs.web.test_environment import ANSWER, call, play
 

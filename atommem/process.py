@@ -1,0 +1,105 @@
+"""A process at work: wall-clock shares, Ctrl-C while nothing is awaited, and the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class ActivityClock:
+    """Measure for how long at least one activity of a kind was going on.
+
+    A second with 200 pending requests counts as one, so that times are shares of the wall clock.
+    Times of different kinds may overlap. For one event loop.
+
+    Args:
+        now: A monotonic clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._running: dict[str, int] = {}
+        self._since: dict[str, float] = {}
+        self._total: dict[str, float] = {}
+
+    @contextmanager
+    def busy(self, kind: str) -> Iterator[None]:
+        """Count the time of the block for `kind`."""
+        if not self._running.get(kind):
+            self._since[kind] = self._now()
+        self._running[kind] = self._running.get(kind, 0) + 1
+        try:
+            yield
+        finally:
+            self._running[kind] -= 1
+            if not self._running[kind]:
+                self._add(kind, self._now())
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each kind since the last call."""
+        now = self._now()
+        for kind, running in self._running.items():
+            if running:
+                self._add(kind, now)
+                self._since[kind] = now
+        total, self._total = self._total, {}
+        return total
+
+    def _add(self, kind: str, until: float) -> None:
+        self._total[kind] = self._total.get(kind, 0.0) + until - self._since[kind]
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C raise `KeyboardInterrupt` at once, while nothing is awaited.
+
+    asyncio's handler only cancels the main task, which takes effect at its next await.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    asyncios = threading.current_thread() is threading.main_thread() and callable(before)
+    if asyncios:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if asyncios:
+            signal.signal(signal.SIGINT, before)
+
+
+_frozen = False  # gc.get_freeze_count takes a tenth of a second
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Exclude the present objects from collections, unless they are frozen already.
+
+    Importing torch, transformers and TRL leaves half a million objects. A full collection takes a
+    third of a second, in which no thread runs, whenever surviving objects have grown by a quarter.
+    """
+    global _frozen
+    if _frozen or gc.get_freeze_count():
+        yield
+        return
+    gc.collect()  # garbage would be frozen too
+    gc.freeze()
+    _frozen = True
+    try:
+        yield
+    finally:
+        _frozen = False
+        gc.unfreeze()
+
+
+@contextmanager
+def no_full_collection() -> Iterator[None]:
+    """Disable full collections, which the caller makes while few objects are alive."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
