@@ -23,20 +23,15 @@ from atommem.plugins import find_file
 
 _Config = TypeVar("_Config")
 _ALIASES = {
-    "lr": ("learning_rate",),
-    "model": ("model_name_or_path",),
-    "model_path": ("model_name_or_path", "policy"),
-    "epochs": ("num_train_epochs",),
-    "batch_size": ("per_device_train_batch_size",),
-    "group_size": ("num_generations",),
-    "max_new_tokens": ("max_completion_length", "max_tokens"),
-    "max_tokens": ("max_completion_length",),
-    "kl_coef": ("beta",),
-    "k": ("retrieve_k",),
-    "top_n": ("retrieve_k",),
-    "output": ("output_dir", "out"),
-    "output_dir": ("out",),
-    "checkpoint": ("policy",),
+    "lr": "learning_rate",
+    "model": "model_name_or_path",
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "group_size": "num_generations",
+    "max_new_tokens": "max_completion_length",
+    "kl_coef": "beta",
+    "output": "output_dir",
+    "checkpoint": "policy",
 }
 """Names in other tools -> ours."""
 _KINDS = {
@@ -55,9 +50,9 @@ class NumberRange(tuple[int, int]):
     @classmethod
     def parse(cls, value: Any) -> NumberRange:
         """Raise ValueError unless `value` is a number, a range or a pair."""
-        numbers = [int(number) for number in re.findall(r"\d+", str(value))]
         if not re.fullmatch(r"\d+|\d+-\d+|[\[(]\d+, \d+[\])]", str(value)):
             raise ValueError(f"{value!r}")
+        numbers = [int(number) for number in re.findall(r"\d+", str(value))]
         return cls((numbers[0], numbers[-1]))
 
 
@@ -100,18 +95,20 @@ class Parser(jsonargparse.ArgumentParser):
             leave_out: Fields without a flag. Fields that have a flag already are skipped.
             hidden: Show them in the help with `show_all` only.
         """
-        found = {
-            item.name: (item, hint)
-            for config in configs
-            for item, hint in _typed_fields(config)
-            if item.init and item.name not in leave_out
-        }
+        found = {}
+        for config in configs:
+            hints = typing.get_type_hints(config)
+            found |= {
+                item.name: (item, hints[item.name])
+                for item in fields(config)
+                if item.init and item.name not in leave_out
+            }
         group = self.add_argument_group(title)
-        known = {action.dest for action in self._actions}
+        known = set(self.setting_names())
         for name in found if names is None else names:
             if name in found and name not in known:
                 known.add(name)
-                self._add_field(group, *found[name], hidden=hidden)
+                self._add_field(group, *found[name], hidden=hidden and not self._show_all)
 
     def setting_names(self) -> list[str]:
         """Return the names of all flags so far."""
@@ -133,12 +130,12 @@ class Parser(jsonargparse.ArgumentParser):
         text = item.metadata.get("help") or ""
         if not self._show_all:
             text = re.split(r"(?<=[a-z)])[.;] ", text, maxsplit=1)[0].rstrip(".;:")
-        if default not in (None, "", [], MISSING) and "default" not in text:
-            pair = isinstance(default, tuple)
-            shown = "-".join(map(str, dict.fromkeys(default))) if pair else default
-            text += f" (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
-        shown_help = text.replace("%", "%%")
-        options["help"] = argparse.SUPPRESS if hidden and not self._show_all else shown_help
+        if default not in (None, "", []) and "default" not in text:
+            shown = str(default).lower() if isinstance(default, bool) else default
+            if isinstance(default, tuple):
+                shown = "-".join(map(str, dict.fromkeys(default)))
+            text += f" (default: {shown})"
+        options["help"] = argparse.SUPPRESS if hidden else text.replace("%", "%%")
         group.add_argument(f"--{item.name}", default=default, **options)
 
     def read(
@@ -153,7 +150,7 @@ class Parser(jsonargparse.ArgumentParser):
             ConfigError: A setting is unknown, missing, or has a value of another type. Unknown
                 names in `stored` are skipped.
         """
-        known = {action.dest for action in self._actions}
+        known = set(self.setting_names())
         given = {name: value for name, value in (stored or {}).items() if name in known}
         given |= values or {}
         if given:
@@ -165,13 +162,9 @@ class Parser(jsonargparse.ArgumentParser):
         return parsed
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
-        """As argparse's; NaN is refused."""
+        """Parse as argparse does."""
         # jsonargparse's own namespace has methods, such as `keys`, that hide settings.
-        parsed = argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
-        for name, value in vars(parsed).items():
-            if isinstance(value, float) and value != value:
-                raise ConfigError(f"{name}={value}: not a number. Give a finite number.")
-        return parsed
+        return argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return `values` converted to the types of their flags.
@@ -179,13 +172,11 @@ class Parser(jsonargparse.ArgumentParser):
         Raises:
             ConfigError: A name is unknown, or a value has another type.
         """
-        actions = {action.dest: action for action in self._actions}
+        lists = {action.dest for action in self._actions if action.nargs == "*"}
         given = dict(values)
-        for name, value in given.items():
-            if name not in actions:
-                self.error(f"Option '{name}' is not accepted")
-            if actions[name].nargs == "*" and not isinstance(value, list):
-                given[name] = [] if value is None else [value]
+        for name in lists & given.keys():
+            value = given[name]
+            given[name] = value if isinstance(value, list) else [] if value is None else [value]
         checked = dict(self.parse_object(given, defaults=False).items())
         return {name: checked[name] for name in given}
 
@@ -195,30 +186,21 @@ class Parser(jsonargparse.ArgumentParser):
         raise ConfigError(f"{self._explain(message)}{hint}") from ex
 
     def _explain(self, message: str) -> str:
+        """Return jsonargparse's message as ``name=value: constraint.``"""
         text = " ".join(message.split())
         if found := re.match(r"unrecognized arguments: (.*)|Option '(.*)' is not accepted", text):
             words = (found[1] or found[2]).split()
             flag = next((word for word in words if word.startswith("-")), words[0])
-            return f"{shorten(' '.join(words))}: unknown setting{self._suggest(flag)}."
-        if found := re.match(r"(?:Parser key \"|argument -*)(\w+)\"?.*?: (.*)$", text):
-            name, reason = found.groups()
-            action = next((action for action in self._actions if action.dest == name), None)
-            value = re.search(
-                r"(?:Got value: |Given value: |invalid \w+ value: '?|choice: ')(.*)", text
-            )
-            value = value or re.search(r": (.+) not among choices", text)
-            shown = "" if value is None else re.sub(r"'?( \(choose from .*)?$", "", value[1])
-            if action is not None and "expected" not in reason.partition(" ")[0]:
-                kind = _describe(action)
-                hint = suggest(shown.strip("'"), action.choices or ())
-                return f"{name}={shorten(shown)}: give {kind}{hint}."
-        return f"{shorten(text, 600).rstrip('.')}."
-
-    def _suggest(self, flag: str) -> str:
-        name = flag.partition("=")[0].lstrip("-").replace("-", "_")
-        known = self.setting_names()
-        alias = next((other for other in _ALIASES.get(name, ()) if other in known), None)
-        return f" (did you mean {alias}?)" if alias else suggest(name, known)
+            name = flag.partition("=")[0].lstrip("-").replace("-", "_")
+            hint = suggest(_ALIASES.get(name, name), self.setting_names())
+            return f"{shorten(' '.join(words))}: unknown setting{hint}."
+        found = re.match(r"(?:Parser key \"|argument -*)(\w+)\"?", text)
+        action = next((item for item in self._actions if found and item.dest == found[1]), None)
+        if action is None or "expected" in text:
+            return f"{shorten(text, 600).rstrip('.')}."
+        value = re.split(r" \(choose| not among", text.rpartition(": ")[2])[0].strip("'")
+        hint = suggest(value, action.choices or ())
+        return f"{action.dest}={shorten(value)}: give {_describe(action)}{hint}."
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -228,11 +210,27 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=30, width=min(80, get_terminal_size().columns))
 
 
+def _parts(hint: Any) -> list[Any]:
+    """Return the types of a union without None, or the one type."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [part for part in (typing.get_args(hint) if union else (hint,)) if part is not NoneType]
+
+
+def _describe(action: Any) -> str:
+    """Return the values that a flag accepts, in words."""
+    if action.choices:
+        return f"one of {', '.join(map(str, action.choices))}"
+    hint = getattr(action, "_typehint", None) or action.type
+    if hint is NumberRange or getattr(hint, "__self__", None) is NumberRange:
+        return "a number or a range such as 1-4"
+    words = [_KINDS.get(typing.get_origin(part) or part) for part in _parts(hint)]
+    return " or ".join(dict.fromkeys(word for word in words if word)) or "another value"
+
+
 def make(config: type[_Config], parsed: argparse.Namespace | Mapping[str, Any]) -> _Config:
-    """The dataclass `config` from the parsed flags of its fields."""
+    """Make the dataclass `config` from the parsed flags of its fields."""
     values = parsed if isinstance(parsed, Mapping) else vars(parsed)
-    names = [item.name for item in fields(config) if item.init and item.name in values]  # type: ignore[arg-type]
-    return config(**{name: values[name] for name in names})
+    return config(**{name: values[name] for name in field_names(config) if name in values})
 
 
 def field_names(config: type) -> list[str]:
@@ -272,8 +270,6 @@ def pop_flags(argv: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list
 def split_config(argv: Sequence[str], folder: str) -> tuple[list[str], dict[str, Any]]:
     """Split ``--config FILE|NAME`` off a command line; later files win.
 
-    A file's ``base`` names another one whose settings it changes.
-
     Raises:
         ConfigError: A file is missing, or is not a YAML mapping.
     """
@@ -293,7 +289,7 @@ def split_config(argv: Sequence[str], folder: str) -> tuple[list[str], dict[str,
 
 
 def load_yaml(path: Path, folder: str) -> dict[str, Any]:
-    """The settings in a YAML file, on top of those of its ``base``.
+    """Return the settings in a YAML file, on top of those of the file that its ``base`` names.
 
     Raises:
         ConfigError: It cannot be read or is not a mapping.
@@ -338,25 +334,3 @@ def run_command(prog: str, commands: Mapping[str, Command], argv: Sequence[str])
         module, _, attribute = run.partition(":")
         run = getattr(import_module(module), attribute)
     return int(run(list(argv[1:])) or 0)
-
-
-def _typed_fields(config: type) -> list[tuple[Any, Any]]:
-    hints = typing.get_type_hints(config)
-    return [(item, hints[item.name]) for item in fields(config)]
-
-
-def _parts(hint: Any) -> list[Any]:
-    """Return the types of a union without None, or the one type."""
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return [part for part in (typing.get_args(hint) if union else (hint,)) if part is not NoneType]
-
-
-def _describe(action: Any) -> str:
-    """The values that a flag accepts, in words."""
-    if action.choices:
-        return f"one of {', '.join(map(str, action.choices))}"
-    hint = getattr(action, "_typehint", None) or action.type
-    if hint is NumberRange or getattr(hint, "__self__", None) is NumberRange:
-        return "a number or a range such as 1-4"
-    words = [_KINDS.get(typing.get_origin(part) or part) for part in _parts(hint)]
-    return " or ".join(dict.fromkeys(word for word in words if word)) or "another value"

@@ -12,6 +12,8 @@ from random import Random
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+
 from atommem.actions import MEMORY_KINDS
 from atommem.errors import ConfigError, suggest
 from atommem.hub import hub_name, only_here
@@ -68,8 +70,8 @@ class MemoryConfig:
         check_choice("layout", self.layout, LAYOUTS)
         for name in self.disabled_actions:
             check_choice("disabled_actions", name, MEMORY_KINDS)
-        check_least(self, retrieve_k=1, capacity=1)
-        check_least(self, scratchpad_tokens=1, query_tokens=1, entry_tokens=1)
+        limits = {"scratchpad_tokens": 1, "query_tokens": 1, "entry_tokens": 1}
+        check_least(self, retrieve_k=1, capacity=1, **limits)
         if any(capacity < 0 for capacity in self.capacities):
             raise ConfigError(
                 f"capacities={self.capacities}: at least 1 each, or 0 for no limit. Correct them."
@@ -116,11 +118,8 @@ class EmbedderConfig:
     @property
     def name(self) -> str:
         """The model, or the kind where there is no model."""
-        return (
-            self.embedder_model
-            if self.embedder in ("sentence_transformer", "http")
-            else self.embedder
-        )
+        has_model = self.embedder in ("sentence_transformer", "http")
+        return self.embedder_model if has_model else self.embedder
 
 
 @dataclass
@@ -238,38 +237,27 @@ def load_config(folder: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file is not a JSON object.
     """
-    path = Path(folder) / CONFIG_FILE
-    if not path.is_file():
-        found = _of_hub(str(folder))
-        if found is None:
-            return {}
-        path = found
+    local = Path(folder) / CONFIG_FILE
+    path = local if local.is_file() else _download(str(folder))
+    if path is None:
+        return {}
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise ConfigError(f"{path}: not valid JSON ({error}). Restore or delete it.") from error
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: not a JSON object. Restore or delete it.")
-    return without_addresses(loaded)
+        return without_addresses(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a JSON object ({error}). Restore or delete it.") from error
 
 
-def _of_hub(name: str) -> Path | None:
+def _download(name: str) -> Path | None:
     """Download the file of a model on the hub; None for a path or where it is not found."""
-    if (
-        name.count("/") != 1
-        or name.startswith((".", "/", "~"))
-        or Path(name.split("/")[0]).exists()
-    ):
+    is_path = name.startswith((".", "/", "~")) or Path(name.partition("/")[0]).exists()
+    if is_path or name.count("/") != 1:
         return None
     try:
         from huggingface_hub import hf_hub_download
 
         model, revision = hub_name(name)
-        return Path(
-            hf_hub_download(
-                model, CONFIG_FILE, revision=revision, local_files_only=only_here(model)
-            )
-        )
+        here = only_here(model)
+        return Path(hf_hub_download(model, CONFIG_FILE, revision=revision, local_files_only=here))
     except (ImportError, OSError, ValueError):
         return None
 

@@ -12,25 +12,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import yaml
 
 from atommem.actions import ANSWER, ANSWER_ACTION, CALL, MEMORY_ACTIONS, SCRATCHPAD, ActionSpec
-from atommem.errors import ConfigError, DialectError
+from atommem.errors import DialectError, suggest
 from atommem.grammar import Grammar
 from atommem.plugins import find_file
 from atommem.text_safety import TemplatePart
 
 SHIPPED = ("full", "compact", "memagent")
-PLACES = ("scratchpad", "store")
 _PLACEHOLDER = re.compile(r"\{([a-z_.]+)(:d)?\}")
-_REQUIRED = {"scratchpad": "text", "query": "text", "memory": "entries", "entry": "text"}
-_NEEDED_TAGS = (*(spec.name for spec in MEMORY_ACTIONS), ANSWER)
+_NEEDED = {
+    "scratchpad": ("text",),
+    "query": ("text",),
+    "memory": ("entries",),
+    "entry": ("handle", "text"),
+}
+"""The placeholders without which a field of `Templates` would show nothing."""
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
@@ -39,7 +44,7 @@ def fill(template: str, values: Mapping[str, object]) -> str:
 
 
 def split_template(template: str) -> list[TemplatePart]:
-    """The literal runs of a template, each with the placeholder behind it."""
+    """Return the literal runs of a template, each with the placeholder behind it."""
     parts = []
     end = 0
     for match in _PLACEHOLDER.finditer(template):
@@ -49,30 +54,24 @@ def split_template(template: str) -> list[TemplatePart]:
     return [*parts, TemplatePart(template[end:], "")]
 
 
-def placeholders(template: str) -> list[str]:
-    """The names in a template, in order."""
-    return [part.placeholder for part in split_template(template) if part.placeholder]
-
-
 @dataclass(frozen=True)
 class Templates:
     """The wording of a memory, and what holds a prompt together.
 
-    In every piece ``{tag.create}``, ``{tag.read}``, ``{tag.update}``, ``{tag.delete}``,
-    ``{tag.scratchpad}``, ``{tag.answer}`` and ``{tag.call}`` stand for the dialect's tag names.
+    In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for the dialect's
+    tag names.
 
     Attributes:
         chat: Send system and user messages through the tokenizer's chat template; otherwise the
             pieces are joined and encoded as plain text.
         join: Stands between two pieces.
         system: The instructions; ``{introduction}`` and ``{rules}`` are the environment's,
-            ``{actions}`` is where the enabled actions are explained.
+            ``{actions}`` explains the enabled actions.
         actions: One explanation per memory action; those of disabled actions are left out.
         call: Explains a tool that the environment does not explain: ``{name}``, ``{description}``,
             ``{schema}``.
-        places: Explain ``scratchpad`` and ``store``, as ``{places}`` in `system`. With actions
-            switched off so that one of them stays empty for ever, its explanation and its piece of
-            the prompt are left out. A set without `places` always has all pieces.
+        places: Explain ``scratchpad`` and ``store``, as ``{places}`` in `system`. A place that no
+            enabled action can fill is left out, with its piece of the prompt.
         scratchpad, query: ``{text}``.
         memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. A set for a dialect without a
             store leaves out `memory`, `query` and `entry`.
@@ -121,8 +120,8 @@ class Dialect:
     """How completions are read, with the templates that explain it to the model.
 
     Attributes:
-        tags: The tag of each memory action, of the answer and of tool calls (``call``); empty for a
-            dialect of whole completions. Other actions of an environment bring their own.
+        tags: The tag of each memory action, of the answer and of tool calls (``call``). Other
+            actions of an environment bring their own.
         whole: For a dialect without tags, the one action that a completion is as a whole, by phase.
     """
 
@@ -142,33 +141,25 @@ class Dialect:
         """
         specs = (*MEMORY_ACTIONS, *actions)
         if self.whole:
-            unknown = [phase for phase in phases if phase not in self.whole]
-            if unknown:
+            if unknown := [phase for phase in phases if phase not in self.whole]:
                 raise DialectError(
-                    f"dialect {self.name!r} reads whole completions in the phases "
-                    f"{', '.join(self.whole)}, and this environment has {', '.join(unknown)} as "
-                    "well: choose a dialect with tags."
+                    f"dialect={self.name}: reads whole completions in the phases "
+                    f"{', '.join(self.whole)}; this environment also has {', '.join(unknown)}. "
+                    "Give a dialect with tags."
                 )
             by_name = {spec.name: spec for spec in specs}
             whole = {phase: by_name[name] for phase, name in self.whole.items() if name in by_name}
             return Grammar({}, whole=whole)
         tools = {spec.name: spec for spec in actions if spec.is_tool}
-        tags: dict[str, ActionSpec] = {}
-        taken = {self.call_tag.lower()} if tools else set()
-        for spec in specs:
-            if spec.is_tool:
-                continue
-            tag = self.tag(spec)
-            if tag.lower() in taken:
-                raise DialectError(
-                    f"dialect {self.name!r} uses the tag {tag!r} for two actions: rename one."
-                )
-            taken.add(tag.lower())
-            tags[tag] = spec
-        return Grammar(tags, tools, self.call_tag if tools else None)
+        tagged = [spec for spec in specs if not spec.is_tool]
+        tags = [self.tag(spec) for spec in tagged]
+        _check_distinct(self.name, [*tags, self.call_tag] if tools else tags)
+        return Grammar(
+            dict(zip(tags, tagged, strict=True)), tools, self.call_tag if tools else None
+        )
 
     def tag(self, spec: ActionSpec) -> str:
-        """The tag of an action that is written with one."""
+        """Return the tag of an action that is written with one."""
         return self.tags.get(spec.name) or spec.tag or spec.name
 
     @property
@@ -177,8 +168,17 @@ class Dialect:
         return self.tags.get(CALL, "tool_call")
 
     def can_write(self, name: str) -> bool:
-        """Whether a memory action can be written in it."""
+        """Return whether a memory action can be written in it."""
         return name in self.tags or name in self.whole.values()
+
+
+def _check_distinct(dialect: str, tags: Sequence[str]) -> None:
+    lowered = [tag.lower() for tag in tags]
+    twice = sorted({tag for tag in lowered if lowered.count(tag) > 1})
+    if twice:
+        raise DialectError(
+            f"dialect={dialect}: uses the tag {twice[0]} for two actions. Rename one."
+        )
 
 
 _REGISTERED: dict[str, Dialect] = {}
@@ -195,53 +195,41 @@ def register_dialect(
         whole: The action that a completion is as a whole, by phase.
 
     Raises:
-        DialectError: The name is taken by another dialect, an action has no tag, two share one, or
-            there are both tags and `whole`.
+        DialectError: The name is taken by another dialect, an action has no tag, or two share one.
     """
     new = Dialect(name, MappingProxyType(dict(tags)), Templates(""), MappingProxyType(whole or {}))
-    lowered = [tag.lower() for tag in tags.values()]
-    if whole and tags:
-        raise DialectError(
-            f"dialect {name!r} reads whole completions: give an action for each phase, and no tags."
-        )
-    if not whole and (missing := [kind for kind in _NEEDED_TAGS if kind not in tags]):
-        raise DialectError(
-            f"dialect {name!r} has no tag for {', '.join(missing)}: name one for each."
-        )
-    if len(set(lowered)) != len(lowered):
-        raise DialectError(f"dialect {name!r} uses one tag for two actions: {sorted(lowered)}.")
+    needed = () if whole else (*(spec.name for spec in MEMORY_ACTIONS), ANSWER)
+    if missing := [kind for kind in needed if kind not in tags]:
+        raise DialectError(f"dialect={name}: no tag for {', '.join(missing)}. Name one for each.")
+    _check_distinct(name, list(tags.values()))
     if _REGISTERED.get(name, new) != new:
-        raise DialectError(f"dialect {name!r} is registered with other tags: choose another name.")
+        raise DialectError(f"dialect={name}: registered with other tags. Choose another name.")
     _REGISTERED[name] = new
 
 
 def dialect_names() -> list[str]:
-    """The registered names."""
+    """Return the registered names."""
     return sorted(_REGISTERED)
 
 
 def get_dialect(name: str, templates: str = "full") -> Dialect:
-    """The dialect `name` with the wording of `templates` (see `load_templates`).
+    """Return the dialect `name` with the wording of `templates` (see `load_templates`).
 
     Raises:
         DialectError: The name is not registered, the template file is missing or incomplete, or its
             wording is for another kind of dialect.
     """
     if name not in _REGISTERED:
+        known = ", ".join(dialect_names())
         raise DialectError(
-            f"unknown dialect {name!r}: give one of {', '.join(dialect_names())}, or register it."
+            f"dialect={name}: unknown{suggest(name, _REGISTERED)}. Give one of {known}."
         )
     dialect = replace(_REGISTERED[name], templates=load_templates(templates))
-    wording = dialect.templates
-    if dialect.whole and wording.actions:
+    if bool(dialect.whole) == bool(dialect.templates.entry):
+        store = "no store" if dialect.whole else "a store"
         raise DialectError(
-            f"templates {templates!r} explain tags, and dialect {name!r} has none: give templates "
-            "memagent or a file."
-        )
-    if not dialect.whole and not (wording.query and wording.memory and wording.entry):
-        raise DialectError(
-            f"templates {templates!r} have no query, memory or entry, and dialect {name!r} has a "
-            "store: its content would never be shown."
+            f"dialect={name}: has {store}, and templates={templates} are for dialects "
+            f"{'with' if dialect.whole else 'without'} one. Give other templates."
         )
     return dialect
 
@@ -281,37 +269,15 @@ def load_templates(name: str) -> Templates:
     """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``.
 
     Raises:
-        DialectError: The set or file is missing, is not YAML, has an unknown or missing field, or a
-            piece lacks the placeholder that it is for.
+        ConfigError: There is no such file.
+        DialectError: A field is unknown or missing, or lacks the placeholder that it is for.
     """
-    try:
-        path = (
-            Path(__file__).parent / "templates" / f"{name}.yaml"
-            if name in SHIPPED
-            else find_file("templates", name, "templates")
-        )
-    except ConfigError as error:
-        raise DialectError(
-            f"no template set {name!r}: give {', '.join(SHIPPED)}, or a file. {error}"
-        ) from error
-    templates: Templates = _record(Templates, path, _read(path))
-    for piece, placeholder in _REQUIRED.items():
-        text = getattr(templates, piece)
-        if text and placeholder not in placeholders(text):
-            raise DialectError(
-                f"{path}: field {piece} lacks {{{placeholder}}}, so its content would never be "
-                "shown."
-            )
-    if templates.entry and "handle" not in placeholders(templates.entry):
-        raise DialectError(
-            f"{path}: field entry lacks {{handle}}, so entries could not be updated or deleted."
-        )
-    if templates.places and (
-        sorted(templates.places) != sorted(PLACES) or "places" not in placeholders(templates.system)
-    ):
-        raise DialectError(
-            f"{path}: field places needs {' and '.join(PLACES)}, and {{places}} in field system."
-        )
+    shipped = Path(__file__).parent / "templates" / f"{name}.yaml"
+    path = shipped if name in SHIPPED else find_file("templates", name, "templates")
+    templates: Templates = _convert(Templates, path, _read(path))
+    for piece, needed in _NEEDED.items():
+        if text := getattr(templates, piece):
+            _check_placeholders(f"{path}: {piece}", text, needed)
     return templates
 
 
@@ -322,7 +288,7 @@ def load_section(
     pieces: Mapping[str, Sequence[str]],
     shown: Collection[str] | None = None,
 ) -> Section:
-    """The section of an environment in the template set `name`.
+    """Return the section of an environment in the template set `name`.
 
     A user's file may hold it (``environments``); the shipped sets are those that the environment
     brings. For a file without it, it is the environment's ``full``, or ``compact`` where the file
@@ -336,75 +302,54 @@ def load_section(
         shown: Those that it shows under its settings, and that must be there; unset: all.
 
     Raises:
-        DialectError: There is none, or it has an unknown field, or lacks a piece or a piece's
-            placeholder.
+        DialectError: There is none, or a field, piece or placeholder is unknown or missing.
     """
     templates = load_templates(name)
     if environment in templates.environments:
-        path = Path(f"{name}, environments.{environment}")
-        loaded = templates.environments[environment]
+        place = f"{name}, environments.{environment}"
+        section = _convert(Section, place, templates.environments[environment])
     else:
         wording = name if name in SHIPPED else "full" if templates.chat else "compact"
-        path = folder / f"{wording}.yaml"
-        if not path.is_file():
+        place = str(folder / f"{wording}.yaml")
+        section = _convert(Section, place, _read(Path(place)))
+    missing = set(pieces if shown is None else shown) - set(section.pieces)
+    if missing:
+        raise DialectError(f"{place}: pieces has no {min(missing)}. Word it.")
+    for piece, template in section.pieces.items():
+        if piece not in pieces:
+            known = ", ".join(pieces)
             raise DialectError(
-                f"environment {environment!r} has no wording {wording!r}: there is no {path}."
+                f"{place}: unknown piece {piece}{suggest(piece, pieces)}. Known are {known}."
             )
-        loaded = _read(path)
-    section: Section = _record(Section, path, loaded)
-    for piece, needed in pieces.items():
-        if piece in section.pieces:
-            missing = set(needed) - set(placeholders(section.pieces[piece]))
-            if missing:
-                raise DialectError(
-                    f"{path}: piece {piece} lacks {{{min(missing)}}}, so its content would never "
-                    "be shown."
-                )
-        elif shown is None or piece in shown:
-            raise DialectError(f"{path}: pieces lacks {piece}, which the environment shows.")
-    unknown = sorted(set(section.pieces) - set(pieces))
-    if unknown:
-        raise DialectError(
-            f"{path}: unknown piece {', '.join(unknown)}; known are {', '.join(pieces)}."
-        )
+        _check_placeholders(f"{place}: piece {piece}", template, pieces[piece])
     return section
 
 
 def _read(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DialectError(f"{path} is not valid YAML: {error}") from error
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DialectError(f"{path}: not a readable YAML file ({error}).") from error
 
 
-def _record(kind: Any, path: Path, loaded: Any) -> Any:
-    """`loaded` as a record of `kind`, with its fields checked."""
-    if not isinstance(loaded, dict):
-        raise DialectError(
-            f"{path} holds {type(loaded).__name__}, not a mapping of template fields."
-        )
-    known = {item.name: item for item in fields(kind)}
-    unknown = sorted(str(key) for key in loaded if key not in known)
-    if unknown:
-        raise DialectError(
-            f"{path}: unknown field {', '.join(unknown)}; known are {', '.join(known)}."
-        )
-    for name, item in known.items():
-        if name not in loaded:
-            if item.default is MISSING and item.default_factory is MISSING:
-                raise DialectError(f"{path}: missing field {name}.")
-            continue
-        value: Any = loaded[name]
-        declared = str(item.type)
-        expected: type = {"bool": bool, "str": str}.get(declared, dict)
-        if not isinstance(value, expected):
+def _convert(kind: Any, place: str | Path, loaded: Any) -> Any:
+    """Return `loaded` as a dataclass, its fields checked."""
+    known = [item.name for item in fields(kind)]
+    for name in loaded if isinstance(loaded, dict) else ():
+        if name not in known:
             raise DialectError(
-                f"{path}: field {name} is {type(value).__name__}, expected {expected.__name__}."
+                f"{place}: unknown field {name}{suggest(str(name), known)}. Known are "
+                f"{', '.join(known)}."
             )
-        if declared == "Mapping[str, str]":
-            for key, text in loaded[name].items():
-                if not isinstance(text, str):
-                    raise DialectError(
-                        f"{path}: {name}.{key} is {type(text).__name__}, expected str."
-                    )
-    return kind(**loaded)
+    try:
+        return msgspec.convert(loaded, kind)
+    except msgspec.ValidationError as error:
+        raise DialectError(f"{place}: {error}. Correct the field.") from error
+
+
+def _check_placeholders(place: str, template: str, needed: Sequence[str]) -> None:
+    missing = set(needed) - {part.placeholder for part in split_template(template)}
+    if missing:
+        raise DialectError(
+            f"{place} lacks {{{min(missing)}}}, so its content would never be shown. Add it."
+        )

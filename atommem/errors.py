@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class AtomMemError(Exception):
-    """Base class. Its message says what was wrong, with the value, and what to do."""
+    """Base class. Its message names what is wrong, with the value, and what to do."""
 
 
 class ConfigError(AtomMemError):
@@ -27,7 +27,7 @@ class DataError(AtomMemError):
 
 
 class TraceError(AtomMemError):
-    """A trace, or a session or memory that was put down, is missing, damaged or another's."""
+    """A trace, or a saved session or memory, is missing, damaged or another's."""
 
 
 class PolicyError(AtomMemError):
@@ -39,7 +39,7 @@ class PromptTooLongError(PolicyError):
 
 
 class UnknownModelError(PolicyError):
-    """The server does not serve a model of the name that was asked for."""
+    """The server does not serve a model of this name."""
 
 
 class JudgeError(AtomMemError):
@@ -61,7 +61,7 @@ class OutageError(AtomMemError):
 
 
 class BudgetSpentError(AtomMemError):
-    """Report an exhausted budget. Finished episodes are stored and count on resuming."""
+    """The budget is exhausted. Finished episodes are stored and count on resuming."""
 
 
 _REMEDIES = {
@@ -72,10 +72,6 @@ _REMEDIES = {
     errno.ENOSPC: "Free some space, or give a path on another disk",
     errno.EDQUOT: "Free some of your quota, or give a path on another disk",
     errno.ENOTDIR: "A part of the path is a file: give another path",
-    errno.EISDIR: "Give a file",
-    errno.EEXIST: "A file is in its place: give another path",
-    errno.ENAMETOOLONG: "Give a shorter path",
-    errno.ELOOP: "The links form a circle: give another path",
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",
 }
 
@@ -118,19 +114,16 @@ def check_writable(name: str, path: str | os.PathLike[str] | None, *, folder: bo
     """Raise ConfigError if the setting `name` is a path that cannot be written. Creates nothing."""
     if path is None:
         return
-    text, kind = os.fspath(path), "folder" if folder else "file"
-    if not text.strip() or "\0" in text:
-        raise ConfigError(f"{name}={text!r}: not a path. Give a {kind}.")
-    place = Path(text)
+    place, kind = Path(path), "folder" if folder else "file"
     try:
-        if place.exists() and not (place.is_dir() if folder else place.is_file()):
-            raise ConfigError(f"{name}={text}: not a {kind}. Give a {kind}.")
-        if place.is_symlink() and not place.exists():
-            raise ConfigError(f"{name}={text}: broken link. Give another path.")
+        if not str(path).strip() or (
+            place.exists() and not (place.is_dir() if folder else place.is_file())
+        ):
+            raise ConfigError(f"{name}={path}: not a {kind}. Give a {kind}.")
         parents = (parent for parent in place.absolute().parents if parent.exists())
         with tempfile.TemporaryFile(dir=place if place.is_dir() else next(parents)):
             pass
     except OSError as error:
         raise ConfigError(
-            f"{name}={shorten(text)}: {error.strerror or error}. {remedy(error)}."
+            f"{name}={shorten(str(path))}: {error.strerror or error}. {remedy(error)}."
         ) from error

@@ -56,9 +56,10 @@ from atommem.actions import Action, ActionSpec, Body, Parsed, Problem, ProblemRe
 from atommem.text_safety import read_json
 
 THINK = "think"
+_THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
 _MAX_DEPTH = 64
 """Of the arguments of a call."""
-_Item = Action | tuple[Action, ...] | Problem
+_Item = Action | Problem
 
 # Possessive quantifiers (x?+, x*+) never give back what they took, so that no input can make the
 # match slow; ASCII digits only, and few enough for int().
@@ -78,7 +79,7 @@ _BRACE = re.compile(r"\\boxed\s*+\{|[{}]")
 
 
 class _Tag(NamedTuple):
-    """`spec` None is thinking."""
+    """A tag of an action, or of thinking (`spec` None)."""
 
     spec: ActionSpec | None
     name: str
@@ -106,10 +107,8 @@ class Grammar:
     @cached_property
     def specs(self) -> dict[str, ActionSpec]:
         """All actions that can be written, by name."""
-        return {
-            spec.name: spec
-            for spec in (*self.tags.values(), *self.tools.values(), *self.whole.values())
-        }
+        specs = (*self.tags.values(), *self.tools.values(), *self.whole.values())
+        return {spec.name: spec for spec in specs}
 
     @cached_property
     def _scanner(self) -> tuple[re.Pattern[str], dict[str, tuple[ActionSpec | None, str]]]:
@@ -117,13 +116,9 @@ class Grammar:
         known: dict[str, tuple[ActionSpec | None, str]] = {THINK: (None, THINK)}
         known |= {tag.lower(): (spec, tag) for tag, spec in self.tags.items()}
         if self.call_tag is not None:
-            known[self.call_tag.lower()] = (
-                ActionSpec(self.call_tag, Body.ARGUMENTS),
-                self.call_tag,
-            )
-        alternatives = "|".join(
-            re.escape(name) for name in sorted(name for _, name in known.values())
-        )
+            call = ActionSpec(self.call_tag, Body.ARGUMENTS)
+            known[self.call_tag.lower()] = (call, self.call_tag)
+        alternatives = "|".join(map(re.escape, sorted(known)))
         # ASCII: without it, the Kelvin sign would match as the letter k.
         return re.compile(f"<(/?)({alternatives})>", re.IGNORECASE | re.ASCII), known
 
@@ -148,17 +143,12 @@ class Grammar:
             _Tag(*known[match[2].lower()], match[1] == "/", match.start(), match.end())
             for match in scanner.finditer(text)
         ]
-        actions: list[Action] = []
-        problems: list[Problem] = []
         closers = _closers(tags)
+        items: list[_Item] = []
         index = 0
 
-        def add_problem(reason: ProblemReason, name: str, start: int, end: int) -> None:
-            problems.append(Problem(reason, name, start, end))
-
-        def add_element(tag: _Tag, body: str, end: int) -> None:
-            assert tag.spec is not None
-            _add(self._element(tag.spec, tag.name, body, tag.start, end), actions, problems)
+        def add_problem(reason: ProblemReason, tag: _Tag, end: int) -> None:
+            items.append(Problem(reason, tag.name, tag.start, end))
 
         if thinking:
             end = next((i for i, tag in enumerate(tags) if tag.spec is None and tag.closing), None)
@@ -169,17 +159,18 @@ class Grammar:
             tag, closer = tags[index], closers[index]
             index += 1
             if tag.closing:
-                add_problem(ProblemReason.STRAY_CLOSE, tag.name, tag.start, tag.end)
+                add_problem(ProblemReason.STRAY_CLOSE, tag, tag.end)
             elif tag.spec is None:
                 if closer is None:
-                    add_problem(ProblemReason.UNCLOSED_THINKING, THINK, tag.start, len(text))
+                    add_problem(ProblemReason.UNCLOSED_THINKING, tag, len(text))
                     break
                 index = closer + 1
             elif closer is not None:
-                add_element(tag, text[tag.end : tags[closer].start].strip(), tags[closer].end)
+                body = text[tag.end : tags[closer].start].strip()
+                items += self._element(tag.spec, tag, body, tags[closer].end)
                 for inner in tags[index:closer]:
                     if not inner.closing and inner.spec is not None:
-                        add_problem(ProblemReason.NESTED, inner.name, inner.start, inner.end)
+                        add_problem(ProblemReason.NESTED, inner, inner.end)
                 index = closer + 1
             elif index < len(tags):
                 after = tags[index]
@@ -188,19 +179,19 @@ class Grammar:
                 used_up = after.spec is not None and after.closing
                 end = after.end if used_up else after.start
                 if tag.spec.ends_anywhere and body:
-                    add_element(tag, body, end)
+                    items += self._element(tag.spec, tag, body, end)
                 else:
-                    add_problem(ProblemReason.UNCLOSED, tag.name, tag.start, end)
+                    add_problem(ProblemReason.UNCLOSED, tag, end)
                 index += used_up
             else:
-                add_problem(ProblemReason.UNCLOSED, tag.name, tag.start, len(text))
-        return Parsed(tuple(actions), tuple(problems))
+                add_problem(ProblemReason.UNCLOSED, tag, len(text))
+        return _parsed(items)
 
-    def _element(self, spec: ActionSpec, tag: str, body: str, start: int, end: int) -> _Item:
-        """The action of a closed element, or its problem."""
-        if tag == self.call_tag:
-            return _tool_call(self.tools, tag, body, start, end)
-        return _element(spec, tag, body, start, end)
+    def _element(self, spec: ActionSpec, tag: _Tag, body: str, end: int) -> list[_Item]:
+        """Return the actions of a closed element, or its problem."""
+        if tag.name == self.call_tag:
+            return [_tool_call(self.tools, tag.name, body, tag.start, end)]
+        return _element(spec, tag.name, body, tag.start, end)
 
 
 def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
@@ -211,7 +202,6 @@ def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
     thinking that is never closed counts.
     """
     pieces: list[str] = []
-    problems: list[Problem] = []
     begin = 0
     thinking_from = 0 if thinking else None
     for match in _THINKING.finditer(text):
@@ -220,33 +210,26 @@ def parse_whole(text: str, spec: ActionSpec, thinking: bool = False) -> Parsed:
             thinking_from = match.start()
         elif thinking_from is not None and match[1]:
             begin, thinking_from = match.end(), None
+    unclosed: list[_Item] = []
     if thinking_from is None:
         pieces.append(text[begin:])
     else:
-        problems.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, thinking_from, len(text)))
+        unclosed.append(Problem(ProblemReason.UNCLOSED_THINKING, THINK, thinking_from, len(text)))
     body = "".join(pieces).strip()
-    if not body:
-        return Parsed(
-            (), tuple(problems) or (Problem(ProblemReason.EMPTY, spec.name, 0, len(text)),)
-        )
-    item = _element(spec, spec.name, body, 0, len(text))
-    if isinstance(item, Problem):
-        return Parsed((), (item, *problems))
-    return Parsed((item,) if isinstance(item, Action) else item, tuple(problems))
+    if body:
+        return _parsed([*_element(spec, spec.name, body, 0, len(text)), *unclosed])
+    return _parsed(unclosed or [Problem(ProblemReason.EMPTY, spec.name, 0, len(text))])
 
 
-_THINKING = re.compile(f"<(/?){THINK}>", re.IGNORECASE | re.ASCII)
-
-
-def _add(item: _Item, actions: list[Action], problems: list[Problem]) -> None:
-    if isinstance(item, Problem):
-        problems.append(item)
-    else:
-        actions.extend((item,) if isinstance(item, Action) else item)
+def _parsed(items: list[_Item]) -> Parsed:
+    return Parsed(
+        tuple(item for item in items if isinstance(item, Action)),
+        tuple(item for item in items if isinstance(item, Problem)),
+    )
 
 
 def _closers(tags: list[_Tag]) -> list[int | None]:
-    """For every opening tag the index of its own closing tag, or None.
+    """Return for every opening tag the index of its own closing tag, or None.
 
     Thinking does not nest: the next closing tag ends it.
     """
@@ -264,36 +247,40 @@ def _closers(tags: list[_Tag]) -> list[int | None]:
     return closers
 
 
-def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> _Item:
-    """The action of a closed element (or one for each box), or its problem."""
+def _element(spec: ActionSpec, name: str, body: str, start: int, end: int) -> list[_Item]:
+    """Return the action of a closed element (or one for each box), or its problem."""
+
+    def problem(reason: ProblemReason) -> list[_Item]:
+        return [Problem(reason, name, start, end)]
+
     if spec.body is Body.NOTE:
-        return Action(spec.name, body, start=start, end=end)
+        return [Action(spec.name, body, start=start, end=end)]
     if not body:
-        return Problem(ProblemReason.EMPTY, name, start, end)
+        return problem(ProblemReason.EMPTY)
     handle: int | None = None
     if spec.body is Body.ARGUMENTS:
-        return _call_with(spec, name, body, body, start, end)
+        return [_call_with(spec, name, body, body, start, end)]
     if spec.body in (Body.BOX, Body.BOXES):
         boxes = _boxes(body)
         if not boxes:
-            return Problem(ProblemReason.NO_BOX, name, start, end)
+            return problem(ProblemReason.NO_BOX)
         if spec.body is Body.BOXES:
-            return tuple(Action(spec.name, box, start=start, end=end) for box in boxes)
+            return [Action(spec.name, box, start=start, end=end) for box in boxes]
         body = boxes[-1]
     elif spec.body in (Body.HANDLE, Body.HANDLE_TEXT):
         match = _HANDLE.match(body)
         if match is None or not _names_an_entry(match, spec.body is Body.HANDLE):
-            return Problem(ProblemReason.MISSING_HANDLE, name, start, end)
+            return problem(ProblemReason.MISSING_HANDLE)
         handle, body = int(match["number"]), match["rest"].strip()
         if spec.body is Body.HANDLE:
-            return Action(spec.name, "", handle, start=start, end=end)
+            return [Action(spec.name, "", handle, start=start, end=end)]
     if not body:
-        return Problem(ProblemReason.EMPTY, name, start, end)
-    return Action(spec.name, body, handle, start=start, end=end)
+        return problem(ProblemReason.EMPTY)
+    return [Action(spec.name, body, handle, start=start, end=end)]
 
 
 def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
-    """Whether the number at the start is a handle, and not the beginning of a sentence."""
+    """Return whether the number at the start is a handle, and not the beginning of a sentence."""
     if not match["rest"].strip():
         return True
     bracketed = (match["open"] or match["inner"]) and match["close"]
@@ -303,15 +290,13 @@ def _names_an_entry(match: re.Match[str], alone: bool) -> bool:
 
 
 def _boxes(body: str) -> list[str]:
-    r"""The stripped contents of the balanced ``\boxed{...}`` that hold no other, in order.
+    r"""Return the contents of the balanced ``\boxed{...}`` that hold no other, in order.
 
     One pass with a stack of the braces still open: searching each box for its end would take
     quadratic time on ``\boxed{\boxed{\boxed{``.
     """
     open_boxes: list[int | None] = []  # where a box's content begins; None for any other brace
-    spans: list[
-        tuple[int, int]
-    ] = []  # in the order of their ends, and of their beginnings: none holds another
+    spans: list[tuple[int, int]] = []
     for match in _BRACE.finditer(body):
         if match[0] == "{":
             open_boxes.append(None)
@@ -324,10 +309,8 @@ def _boxes(body: str) -> list[str]:
     return [body[begin:end].strip() for begin, end in spans]
 
 
-def _tool_call(
-    tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int
-) -> Action | Problem:
-    """The action of a call ``{"name": ..., "arguments": {...}}``."""
+def _tool_call(tools: Mapping[str, ActionSpec], tag: str, body: str, start: int, end: int) -> _Item:
+    """Return the action of a call ``{"name": ..., "arguments": {...}}``, or its problem."""
     call, error = _json_object(body)
     if error:
         return Problem(ProblemReason.NOT_JSON, tag, start, end, error)
@@ -344,32 +327,34 @@ def _tool_call(
 
 def _call_with(
     spec: ActionSpec, tag: str, arguments: Any, body: str, start: int, end: int
-) -> Action | Problem:
-    """The action with these arguments: a JSON object, or its text, as some models write."""
+) -> _Item:
+    """Return the action with these arguments: a JSON object, or its text, as some models write."""
     error = ""
     if isinstance(arguments, str):
         arguments, error = _json_object(arguments)
     if error or not isinstance(arguments, dict):
         return Problem(ProblemReason.NOT_JSON, tag, start, end, error)
-    if spec.schema is not None:
-        from jsonschema import ValidationError
-        from referencing.exceptions import Unresolvable
-
-        try:
-            _validator(json.dumps(spec.schema, sort_keys=True)).validate(arguments)
-        except ValidationError as found:
-            error = found.message[:200]
-        except (RecursionError, OverflowError, Unresolvable) as found:  # 400 digits are no float
-            error = str(found)
-        if error:
-            detail = f"{spec.name}: {error}"
-            return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, detail)
+    if spec.schema is not None and (error := _schema_error(spec.schema, arguments)):
+        return Problem(ProblemReason.BAD_ARGUMENTS, tag, start, end, f"{spec.name}: {error}")
     return Action(spec.name, body, arguments=arguments, start=start, end=end)
+
+
+def _schema_error(schema: Mapping[str, Any], arguments: dict[str, Any]) -> str:
+    from jsonschema import ValidationError
+    from referencing.exceptions import Unresolvable
+
+    try:
+        _validator(json.dumps(schema, sort_keys=True)).validate(arguments)
+    except ValidationError as error:
+        return error.message[:200]
+    except (RecursionError, OverflowError, Unresolvable) as error:  # 400 digits are no float
+        return str(error)
+    return ""
 
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    """The validator of a schema. It may be a stranger's: its "$ref" is never fetched."""
+    """Return the validator of a schema. It may be a stranger's: its "$ref" is never fetched."""
     from jsonschema.validators import validator_for
     from referencing import Registry
 
@@ -378,7 +363,7 @@ def _validator(schema: str) -> Any:
 
 
 def _json_object(text: str) -> tuple[dict[str, Any], str]:
-    """A JSON object, or an error."""
+    """Return a JSON object, or an error."""
     try:
         loaded = read_json(text, _MAX_DEPTH)
     except (ValueError, RecursionError) as error:

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from atommem.errors import ConfigError, format_error
 
-SECONDS = 10.0
-"""Time limit of the hub's first answer."""
-
 
 def hub_name(name: str) -> tuple[str, str | None]:
     """Split ``NAME@REVISION`` of the hub; a folder has no revision."""
@@ -37,7 +34,7 @@ def _reached() -> bool:
     if constants.is_offline_mode():
         return False
     try:
-        get_session().head(constants.ENDPOINT, timeout=SECONDS)
+        get_session().head(constants.ENDPOINT, timeout=10.0)
     except httpx.TransportError:
         return False
     return True

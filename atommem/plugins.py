@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module, invalidate_caches
 from importlib.metadata import EntryPoints, entry_points
@@ -20,25 +19,24 @@ from atommem.errors import ConfigError, suggest
 CONFIGS = Path(__file__).with_name("configs")
 
 
-def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
+def find(group: str, name: str, ours: object = None) -> Any:
     """Return the object that `name` stands for in the entry-point group `group`.
 
     Args:
         group: ``atommem.environments``, ...
         name: An entry point's name, or ``package.module:Attribute``; a module may lie in the
             current folder.
-        ours: Name -> dotted path, found also where the package's metadata is not installed.
 
     Raises:
         ConfigError: The name is unknown, or its object cannot be imported.
     """
-    path = (ours or {}).get(name) or _registered(group).get(name) or name
-    if ":" not in path:
+    if ":" not in name and name not in registered(group).names:
         _search.cache_clear()  # a notebook may have installed it meanwhile
-        path = _registered(group).get(name) or name
+    entries = registered(group)
+    path = entries[name].value if name in entries.names else name
     module, separator, attribute = path.partition(":")
     if not separator:
-        known = names(group, ours)
+        known = names(group)
         raise ConfigError(
             f"{group.removeprefix('atommem.')}={name}: unknown{suggest(name, known)}. "
             f"Give one of {', '.join(known)}, or package.module:Name."
@@ -58,9 +56,9 @@ def find(group: str, name: str, ours: Mapping[str, str] | None = None) -> Any:
     return found
 
 
-def names(group: str, ours: Mapping[str, str] | None = None) -> list[str]:
+def names(group: str) -> list[str]:
     """Return all names in `group`."""
-    return sorted({*(ours or {}), *_registered(group)})
+    return sorted(registered(group).names)
 
 
 def registered(group: str) -> EntryPoints:
@@ -74,10 +72,6 @@ def _search(path: tuple[str, ...]) -> Any:
     return entry_points()
 
 
-def _registered(group: str) -> dict[str, str]:
-    return {entry.name: entry.value for entry in registered(group)}
-
-
 def _import(module: str) -> ModuleType:
     """Import `module`; if it is missing, look in the current folder too."""
     here = os.getcwd()
@@ -88,12 +82,7 @@ def _import(module: str) -> ModuleType:
             raise
     sys.path.append(here)  # last: no file of the user hides a package
     invalidate_caches()
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if _is_part(module, error.name):
-            sys.path.remove(here)
-        raise
+    return import_module(module)
 
 
 def _is_part(module: str, missing: str | None) -> bool:

@@ -39,10 +39,13 @@ _MEMORY = "memory."
 _MEMORY_PIECES = ("scratchpad", "query", "memory", "entry", "capacity_notice")
 _MEMORY_NUMBERS = ("handle", "size", "capacity")
 _NO_NOTICE = f"{_MEMORY}unlimited"
+_EMPTY = f"{_MEMORY}empty"
 _USER = "ATOMMEM-USER-MESSAGE"
 """Stands for the user message while the chat template is rendered."""
 _CACHED_CHARACTERS = 65_536
 """Longest data whose ids are cached: 512 of them take at most 128 MiB."""
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_LONGEST_TOOL_TEXT = 2000
 
 Tools = list[dict[str, Any]]
 """As chat templates and OpenAI's API take them."""
@@ -70,8 +73,7 @@ class PromptBuilder:
         config: Layout, disabled actions.
         section: Wording of the environment.
         actions: The environment's.
-        chat_template_kwargs: Passed to the tokenizer's chat template (``enable_thinking`` of
-            Qwen3).
+        chat_template_kwargs: Passed to the chat template (``enable_thinking`` of Qwen3).
 
     Attributes:
         system: The system message in our own words. A chat template that words tools itself
@@ -97,12 +99,12 @@ class PromptBuilder:
     ) -> None:
         self.tokenizer = tokenizer
         self.layout = config.layout
-        self._templates = dialect.templates
+        self._templates = templates = dialect.templates
         self._section = section
         self._capacity_notice = config.capacity_notice
         self._chat_template_kwargs = chat_template_kwargs or {}
-        specs = {spec.name: spec for spec in (*MEMORY_ACTIONS, *actions) if not spec.is_tool}
-        self._tags = {f"tag.{name}": dialect.tag(spec) for name, spec in specs.items()}
+        tagged = [spec for spec in (*MEMORY_ACTIONS, *actions) if not spec.is_tool]
+        self._tags = {f"tag.{spec.name}": dialect.tag(spec) for spec in tagged}
         self._tags["tag.call"] = dialect.call_tag
         self._enabled = [
             spec.name
@@ -110,40 +112,36 @@ class PromptBuilder:
             if dialect.can_write(spec.name) and spec.name not in config.disabled_actions
         ]
         # A place that no action can fill stays empty for ever.
-        used = {
-            "scratchpad": SCRATCHPAD in self._enabled,
-            "store": READ in self._enabled and CREATE in self._enabled,
-        }
+        fillable = {"scratchpad": {SCRATCHPAD}, "store": {READ, CREATE}}
         self._places = {
-            place for place, is_used in used.items() if is_used or not self._templates.places
+            place
+            for place, needed in fillable.items()
+            if needed <= set(self._enabled) or not templates.places
         }
+
         explained = () if dialect.whole else actions
         tools = shown_tools(explained, self._guard_tool)
-        self._shown = {tool["function"]["name"]: tool for tool in tools}
+        self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self.system = system = self._instructions(explained)
         native: Tools = []
-        if tools and self._templates.chat:
+        if tools and templates.chat:
             without_tools = self._instructions([spec for spec in explained if not spec.is_tool])
-            native = native_tools(
-                *(tools, tokenizer, dialect.call_tag),
-                lambda tools: self._rendered(self._messages("", without_tools), tools),
-            )
-            system = without_tools if native else system
+            if self._template_words(tools, without_tools, dialect.call_tag):
+                native, system = tools, without_tools
         frame = self._rendered(self._messages(_USER, system), native)
         self._frame = frame.split(_USER)
         if len(self._frame) == 1:
             raise DialectError("the tokenizer's chat template does not show the user message.")
-        self.opens_thinking = self._templates.chat and frame.rstrip().endswith(f"<{THINK}>")
-        words = {f"{_MEMORY}{name}": getattr(self._templates, name) for name in _MEMORY_PIECES}
+        self.opens_thinking = templates.chat and frame.rstrip().endswith(f"<{THINK}>")
+
+        words = {f"{_MEMORY}{name}": getattr(templates, name) for name in _MEMORY_PIECES}
         words |= section.pieces
         self._parts = {name: self._split(name, template) for name, template in words.items()}
-        self._headings = Headings(self._parts, "\n" in self._templates.join, self._templates.empty)
-        whole = words[f"{_MEMORY}memory"]
-        words[_NO_NOTICE] = whole.replace("{capacity_notice}", "").rstrip()
-        words[f"{_MEMORY}empty"] = self._templates.empty
-        for name in (_NO_NOTICE, f"{_MEMORY}empty"):
-            self._parts[name] = self._split(name, words[name])
-        self._encoder = SegmentEncoder(tokenizer, forms_in(frame) if self._templates.chat else ())
+        self._headings = Headings(self._parts, "\n" in templates.join, templates.empty)
+        unlimited = templates.memory.replace("{capacity_notice}", "").rstrip()
+        self._parts[_NO_NOTICE] = self._split(_NO_NOTICE, unlimited)
+        self._parts[_EMPTY] = self._split(_EMPTY, templates.empty)
+        self._encoder = SegmentEncoder(tokenizer, forms_in(frame) if templates.chat else ())
         # The episodes of a group read the same chunk, and a memory shows its entries repeatedly.
         self._cached_template_ids = lru_cache(maxsize=1024)(self._template_ids)
         self._cached_data_ids = lru_cache(maxsize=512)(self._data_ids)
@@ -162,7 +160,7 @@ class PromptBuilder:
         return cls(tokenizer, dialect, config, section, environments.actions, chat_template_kwargs)
 
     def build(self, observation: Observation, view: MemoryView) -> list[int]:
-        """The prompt of one step as token ids."""
+        """Return the prompt of one step as token ids."""
         token_ids: list[int] = []
         for segment in self._segments(observation, view):
             if segment.place is None:
@@ -174,13 +172,12 @@ class PromptBuilder:
         return token_ids
 
     def text(self, observation: Observation, view: MemoryView) -> str:
-        """The prompt of one step as text, chat markup included: for people, not for a tokenizer."""
-        return "".join(
-            segment.blank + self._guarded(segment) for segment in self._segments(observation, view)
-        )
+        """Return the prompt of one step as text, chat markup included, for people."""
+        segments = self._segments(observation, view)
+        return "".join(segment.blank + self._guarded(segment) for segment in segments)
 
     def messages(self, observation: Observation, view: MemoryView) -> list[dict[str, str]]:
-        """The prompt of one step as chat messages, for a server whose tokenizer is unknown."""
+        """Return the prompt of one step as chat messages, for an unknown tokenizer."""
         user = "".join(
             guard_text(self._guarded(segment)) if segment.place else segment.text
             for segment in self._user(observation, view)
@@ -190,13 +187,13 @@ class PromptBuilder:
     @property
     def digest(self) -> str:
         """SHA-256 of all wording."""
-        tools = (self._shown,) if self._shown else ()
-        return hashlib.sha256(repr((self._templates, self._section, *tools)).encode()).hexdigest()
+        words = (self._templates, self._section, *self._tools.items())
+        return hashlib.sha256(repr(words).encode()).hexdigest()
 
     # Segments ---
 
     def _segments(self, observation: Observation, view: MemoryView) -> list[Segment]:
-        """Template text and data in turns; words are encoded with the blank before them."""
+        """Return template text and data in turns; words are encoded with the blank before them."""
         user = self._user(observation, view)
         parts = [Segment(self._frame[0])]
         for after in self._frame[1:]:
@@ -215,20 +212,21 @@ class PromptBuilder:
         return [*segments, Segment(literal)] if literal else segments
 
     def _user(self, observation: Observation, view: MemoryView) -> list[Segment]:
-        """The user message: all pieces that are shown."""
-        memory = self._memory(view)
-        stream = observation.stream
+        stream, memory = observation.stream, self._memory(view)
         middle = (*stream, *memory) if self.layout == "prefix" else (*memory, *stream)
+        return self._joined(
+            (*observation.task, *middle, *observation.closing), self._templates.join
+        )
+
+    def _joined(self, pieces: Sequence[Piece], between: str) -> list[Segment]:
         segments: list[Segment] = []
-        for piece in (*observation.task, *middle, *observation.closing):
+        for piece in pieces:
             if written := self._piece(piece):
-                if segments:
-                    segments.append(Segment(self._templates.join))
-                segments += written
-        return segments
+                segments += (Segment(between), *written)
+        return segments[1:]
 
     def _piece(self, piece: Piece) -> list[Segment]:
-        """A piece in words; nothing where it needs an action that cannot be written."""
+        """Return a piece in words; nothing where it needs an action that cannot be written."""
         if piece.needs is not None and piece.needs not in self._enabled:
             return []
         segments: list[Segment] = []
@@ -245,20 +243,14 @@ class PromptBuilder:
                     )
                 segments.append(Segment(value, (piece.name, placeholder)))
             else:
-                segments += self._pieces((value,) if isinstance(value, Piece) else value)
+                pieces = (value,) if isinstance(value, Piece) else value
+                segments += self._joined(
+                    pieces, "\n" if self._templates.chat else self._templates.join
+                )
         return [segment for segment in segments if segment.text or segment.place]
 
-    def _pieces(self, pieces: Sequence[Piece]) -> list[Segment]:
-        """The pieces of a list, one a line."""
-        between = Segment("\n" if self._templates.chat else self._templates.join)
-        segments: list[Segment] = []
-        for piece in pieces:
-            segments += (between, *self._piece(piece))
-        return segments[1:]
-
     def _memory(self, view: MemoryView) -> list[Piece]:
-        """The memory as pieces."""
-        empty = Piece(f"{_MEMORY}empty")
+        empty = Piece(_EMPTY)
         pieces = []
         if "scratchpad" in self._places:
             pieces.append(Piece(f"{_MEMORY}scratchpad", {"text": view.scratchpad or empty}))
@@ -277,7 +269,7 @@ class PromptBuilder:
         return pieces
 
     def _guarded(self, segment: Segment) -> str:
-        """The text of a segment, headings in data marked."""
+        """Return the text of a segment, headings in data marked."""
         if segment.place is None:
             return segment.text
         return self._headings.guard(clean(segment.text), *segment.place)
@@ -291,18 +283,14 @@ class PromptBuilder:
     # Template text ---
 
     def _split(self, name: str, template: str) -> list[TemplatePart]:
-        """The parts of a template, tags filled in."""
+        numbers = _MEMORY_NUMBERS if name.startswith(_MEMORY) else ()
         return [
-            TemplatePart(
-                literal,
-                placeholder,
-                is_number or (name.startswith(_MEMORY) and placeholder in _MEMORY_NUMBERS),
-            )
-            for literal, placeholder, is_number in split_template(fill(template, self._tags))
+            part._replace(is_number=part.is_number or part.placeholder in numbers)
+            for part in split_template(fill(template, self._tags))
         ]
 
     def _instructions(self, actions: Sequence[ActionSpec]) -> str:
-        """The system message."""
+        """Return the system message."""
         templates, section = self._templates, self._section
         explained = [templates.actions[name] for name in self._enabled if name in templates.actions]
         explained += [text for text in map(self._explanation, actions) if text]
@@ -317,21 +305,46 @@ class PromptBuilder:
         return fill(templates.system, {**self._tags, **values}).strip()
 
     def _explanation(self, spec: ActionSpec) -> str:
-        """The explanation of an environment's action: in its own words, or from its description."""
+        """Return the environment's explanation of an action, or one from its description."""
         if spec.name in self._section.actions:
             return self._section.actions[spec.name]
         if spec.is_tool:
-            function = self._shown[spec.name]["function"]
-            schema = json.dumps(function["parameters"], ensure_ascii=False)
-            values = {"name": spec.name, "description": function["description"], "schema": schema}
-            return fill(self._templates.call, values)
+            tool = self._tools[spec.name]
+            schema = json.dumps(tool["parameters"], ensure_ascii=False)
+            return fill(self._templates.call, {**tool, "schema": schema})
         tag = self._tags[f"tag.{spec.name}"]
         return f"<{tag}>...</{tag}> {spec.description}" if spec.description else ""
 
     def _guard_tool(self, text: str) -> str:
-        """A text of a tool's server, without control tokens."""
+        """Return a text of a tool's server without control tokens."""
         frame = self._rendered(self._messages("", "-")) if self._templates.chat else ""
         return guard_text(text, [*control_tokens(self.tokenizer).values(), *forms_in(frame)])
+
+    def _template_words(self, tools: Tools, system: str, call_tag: str) -> bool:
+        """Return whether the chat template words tools itself and asks for calls in `call_tag`.
+
+        Raises:
+            ConfigError: The text of a tool becomes a control token in this template.
+        """
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            return False
+        messages = self._messages("", system)
+        try:
+            rendered = self._rendered(messages, tools)
+        except Exception:  # a template that takes no tools raises what it likes
+            return False
+        names = [tool["function"]["name"] for tool in tools]
+        asks = f"<{call_tag}>" in rendered and f"<{call_tag}>" not in self._rendered(messages)
+        if not asks or not all(name in rendered for name in names):
+            return False
+        encoder = SegmentEncoder(self.tokenizer)
+        bare = self._rendered(messages, [_function(name, "", {}) for name in names])
+        if encoder.controls(encoder.template(rendered)) != encoder.controls(encoder.template(bare)):
+            raise ConfigError(
+                f"the tools {', '.join(names)} have texts with control tokens. Leave out their "
+                "source."
+            )
+        return True
 
     def _messages(self, user: str, system: str) -> list[dict[str, str]]:
         first = [{"role": "system", "content": system}] if system else []
@@ -347,7 +360,7 @@ class PromptBuilder:
 def render_chat(
     tokenizer: Tokenizer, messages: list[dict[str, str]], chat_template_kwargs: Mapping[str, Any]
 ) -> str:
-    """Messages through the tokenizer's chat template, or joined where it has none."""
+    """Render messages by the tokenizer's chat template, or join them where it has none."""
     if getattr(tokenizer, "chat_template", "") is None:
         return "\n\n".join(message["content"] for message in messages)
     rendered: str = tokenizer.apply_chat_template(
@@ -356,71 +369,34 @@ def render_chat(
     return rendered
 
 
-# Tools: descriptions and schemas come from servers, so they are data ----------------------------
-
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_LONGEST_TEXT = 2000
-
-
 def shown_tools(actions: Sequence[ActionSpec], guard: Callable[[str], str]) -> Tools:
-    """The tools among `actions`: every text in one line, at most 2,000 characters of it, guarded.
+    """Return the tools among `actions`, whose descriptions and schemas are data of their servers.
+
+    Every text stands in one line of at most 2,000 characters, guarded.
 
     Raises:
         ConfigError: A tool's name could not be called, or is that of an action of ours.
     """
-    tools = [spec for spec in actions if spec.is_tool]
-    for spec in tools:
-        if not _TOOL_NAME.fullmatch(spec.name):
-            raise ConfigError(
-                f"a tool is called {spec.name[:200]!r}: a name has letters, digits, '_', '.', ':', "
-                "'/' and '-', at most 128. Leave out the source that it comes from."
-            )
-        if spec.name in OUR_KINDS:
-            raise ConfigError(
-                f"a tool is called {spec.name}, as an action of ours is: give it another name."
-            )
 
     def shown(value: Any) -> Any:
         if isinstance(value, str):
             line = " ".join(value.split())
-            return guard(line[:_LONGEST_TEXT] + ("..." if len(line) > _LONGEST_TEXT else ""))
+            cut = "..." if len(line) > _LONGEST_TOOL_TEXT else ""
+            return guard(line[:_LONGEST_TOOL_TEXT] + cut)
         if isinstance(value, Mapping):
             return {shown(str(name)): shown(item) for name, item in value.items()}
         return [shown(item) for item in value] if isinstance(value, list | tuple) else value
 
+    tools = [spec for spec in actions if spec.is_tool]
+    for spec in tools:
+        if not _TOOL_NAME.fullmatch(spec.name) or spec.name in OUR_KINDS:
+            raise ConfigError(
+                f"tool={spec.name[:200]!r}: a name has at most 128 letters, digits, '_', '.', ':', "
+                f"'/' and '-', and is none of {', '.join(OUR_KINDS)}. Leave out its source."
+            )
     return [
         _function(spec.name, shown(spec.description), shown(spec.schema or {})) for spec in tools
     ]
-
-
-def native_tools(
-    tools: Tools, tokenizer: Tokenizer, call_tag: str, render: Callable[[Tools], str]
-) -> Tools:
-    """`tools`, if the chat template words tools itself and asks for calls in `call_tag`; else none.
-
-    Args:
-        render: Renders a prompt with these tools.
-
-    Raises:
-        ConfigError: The text of a tool becomes a control token in this template.
-    """
-    if getattr(tokenizer, "chat_template", None) is None:
-        return []
-    try:
-        rendered = render(tools)
-    except Exception:  # a template that takes no tools raises what it likes
-        return []
-    names = [tool["function"]["name"] for tool in tools]
-    asks = f"<{call_tag}>" in rendered and f"<{call_tag}>" not in render([])
-    if not asks or not all(name in rendered for name in names):
-        return []
-    encoder = SegmentEncoder(tokenizer)
-    bare = render([_function(name, "", {}) for name in names])
-    if encoder.controls(encoder.template(rendered)) != encoder.controls(encoder.template(bare)):
-        raise ConfigError(
-            f"the tools {', '.join(names)} have texts with control tokens: leave out their source."
-        )
-    return tools
 
 
 def _function(name: str, description: str, parameters: Any) -> dict[str, Any]:

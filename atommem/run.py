@@ -26,10 +26,6 @@ from atommem.policy.contract import Policy, Sampling, check_sampling
 from atommem.rollout import Agent
 
 
-def _default_environment() -> EnvironmentConfig:
-    return find_environment(DEFAULT_ENVIRONMENT).config_class()
-
-
 @dataclass(kw_only=True)
 class RunConfig:
     """Everything that an agent is built from.
@@ -41,7 +37,9 @@ class RunConfig:
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
-    environment: EnvironmentConfig = field(default_factory=_default_environment)
+    environment: EnvironmentConfig = field(
+        default_factory=lambda: find_environment(DEFAULT_ENVIRONMENT).config_class()
+    )
     sampling: Sampling = field(default_factory=Sampling)
     policy: PolicyConfig | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -73,12 +71,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The settings stored with a model, and the environment that a command line is for.
-
-    Attributes:
-        environment: Its name.
-        stored: Settings of memory, embedder, environment and sampling by name.
-    """
+    """The settings stored with a model, by name, and the name of the environment to use."""
 
     environment: str
     stored: Mapping[str, Any]
@@ -87,11 +80,7 @@ class Checkpoint:
     def find(
         cls, argv: Sequence[str], values: Mapping[str, Any], model_field: str = "policy"
     ) -> Checkpoint:
-        """Look for the model that flags or YAML name: of a server, the folder of its tokenizer.
-
-        Raises:
-            ConfigError: The stored file is damaged.
-        """
+        """Look for the model that flags or YAML name: of a server, the folder of its tokenizer."""
         model = find_flag(argv, model_field) or values.get(model_field)
         if isinstance(model, list):
             model = model[0] if model else None
@@ -106,11 +95,14 @@ class Checkpoint:
         environment: str | None = None,
         stored: Mapping[str, Any] | None = None,
     ) -> Checkpoint:
-        """Read the settings in a model's folder (or of a hub name).
+        """Read the settings in a model's folder, or of a hub name.
 
         Args:
             environment: Unset is the stored one.
             stored: Replaces stored settings, name by name.
+
+        Raises:
+            ConfigError: The stored file is damaged.
         """
         found = {**(load_config(folder) if folder else {}), **(stored or {})}
         name = environment or found.get("environment") or DEFAULT_ENVIRONMENT
@@ -139,11 +131,7 @@ def add_run_settings(parser: Parser, environment: str, *, policy: bool = True) -
 
 
 def check_setting_names(environment: str, config_class: type, taken: Container[str]) -> None:
-    """Refuse an environment whose setting has the name of another setting of a command.
-
-    Raises:
-        ConfigError: One has; a flag could not set both.
-    """
+    """Raise ConfigError if an environment's setting has the name of another one of a command."""
     for item in fields(config_class):
         if item.name in taken:
             raise ConfigError(
@@ -202,11 +190,7 @@ def build_agent(
 
 
 def open_embedder(config: EmbedderConfig) -> Embedder:
-    """Open an embedder.
-
-    Raises:
-        ConfigError: It needs a package that is not installed.
-    """
+    """Open an embedder; raise ConfigError if its package is not installed."""
     try:
         return make_embedder(config)
     except ModuleNotFoundError as error:

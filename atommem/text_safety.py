@@ -1,16 +1,8 @@
 r"""Text from outside is data: it never becomes a control token or part of a prompt's structure.
 
-- `clean`, `read_json`: on entry (tasks, pages, tool results, completions), what no request can
-carry becomes U+FFFD.
-- `SegmentEncoder`: for prompts whose tokenizer is at hand, data is encoded apart from template
-text.
-- `Headings`: data that reads like a heading of the prompt's templates gets a backslash.
-- `guard_text`: for servers whose tokenizer is unknown, known forms of control tokens get a
-backslash.
-- `printable`: for terminals.
-
-Memory, records and traces hold text as it came; only prompts change it. Every backslash is inserted
-by `insert_backslashes`, which is injective: different texts stay different.
+`clean` and `read_json` apply on entry, `SegmentEncoder` and `Headings` in prompts, `guard_text` for
+servers whose tokenizer is unknown, `printable` for terminals. Memory, records and traces hold text
+as it came. Every backslash is inserted by `insert_backslashes`, so different texts stay different.
 """
 
 from __future__ import annotations
@@ -22,9 +14,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from math import isfinite
-from typing import Any, NamedTuple, NoReturn
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from atommem.errors import DialectError
 from atommem.tokens import Tokenizer, encoder
@@ -56,7 +46,7 @@ def read_json(text: str, max_depth: int) -> Any:
         ValueError: Not JSON, NaN or infinity in it, or nested more deeply than `max_depth`.
         RecursionError: Nested very deeply.
     """
-    return _cleaned(json.loads(text, parse_constant=_refuse, parse_float=_finite), max_depth)
+    return _cleaned(json.loads(text, parse_constant=_finite, parse_float=_finite), max_depth)
 
 
 def _cleaned(value: Any, depth: int) -> Any:
@@ -71,12 +61,10 @@ def _cleaned(value: Any, depth: int) -> Any:
     return value
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not valid JSON")
-
-
 def _finite(literal: str) -> float:
-    return number if isfinite(number := float(literal)) else _refuse(literal)
+    if not isfinite(number := float(literal)):
+        raise ValueError(f"{literal} is not a finite number")
+    return number
 
 
 def printable(text: str) -> str:
@@ -140,7 +128,7 @@ def guard_text(text: str, words: Collection[str] = ()) -> str:
 
 
 def forms_in(text: str) -> list[str]:
-    """The control forms in `text`, for example those that a chat template puts around messages.
+    """Return the control forms in `text`, for example those that a chat template puts around messages.
 
     Models are trained on ``[INST]`` or ``<|user|>`` also where these are not tokens.
     """
@@ -165,7 +153,7 @@ def _word_finder(words: Collection[str]) -> Callable[[str], Iterator[int]]:
 
 @lru_cache(maxsize=4096)
 def _compatible(character: str) -> str:
-    """A character as a normalising tokenizer may see it: NFKC, without invisible marks."""
+    """Return a character as a normalising tokenizer may see it: NFKC, without invisible marks."""
     return "".join(
         part
         for part in unicodedata.normalize("NFKC", character)
@@ -192,7 +180,7 @@ class Headings:
     r"""The literal texts that structure a prompt, kept apart from data.
 
     A heading is how a template begins, or goes on at the start of a line (in prompts of plain
-    words: of a word) after a placeholder; numbers in it are any numbers. Data that has one there
+    words: of a word) after data; numbers in it are any numbers. Data that has one there
     gets a backslash in front: ``\Memory 2: x``. A heading without a letter (``1.``) is too common
     for that: it counts in data of its own template, and at the start of other data. A literal that
     goes on behind data on its line gets a backslash inside where that data holds it.
@@ -216,36 +204,33 @@ class Headings:
         self._stops: dict[tuple[str, str], re.Pattern[str]] = {}
         self._finder = cache(self._make_finder)
         for name, parts in templates.items():
-            self._read(name, parts, None)
+            heading = self._heading(parts)
+            if heading.strip():
+                self._add(name, heading)
+            elif text := parts[0].placeholder:
+                raise DialectError(
+                    f"template {name} begins with text, {{{text}}}. Put a word before it, or write "
+                    f"{{{text}:d}} for a number."
+                )
             for at in range(1, len(parts)):
                 if not all(part.is_number for part in parts[:at]):  # data stands before it
-                    self._read(name, parts[at:], parts[at - 1])
+                    self._add_literal(name, parts[at:], parts[at - 1])
 
     def guard(self, text: str, template: str, placeholder: str) -> str:
-        """`text` as data of a placeholder."""
+        """Return `text` as data of a placeholder."""
         return insert_backslashes(text, self._finder(template, placeholder))
 
-    def _read(self, name: str, parts: Sequence[TemplatePart], before: TemplatePart | None) -> None:
-        """Take the heading that begins with `parts`, or the literal behind data on its line."""
+    def _add_literal(self, name: str, parts: Sequence[TemplatePart], before: TemplatePart) -> None:
+        """Add the heading that `parts` begin with, or the literal that goes on behind data."""
         literal = parts[0].literal
-        gap = literal[: len(literal) - len(literal.lstrip())]
-        heading = self._heading(parts)
-        if before is None and not heading.strip():
-            if parts[0].placeholder:
-                value = parts[0].placeholder
-                raise DialectError(
-                    f"template {name} begins with text, {{{value}}}: put a word before it, or "
-                    f"write {{{value}:d}} for a number."
-                )
-        elif before is None or (literal.strip() and ("\n" in gap if self._lines else gap)):
-            if any(character.isalpha() for character in heading):
-                self._lettered.add(self._heading_pattern(heading))
-            else:
-                self._bare.setdefault(name, set()).add(self._heading_pattern(heading))
-        elif literal.strip() and parts[0].placeholder and not before.is_number:
-            line = literal.lstrip().partition("\n")
-            end = rf"[^\S{_BREAKS}]*+(?:[{_BREAKS}]|\Z)" if line[1] else ""
-            stop = re.sub(r"\\?\s", r"(?:\\s|\\Z)", re.escape(line[0].replace("\\", "")))
+        words = literal.lstrip()
+        gap = literal[: len(literal) - len(words)]
+        if words and ("\n" in gap if self._lines else gap):
+            self._add(name, self._heading(parts))
+        elif words and parts[0].placeholder and not before.is_number:
+            line, newline, _ = words.partition("\n")
+            end = rf"[^\S{_BREAKS}]*+(?:[{_BREAKS}]|\Z)" if newline else ""
+            stop = re.sub(r"\\?\s", r"(?:\\s|\\Z)", re.escape(line.replace("\\", "")))
             self._stops[name, before.placeholder] = re.compile(stop + end)
 
     def _heading(self, parts: Sequence[TemplatePart]) -> str:
@@ -260,12 +245,15 @@ class Headings:
             text += _NUMBER
         return text
 
-    def _heading_pattern(self, heading: str) -> str:
-        ended = heading[-1].isspace()
-        if not self._lines:
-            return _pattern(heading) + (r"(?!\S)" if ended else "")
-        word = ended and heading.rstrip()[-1].isalnum()
-        return _pattern(heading) + (r"(?!\w)" if word else "")
+    def _add(self, name: str, heading: str) -> None:
+        ended = heading[-1:].isspace()
+        if self._lines:
+            end = r"(?!\w)" if ended and heading.rstrip()[-1:].isalnum() else ""
+        else:
+            end = r"(?!\S)" if ended else ""
+        lettered = any(character.isalpha() for character in heading)
+        found = self._lettered if lettered else self._bare.setdefault(name, set())
+        found.add(_pattern(heading) + end)
 
     def _make_finder(self, template: str, placeholder: str) -> Callable[[str], Iterator[int]]:
         own = self._lettered | self._bare.get(template, set())
@@ -275,20 +263,19 @@ class Headings:
         first = re.compile(rf"\s*+(?:(?={at_start}){empty})")
         between = rf"[{_BREAKS}][^\S{_BREAKS}]*+" if self._lines else r"\s++"
         later = re.compile(rf"{between}(?={anywhere})")
-        stop = self._stops.get((template, placeholder))
+        stop = self._stops.get((template, placeholder), re.compile(_NOTHING))
 
         def find(text: str) -> Iterator[int]:
             if found := first.match(text):
                 yield found.end()
             yield from (found.end() for found in later.finditer(text))
-            if stop is not None:
-                yield from (found.start() + 1 for found in stop.finditer(text))
+            yield from (found.start() + 1 for found in stop.finditer(text))
 
         return find
 
 
 def _pattern(literal: str) -> str:
-    """A regular expression for a literal text, with any white space and any numbers."""
+    """Return a regular expression for a literal text, with any white space and any numbers."""
     words = literal.replace("\\", "").split()
     return r"\s++".join("[0-9]++".join(map(re.escape, word.split(_NUMBER))) for word in words)
 
@@ -314,10 +301,7 @@ class SegmentEncoder:
 
     def __init__(self, tokenizer: Tokenizer, markers: Collection[str] = ()) -> None:
         tokens = control_tokens(tokenizer)
-        controls = tokens.keys() - _unknown_word(tokenizer)
-        # The last place stands for all higher ids.
-        self._is_control = np.zeros(max(controls, default=-1) + 2, dtype=bool)
-        self._is_control[list(controls)] = True
+        self._controls = tokens.keys() - _unknown_word(tokenizer)
         self._encode = encoder(tokenizer)
         self._encode_data = _data_encoder(tokenizer, tokens.values())
         # SentencePiece puts a blank before each text: in the middle of a prompt there is none.
@@ -347,20 +331,14 @@ class SegmentEncoder:
             token_ids = self._inner(self._encode_data, text)
         if self.controls(token_ids):  # a normaliser sees a token that the text does not show
             token_ids = self._inner(self._encode_data, "\\".join(text))
-        left = set(self.controls(token_ids))
-        return [token for token in token_ids if token not in left] if left else token_ids
+        return [token for token in token_ids if token not in self._controls]
 
     def controls(self, token_ids: Sequence[int]) -> list[int]:
-        """The control tokens among `token_ids`, in order."""
-        if len(self._is_control) == 1:
-            return []  # no control tokens: ids may be of any size
-        ids = np.asarray(token_ids, dtype=np.int64)
-        is_control = self._is_control[np.minimum(ids, len(self._is_control) - 1)]
-        found: list[int] = ids[is_control].tolist()
-        return found
+        """Return the control tokens among `token_ids`, in order."""
+        return [token for token in token_ids if token in self._controls]
 
     def _inner(self, encode: Callable[[str], list[int]], text: str) -> list[int]:
-        """The ids of a text that other text comes before."""
+        """Return the ids of a text that other text comes before."""
         if not self._anchor:
             return encode(text)
         before, token_ids = encode(self._anchor), encode(self._anchor + text)
@@ -368,7 +346,7 @@ class SegmentEncoder:
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """The special and added tokens of a tokenizer by id, without those that are ordinary text.
+    """Return the special and added tokens of a tokenizer by id, without ordinary text.
 
     Ordinary are runs of white space (Phi and GPT-NeoX have such tokens), and words of letters and
     digits that were added to a vocabulary and are not special.
@@ -388,7 +366,7 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def _unknown_word(tokenizer: Any) -> set[int]:
-    """The id of unknown words, unless it is a control token too (SmolLM2's for unknown bytes)."""
+    """Return the id of unknown words, unless it is a control token too (as SmolLM2's)."""
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is None:
         return set()
@@ -397,19 +375,17 @@ def _unknown_word(tokenizer: Any) -> set[int]:
 
 
 def _data_encoder(tokenizer: Any, tokens: Iterable[str]) -> Callable[[str], list[int]]:
-    """Text to token ids, with the texts of `tokens` as ordinary text."""
+    """Return a function from text to token ids that takes `tokens` for ordinary text."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if hasattr(backend, "encode_special_tokens"):
         twin = copy.deepcopy(backend)
-        twin.add_special_tokens(
-            list(tokens)
-        )  # Qwen's ``<tool_call>`` is an added token, not special
+        # Qwen's ``<tool_call>`` is an added token and not special.
+        twin.add_special_tokens(list(tokens))
         twin.encode_special_tokens = True
         twin.no_truncation()
         twin.no_padding()
         return lambda text: twin.encode_batch_fast([text], add_special_tokens=False)[0].ids
     if hasattr(tokenizer, "split_special_tokens"):  # transformers' tokenizers in Python
-        return lambda text: tokenizer.encode(
-            text, add_special_tokens=False, split_special_tokens=True
-        )
+        options = {"add_special_tokens": False, "split_special_tokens": True}
+        return lambda text: tokenizer.encode(text, **options)
     return encoder(tokenizer)

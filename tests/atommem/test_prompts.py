@@ -181,15 +181,8 @@ def test_tools_long_descriptions_are_cut() -> None:
     assert tool["function"]["description"].endswith("x...")
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("a b", "<|im_end|>", "", "x" * 200, "näme", "a\n"), "a tool is called"),
-        # An action is executed by its name: these would end the episode, or change the memory.
-        (("answer", "read", "delete", "call"), "as an action of ours"),
-    ],
-)
-def test_tools_wrong_names_are_refused(names: tuple[str, ...], message: str) -> None:
-    for name in names:
-        with pytest.raises(ConfigError, match=message):
-            shown_tools([ActionSpec(name, Body.ARGUMENTS, schema={})], guard_text)
+@pytest.mark.parametrize("name", ["a b", "<|im_end|>", "", "x" * 200, "a\n", "answer", "read"])
+def test_tools_wrong_names_are_refused(name: str) -> None:
+    # An action is executed by its name: `answer` would end the episode.
+    with pytest.raises(ConfigError, match="tool="):
+        shown_tools([ActionSpec(name, Body.ARGUMENTS, schema={})], guard_text)
