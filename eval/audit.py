@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
-import sqlite3
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -81,9 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         "Inspect a memory: near-duplicates, contradictions (with a judge), entries "
         "never shown, and the entries that each rule would evict at a budget. Read-only.",
     )
-    parser.add_argument(
-        "store", type=Path, help="Session file, trace, folder of mem0's local store, or JSON Lines."
-    )
+    parser.add_argument("store", type=Path, help="Session file, trace, or JSON Lines.")
     parser.add_argument("--budget", type=int, help="Number of entries to keep.")
     parser.add_argument(
         "--rules", nargs="+", default=list(RULES), help="Names, with options: linear(weights=FILE)."
@@ -165,10 +159,10 @@ def find_pairs(
         cosines = vectors[start : start + _BATCH] @ vectors[: start + _BATCH].T
         older = np.tril(np.ones(cosines.shape, dtype=bool), start - 1)
         duplicate = older & (cosines > same)
-        links = np.concatenate([links, np.argwhere(duplicate) + [start, 0]])
+        links = np.concatenate([links, np.argwhere(duplicate) + np.array([start, 0])])
         near = np.argwhere(older & (cosines > RELATED) & ~duplicate)
         scores = np.concatenate([scores, cosines[near[:, 0], near[:, 1]]])
-        pairs = np.concatenate([pairs, near[:, ::-1] + [0, start]])
+        pairs = np.concatenate([pairs, near[:, ::-1] + np.array([0, start])])
         closest = np.argsort(-scores, kind="stable")[:max_pairs]
         pairs, scores = pairs[closest], scores[closest]
     graph = coo_array((np.ones(len(links)), tuple(links.T)), shape=(count, count))
@@ -215,16 +209,14 @@ def evicted(entries: Sequence[Entry], vectors: Vectors, rule: str, budget: int) 
 
 
 def read_store(path: Path) -> tuple[Entry, ...]:
-    """Read a session file, a trace, mem0's local Qdrant store, or JSON Lines.
+    """Read a session file, a trace, or JSON Lines.
 
     Rows of JSON Lines have a ``text`` (or memory, content, data, query), and optionally the
-    count of uses as ``shown``.
+    count of uses as ``shown``. mem0's ``get_all`` gives such rows.
 
     Raises:
         DataError: The store has none of these formats, or is damaged.
     """
-    if path.is_dir() or path.suffix in (".sqlite", ".db"):
-        return _read_mem0(path)
     try:
         with path.open("rb") as file:
             kind = json.loads(file.readline())["type"]
@@ -239,64 +231,14 @@ def read_store(path: Path) -> tuple[Entry, ...]:
         raise DataError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, TypeError):
         pass  # `read_rows` names what is wrong
-    return _make_entries(row.values for row in read_rows(path))
-
-
-def _make_entries(rows: Iterable[Mapping[str, Any]]) -> tuple[Entry, ...]:
     entries = []
-    for number, row in enumerate(rows, start=1):
-        text = next((row[name] for name in _TEXT_FIELDS if isinstance(row.get(name), str)), None)
-        if text is None:
+    for number, row in enumerate(read_rows(path), start=1):
+        texts = [row.values[name] for name in _TEXT_FIELDS if row.values.get(name)]
+        if not texts:
             raise DataError(f"row {number} has no text. Give one of {', '.join(_TEXT_FIELDS)}.")
-        shown = row["shown"] if isinstance(row.get("shown"), int) else 0
-        entries.append(Entry(number, text, number, number, shown=shown))
+        shown = int(row.values.get("shown") or 0)
+        entries.append(Entry(number, str(texts[0]), number, number, shown=shown))
     return tuple(entries)
-
-
-def _read_mem0(path: Path) -> tuple[Entry, ...]:
-    files = [path] if path.is_file() else sorted(path.rglob("storage.sqlite"))
-    payloads: list[dict[str, Any]] = []
-    for file in files:
-        try:
-            connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
-            rows = connection.execute("SELECT point FROM points").fetchall()
-            connection.close()
-            payloads += [_PointUnpickler(BytesIO(blob)).payload() for (blob,) in rows]
-        except Exception as error:  # a damaged pickle raises anything
-            raise DataError(f"{file} is not a local store of mem0 ({error}).") from error
-    memories = [payload for payload in payloads if isinstance(payload.get("data"), str)]
-    if not memories:
-        raise DataError(f"{path} has no memories of mem0. Give the folder of its storage.sqlite.")
-    memories.sort(key=lambda payload: str(payload.get("created_at") or ""))
-    return _make_entries(memories)
-
-
-class _PointUnpickler(pickle.Unpickler):
-    """Unpickles a point of local Qdrant without importing its classes: a pickle may run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "builtins" and name in ("object", "set", "frozenset"):
-            return {"object": object, "set": set, "frozenset": frozenset}[name]
-        if module.startswith(("qdrant_client", "pydantic", "uuid", "numpy", "copyreg", "_codecs")):
-            return _Placeholder
-        raise ValueError(f"a point holds {module}.{name}, which is not allowed")
-
-    def payload(self) -> dict[str, Any]:
-        state = getattr(self.load(), "state", {})
-        found: dict[str, Any] = state.get("__dict__", state).get("payload") or {}
-        return found
-
-
-class _Placeholder:
-    state: Mapping[str, Any]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> _Placeholder:
-        return super().__new__(cls)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
 
 
 def _make_judge(url: str, model: str) -> Contradicts:

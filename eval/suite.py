@@ -288,10 +288,12 @@ def _columns(item: dict[str, Any]) -> list[Column]:
     # Tasks of MuSiQue-Full come in pairs, whose number a column does not know.
     build = {key: value for key, value in values.items() if key in field_names(BuildConfig)}
     own = {key: value for key, value in values.items() if key not in build}
-    counts = values.get("documents")
+    counts = build.pop("documents", None)
     columns = []
     for count in counts if isinstance(counts, list) else [counts]:
-        config = _make(where, BuildConfig, {**build, "documents": count}, ["unanswerable"])
+        if count is not None:
+            build["documents"] = count
+        config = _make(where, BuildConfig, build, ["unanswerable"])
         columns.append(msgspec.convert({**own, "documents": count, "build": config}, Column))
     return columns
 

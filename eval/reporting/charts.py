@@ -40,10 +40,10 @@ def make_charts(results: Results) -> Charts:
 
 
 def write_charts(charts: Charts, folder: Path) -> None:
-    """Write each chart as PNG, SVG and PDF."""
+    """Write each chart as PNG and SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     for title, chart in charts.items():
-        for form in ("png", "svg", "pdf"):
+        for form in ("png", "svg"):
             chart.save(folder / f"{file_stem(title)}.{form}", scale_factor=2)
 
 

@@ -277,7 +277,7 @@ def run_worlds(args: argparse.Namespace) -> int:
     ]
     run_parallel(args.processes, comparison.run, evaluations)
     comparison.run_scripted()
-    page = comparison.write_page(CHARTED, policies[0])
+    page = comparison.write_page(CHARTED)
     found = comparison.claims()
     (out / "claims.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(format_em(found))

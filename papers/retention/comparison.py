@@ -22,10 +22,9 @@ from atommem.envs.task_files import write_text
 from atommem.eval.output import SUMMARY
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.report_cli import write_report
-from atommem.eval.runner import evaluate
-from atommem.eval.suite import Suite, SuiteRun, SyntheticData, expand, slug
+from atommem.eval.runner import Budget, evaluate
+from atommem.eval.suite import Suite, SuiteRun, expand, load_columns, slug
 from atommem.eval.suite_cli import run_all
-from atommem.eval.suite_tasks import TaskCache
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.run import build_agent
@@ -50,7 +49,7 @@ class Comparison:
 
     def __init__(self, suite: Suite, policies: Sequence[Path], out: Path, chosen: int) -> None:
         self.suite, self.policies, self.out, self.chosen = suite, policies, out, chosen
-        self._tasks = TaskCache(out / "data", None).load(suite.columns, suite.environment)
+        self._tasks = load_columns(suite.columns, suite.environment, out / "data")
 
     def prepare(self) -> None:
         """Write `linear.json` and `needs.json` for the fitted scorer and the oracle."""
@@ -58,8 +57,8 @@ class Comparison:
         others: list[Task] = []
         for column in self.suite.columns:
             needs |= needs_of(self._tasks[column.key])
-            if isinstance(column.data, SyntheticData):
-                others += generate(column.data.world, self.chosen, column.data.seed + _OTHER_TASKS)
+            if column.world is not None:
+                others += generate(column.world, self.chosen, column.seed + _OTHER_TASKS)
         write_text(self.out / "needs.json", json.dumps(needs))
         embedder = make_embedder(EmbedderConfig(embedder="hashing"))
         save(fit(asyncio.run(embed_streams(labelled(others), embedder))), self.out / "linear.json")
@@ -74,7 +73,7 @@ class Comparison:
         """Run rows on columns (unset: all) with one policy."""
         suite = self.suite.select(columns, rows).with_policies({})
         runs = self._expand(suite, policy, out)
-        asyncio.run(run_all(runs, self._tasks, runs[0].evaluation.config.make_budget()))
+        asyncio.run(run_all(runs, self._tasks, Budget()))
 
     def run_scripted(self) -> None:
         """The scripted writer through the suite."""
@@ -173,7 +172,7 @@ class Comparison:
             "costs": column.costs(),
         }
 
-    def write_page(self, rows: Sequence[str], training: Path | None) -> Path:
+    def write_page(self, rows: Sequence[str]) -> Path:
         """Write the report with curves over capacity and lost answers."""
         seeds = [f"seed_{number}" for number in range(len(self.policies))]
         shown = [
@@ -183,7 +182,7 @@ class Comparison:
             if row in rows
             for item in items
         ]
-        write_report(shown, self.out / "report", title=self.suite.title, training=training)
+        write_report(shown, self.out / "report", title=self.suite.title)
         return self.out / "report" / "report.html"
 
 

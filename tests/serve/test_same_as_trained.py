@@ -19,6 +19,7 @@ from atommem.eval.methods import Setup, make_method
 from atommem.memory.log import Operation
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
+from atommem.run import RunConfig
 from atommem.serve.served_model import Float16Embedder
 from atommem.train.rollout.rollouts import Rollouts
 from tests.fakes import WordTokenizer
@@ -55,8 +56,8 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     trained = await rollouts.runner(policy).run(task)
 
     environments = make_environments(environment, tokenizer)
-    sampling: Any = Sampling(max_tokens=200)
-    setup = Setup(policy, embedder, tokenizer, environments, MEMORY, sampling)  # type: ignore[arg-type]
+    run = RunConfig(memory=MEMORY, sampling=Sampling(max_tokens=200))
+    setup = Setup(run, policy, embedder, environments)  # type: ignore[arg-type]
     evaluated = await make_method("atommem", setup).run(task)
     for one, other in zip(evaluated.steps, trained.steps, strict=True):
         assert one.token_ids == other.token_ids
