@@ -51,17 +51,17 @@ from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Agent, EpisodeRunner
 from atommem.train.checkpoints import checkpoint_to_resume, list_checkpoints, remove_checkpoint
-from atommem.train.errors import TrainingInterrupted
-from atommem.train.logs.console import (
+from atommem.train.console import (
     GRPO_COLUMNS,
     METRICS_FILE,
     SFT_COLUMNS,
     read_metrics,
     use_console,
 )
-from atommem.train.logs.plot import PLOT_FILE, plot_training
+from atommem.train.errors import TrainingInterrupted
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.sft import ColdStartTrainer, demonstrations, sft_dataset
+from atommem.train.plot import PLOT_FILE, plot_training
 from atommem.train.rollout.backends import make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import Settings, read_settings

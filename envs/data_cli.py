@@ -1,9 +1,10 @@
-"""The command `atommem data`: build task files, convert them, look at them, generate synthetic ones."""
+"""The command `atommem data`: build, convert, show and generate task files."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
@@ -13,24 +14,46 @@ from typing import Any
 from tqdm import tqdm
 
 from atommem import plugins
-from atommem.arguments import Command, Parser, make, pop_flags, run_command
+from atommem.arguments import Command, NumberRange, Parser, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, TaskDescription, find_environment
+from atommem.envs.benchmarks.build import (
+    AskedQuestions,
+    BuildConfig,
+    Pool,
+    build_tasks,
+    read_asked,
+)
 from atommem.envs.benchmarks.conversations import QUESTIONS
-from atommem.envs.benchmarks.locomo import read_locomo, read_wording
-from atommem.envs.provenance import check_out, describe_file, write_provenance
+from atommem.envs.benchmarks.locomo import HINTED, read_locomo, read_wording
+from atommem.envs.benchmarks.multihop import MUSIQUE
+from atommem.envs.benchmarks.registry import (
+    BENCHMARKS,
+    SPLITS,
+    Benchmark,
+    get_benchmark,
+    with_aliases,
+)
+from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
-from atommem.envs.task_files import iter_tasks, load_tasks, save_tasks
-from atommem.errors import DataError
+from atommem.envs.task_files import (
+    check_out,
+    describe_file,
+    iter_tasks,
+    load_tasks,
+    save_tasks,
+    write_provenance,
+)
+from atommem.errors import ConfigError, DataError
 from atommem.text_safety import printable
 
 GROUP = "atommem.data"
-"""Entry points of further commands."""
+"""The entry points of further commands."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem data``; returns the exit status.
+    """Run ``atommem data``; return the exit status.
 
     Raises:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
@@ -42,8 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
     }
     for name in plugins.names(GROUP):
-        run = partial(_run_plugin, name)
-        commands[name] = Command(run, "")
+        commands[name] = Command(partial(_run_plugin, name), "")
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
 
 
@@ -57,6 +79,140 @@ def _build(argv: list[str]) -> int:
     return find_environment(name).build([*others, *rest])
 
 
+def build_long_documents(argv: Sequence[str]) -> int:
+    """Build the task file of a benchmark of questions with paragraphs; return the exit status.
+
+    Raises:
+        AtomMemError: A setting is wrong, or a file is missing or damaged.
+    """
+    args = _build_parser().parse_args(list(argv))
+    names = ("n", "questions", "seed", "exclude_answer_documents", "distractors", "unanswerable")
+    config = BuildConfig(args.docs, **{name: getattr(args, name) for name in names})
+    benchmark = get_benchmark(args.benchmark)
+    if config.unanswerable and benchmark.name != MUSIQUE:
+        raise ConfigError(
+            f"benchmark={benchmark.name}: only {MUSIQUE} (Full) has questions for --unanswerable."
+        )
+    inputs = [*args.exclude]
+    if args.aliases is not None:
+        benchmark = with_aliases(benchmark, args.aliases)
+        inputs.append(args.aliases)
+    folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
+    files = [file for folder in folders for file in benchmark.find(args.split, folder)]
+    check_out(args.out, [*files, *inputs])
+    asked = [read_asked(file) for file in args.exclude]
+    counts = dict.fromkeys(files, 0)
+    pool = Pool(_unasked_rows(benchmark, counts, asked), config.unanswerable)
+    if not args.drop_overlap:
+        for questions in asked:
+            questions.check()
+    tasks = build_tasks(pool, config, benchmark.name, args.split)
+    count = save_tasks(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out)
+    beside = write_provenance(
+        args.out,
+        {
+            "command": ["atommem", "data", "build", *argv],
+            "benchmark": benchmark.name,
+            "split": args.split,
+            **asdict(config),
+            "inputs": [{**describe_file(file), "rows": rows} for file, rows in counts.items()],
+            "aliases": None if args.aliases is None else describe_file(args.aliases),
+            "excluded": [
+                {**describe_file(item.path), "shared_questions": len(item.shared)} for item in asked
+            ],
+            "pool": {
+                "questions": len(pool.questions),
+                "documents": len(pool.documents),
+                "rows_without_all_gold_documents": pool.skipped,
+            },
+        },
+    )
+    print(
+        f"{args.out}: {count} tasks from {len(pool.questions)} questions and "
+        f"{len(pool.documents)} documents{pool.skipped_note}; provenance: {beside}"
+    )
+    return 0
+
+
+def _unasked_rows(
+    benchmark: Benchmark, counts: dict[Path, int], asked: Sequence[AskedQuestions]
+) -> Iterator[QARow]:
+    """Yield the rows of the files that no file of `asked` has, and count all rows of each file."""
+    for file in counts:
+        print(f"reading {file}", file=sys.stderr)
+        for row in benchmark.read(file):
+            counts[file] += 1
+            sharing = [questions for questions in asked if questions.has(row)]
+            for questions in sharing:
+                questions.shared.append(row)
+            if not sharing:
+                yield row
+        if not counts[file]:
+            raise DataError(f"{file}: has no rows. Give a file with rows, or download it again.")
+
+
+def _build_parser() -> Parser:
+    parser = Parser(
+        "atommem data build",
+        "Build long-document tasks: the gold documents of questions, shuffled among distractors.",
+    )
+    parser.add_argument("--benchmark", required=True, choices=list(BENCHMARKS), help="Its format.")
+    parser.add_argument("--split", required=True, choices=SPLITS, help="Official file to look for.")
+    parser.add_argument(
+        "--input",
+        action="extend",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="The benchmark's file, or a folder that holds it (itself or in a folder named like "
+        "the benchmark); may be repeated. Default: $ATOMMEM_DATA, else the folder data.",
+    )
+    parser.add_argument(
+        "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
+    )
+    parser.add_argument("--docs", type=int, default=200, help="Documents of a task (%(default)s).")
+    parser.add_argument(
+        "--questions",
+        type=NumberRange.parse,
+        default=NumberRange((1, 1)),
+        metavar="N|N-M",
+        help="Questions of a task (1).",
+    )
+    parser.add_argument("--n", type=int, required=True, help="Tasks to build.")
+    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
+    parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
+    parser.add_argument(
+        "--distractors",
+        default="pool",
+        choices=("pool", "own"),
+        help="pool: documents of other questions; own: first the questions' own paragraphs, as "
+        "RULER and MemAgent do (%(default)s).",
+    )
+    parser.add_argument(
+        "--unanswerable",
+        action="store_true",
+        help="MuSiQue-Full: keep unanswerable questions, paired with answerable ones.",
+    )
+    parser.add_argument(
+        "--exclude_answer_documents",
+        action="store_true",
+        help="Leave out distractors that contain an answer (published figures do not).",
+    )
+    parser.add_argument(
+        "--exclude",
+        action="extend",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="Evaluation files that the input must not share questions with.",
+    )
+    parser.add_argument(
+        "--drop_overlap", action="store_true", help="Leave out shared questions, not refuse them."
+    )
+    return parser
+
+
 def _show(argv: list[str]) -> int:
     parser = Parser("atommem data show", "Print the first tasks of a file.")
     parser.add_argument("file", type=Path, help="A task file, or one that `convert` reads.")
@@ -67,33 +223,30 @@ def _show(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_least(args, n=0)
     environment = find_environment(args.environment)
-    # A task file of ours is read only as far as shown.
+    # Our task files are read only as far as shown.
     read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
-    for task in islice(read(args.file), min(args.n, sys.maxsize)):
-        print(printable(_described(task, environment.describe(task))), end="\n\n")
+    for task in islice(read(args.file), args.n):
+        print(printable(_format(task, environment.describe(task))), end="\n\n")
     return 0
 
 
-def _described(task: Any, description: TaskDescription) -> str:
-    """A task in readable lines: its questions and answers; of one of ours also its size and its gold documents."""
-    size = f"{len(description.questions)} questions"
-    shown = []
+def _format(task: Any, description: TaskDescription) -> str:
+    """Return questions and answers of a task; of one of ours also its size and gold documents."""
+    size, gold = f"{len(description.questions)} questions", []
     if isinstance(task, Task):
-        shown = [
-            f"document {number}, {document.title}: {_cut(document.text)}"
+        gold = [
+            f"  document {number}, {document.title}: {_cut(document.text)}"
             for number, document in enumerate(task.documents, start=1)
             if document.gold
         ]
-        characters = len(task.context or "") + sum(
-            len(document.text) for document in task.documents
-        )
-        size += f", {len(task.documents)} documents, {len(shown)} of them gold, {characters:,} characters"
-        shown += [] if task.context is None else [f"context: {_cut(task.context)}"]
+        size += f", {len(task.documents)} documents, {len(gold)} of them gold"
+        if task.context is not None:
+            gold.append(f"  context: {_cut(task.context)}")
     lines = [f"{description.id}  ({description.source or 'no source'}: {size})"]
     for number, question in enumerate(description.questions, start=1):
         lines.append(f"  question {number}: {question.text}{_notes(question.attributes)}")
         lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
-    return "\n".join([*lines, *(f"  {line}" for line in shown)])
+    return "\n".join([*lines, *gold])
 
 
 def _notes(attributes: Mapping[str, str]) -> str:
@@ -103,9 +256,9 @@ def _notes(attributes: Mapping[str, str]) -> str:
     return f"  [{', '.join(notes)}]" if notes else ""
 
 
-def _cut(text: str, length: int = 100) -> str:
+def _cut(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 3] + "..."
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _convert(argv: list[str]) -> int:
@@ -122,26 +275,20 @@ def _convert(argv: list[str]) -> int:
         "--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})."
     )
     args = parser.parse_args(argv)
+    check_least(args, questions=1)
     check_out(args.out, [args.file])
     if args.wording is None and args.questions is None:
         tasks = iter_tasks(args.file)
     else:
-        check_least(args, questions=1)
-        wording = None if args.wording is None else read_wording(args.wording)
+        wording = HINTED if args.wording is None else read_wording(args.wording)
         tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
-    tasks = iter(tasks)
-    first = list(islice(tasks, 1))  # before an earlier file of that name is replaced
-    if not first:
-        raise DataError(f"{args.file}: has no rows. Give one that has; download it again.")
-    count = save_tasks(chain(first, tasks), args.out)
     settings = {
+        "command": "atommem data convert",
         "wording": args.wording,
         "questions": args.questions,
         "input": describe_file(args.file),
     }
-    beside = write_provenance(args.out, {"command": "atommem data convert", **settings})
-    print(f"{args.out}: {count} tasks; provenance: {beside}")
-    return 0
+    return _save(tasks, args.out, settings)
 
 
 def _synthetic(argv: list[str]) -> int:
@@ -157,8 +304,15 @@ def _synthetic(argv: list[str]) -> int:
     tasks = tqdm(
         generate(config, args.n, args.seed), "generating", args.n, unit="task", disable=None
     )
-    count = save_tasks(tasks, args.out)
     settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
-    beside = write_provenance(args.out, settings)
-    print(f"{args.out}: {count} tasks; provenance: {beside}")
+    return _save(tasks, args.out, settings)
+
+
+def _save(tasks: Iterable[Task], out: Path, settings: Mapping[str, Any]) -> int:
+    tasks = iter(tasks)
+    first = list(islice(tasks, 1))  # before an earlier file of this name is replaced
+    if not first:
+        raise DataError(f"{out}: would have no tasks. Give a file with rows, or download it again.")
+    count = save_tasks(chain(first, tasks), out)
+    print(f"{out}: {count} tasks; provenance: {write_provenance(out, settings)}")
     return 0

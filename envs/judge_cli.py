@@ -1,16 +1,19 @@
-"""The command `atommem judge`: does a judge agree with labels of one's own, and with itself?"""
+"""The command `atommem judge`: agreement of a judge with labels, and with itself."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from atommem.arguments import Command, Parser, make, run_command
-from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.benchmarks.rows import Row, Text, read_rows
 from atommem.envs.scoring.judge import NOT_ATTEMPTED, RIGHT, WRONG, Verdict, make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.scoring.statistics import clustered_estimate
@@ -19,23 +22,27 @@ from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, DataError, check_writable
 
 _GRADES = (RIGHT, WRONG, NOT_ATTEMPTED)
+_LABELS = {"true": RIGHT, "1": RIGHT, "false": WRONG, "0": WRONG} | {name: name for name in _GRADES}
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """An answer with what people said of it: ``correct``, ``incorrect`` or ``not_attempted``."""
+    """An answer with its human label: ``correct``, ``incorrect`` or ``not_attempted``."""
 
     question: Question
     answer: str
     label: str
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem judge``.
+class _LabelledRow(Struct):
+    question: Text
+    golds: Text | Annotated[list[Text], Meta(min_length=1)]
+    answer: str
+    label: str | bool | int
 
-    Raises:
-        AtomMemError: A setting is wrong, a file cannot be read, or the judge is out of reach.
-    """
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``atommem judge``; raise AtomMemError if a setting, a file or the judge is at fault."""
     commands = {"check": Command(_check, "compare a judge with labelled answers and itself")}
     return run_command("atommem judge", commands, sys.argv[1:] if argv is None else argv)
 
@@ -54,87 +61,82 @@ def _check(argv: list[str]) -> int:
     config = make(JudgeConfig, args)
     if config.judge_url is None:
         raise ConfigError("--judge_url is missing. Give the judge's server and --judge_model.")
-    report = asyncio.run(check(read_labelled(args.file), config, args.repeats, args.temperature))
-    print("\n".join(_described(report)))
+    items = list(map(_labelled, read_rows(args.file)))
+    if not items:
+        raise DataError(f"{args.file}: has no rows. Give question, golds, answer and label.")
+    report = asyncio.run(check(items, config, args.repeats, args.temperature))
+    print(_format(report))
     if args.out is not None:
         write_json(args.out, report)
     return 0
 
 
-def read_labelled(path: str | Path) -> list[Labelled]:
-    """Rows with ``question``, ``golds`` (text or a list), ``answer`` (which is judged), and ``label``: true, false,
-    ``correct``, ``incorrect`` or ``not_attempted``.
-
-    Raises:
-        DataError: The file is damaged, empty, or a row is not of this form; the message names row and field.
-    """
-    found = [_labelled(row) for row in read_rows(path)]
-    if not found:
-        raise DataError(f"{path}: has no rows. Give rows with question, golds, answer and label.")
-    return found
+def _labelled(row: Row) -> Labelled:
+    found = row.parse(_LabelledRow, golds=row.get("golds", "answers"))
+    name = str(found.label).strip().lower().replace(" ", "_")
+    if name not in _LABELS:
+        raise row.error("label", f"is {found.label!r}, expected true, false, {', '.join(_GRADES)}")
+    golds = [found.golds] if isinstance(found.golds, str) else found.golds
+    return Labelled(Question(found.question, tuple(golds)), found.answer, _LABELS[name])
 
 
 async def check(
     items: Sequence[Labelled], config: JudgeConfig, repeats: int = 3, temperature: float = 0.7
-) -> Any:
-    """Hold a judge against labels: once as it judges, greedily, and `repeats` times at `temperature`.
+) -> dict[str, Any]:
+    """Compare a judge with labels: once greedily, and `repeats` times at `temperature`.
 
-    No answer is right without asking, and no number of unreadable verdicts stops it: both are what is measured.
+    Exact answers are judged as well, and unreadable verdicts do not stop it.
 
     Returns:
-        ``n``; ``accuracy`` (right or not, with its interval); Cohen's ``kappa`` (None where chance alone would agree
-        always); ``confusion`` (label -> verdict -> count); ``unreadable``, a rate; ``self_consistency``, the part of
-        the answers on which all repeated verdicts are the same; ``usage``.
+        ``n``; ``accuracy`` (right or not, with its interval); Cohen's ``kappa``; ``confusion``
+        (label -> grade -> count); ``unreadable``, a rate; ``self_consistency``, the share of
+        answers on which all repeated verdicts agree; ``usage``.
 
     Raises:
         OutageError: The judge is out of reach.
         JudgeError: It refuses to judge.
     """
     config = replace(config, judge_exact=False, judge_max_unreadable=1.0)
-    runs, usage = [], dict[str, int]()
+    runs: list[list[Verdict]] = []
+    usage: Counter[str] = Counter()
     for seed in range(repeats + 1):
         judge = make_judge(config, temperature if seed else 0.0, seed * 1000)
         assert judge is not None
         try:
-            runs.append(
-                list(await asyncio.gather(*(judge(item.question, item.answer) for item in items)))
-            )
+            asked = (judge(item.question, item.answer) for item in items)
+            runs.append(list(await asyncio.gather(*asked)))
         finally:
             await judge.close()
-        usage = {name: usage.get(name, 0) + count for name, count in judge.usage.items()}
-    first, labels = runs[0], [item.label for item in items]
-    agree = [
-        float((label == RIGHT) == bool(verdict.score))
-        for label, verdict in zip(labels, first, strict=True)
-    ]
-    said = [_grade(verdict) for verdict in first]
+        usage.update(judge.usage)
+    labels = [item.label for item in items]
+    right = [label == RIGHT for label in labels]
+    judged = [bool(verdict.score) for verdict in runs[0]]
+    agreed = [float(one == other) for one, other in zip(right, judged, strict=True)]
+    counts = Counter(zip(labels, map(_grade, runs[0]), strict=True))
     confusion = {
-        label: dict.fromkeys((*_GRADES, "unreadable"), 0) for label in _GRADES if label in labels
+        label: {grade: counts[label, grade] for grade in (*_GRADES, "unreadable")}
+        for label in _GRADES
+        if label in labels
     }
-    for label, grade in zip(labels, said, strict=True):
-        confusion[label][grade] += 1
     repeated = [
         {_grade(verdict) for verdict in verdicts} for verdicts in zip(*runs[1:], strict=True)
     ]
+    consistent = sum(len(grades) == 1 for grades in repeated) / len(items)
     return {
         "n": len(items),
-        "accuracy": asdict(clustered_estimate(agree, [item.question.text for item in items])),
-        "kappa": kappa(
-            [label == RIGHT for label in labels], [bool(verdict.score) for verdict in first]
-        ),
+        "accuracy": asdict(clustered_estimate(agreed, [item.question.text for item in items])),
+        "kappa": kappa(right, judged),
         "confusion": confusion,
-        "unreadable": sum(not verdict.readable for verdict in first) / len(items),
-        "self_consistency": sum(len(grades) == 1 for grades in repeated) / len(items)
-        if repeats > 1
-        else None,
+        "unreadable": sum(not verdict.readable for verdict in runs[0]) / len(items),
+        "self_consistency": consistent if repeats > 1 else None,
         "repeats": repeats,
         "temperature": temperature,
-        "usage": usage,
+        "usage": dict(usage),
     }
 
 
 def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
-    """Cohen's kappa of two raters' yes and no: (p_o - p_e) / (1 - p_e); None where p_e is 1."""
+    """Return Cohen's kappa of two raters, (p_o - p_e) / (1 - p_e); None if p_e is 1."""
     n = len(first)
     observed = sum(a == b for a, b in zip(first, second, strict=True)) / n
     yes = (sum(first) / n, sum(second) / n)
@@ -148,35 +150,20 @@ def _grade(verdict: Verdict) -> str:
     return RIGHT if verdict.score else NOT_ATTEMPTED if verdict.attempted is False else WRONG
 
 
-def _labelled(row: Row) -> Labelled:
-    golds, label = row.check_answers("golds", row.get("golds", "answers")), row.get("label")
-    answer = row.get("answer")
-    if not isinstance(answer, str):
-        raise row.error("answer", f"is {answer!r}, expected a string")
-    name = str(label).strip().lower().replace(" ", "_")
-    if isinstance(label, bool | int):
-        name = {1: RIGHT, 0: WRONG}.get(label, name)
-    if name not in _GRADES:
-        raise row.error("label", f"is {label!r}, expected true, false, {', '.join(_GRADES)}")
-    return Labelled(Question(row.text("question"), golds), answer, name)
-
-
-def _described(report: dict[str, Any]) -> list[str]:
-    accuracy, agreed = report["accuracy"], report["kappa"]
+def _format(report: dict[str, Any]) -> str:
+    accuracy, agreement, usage = report["accuracy"], report["kappa"], report["usage"]
+    interval = f"(95% {accuracy['low']:.3f} to {accuracy['high']:.3f})"
     lines = [
         f"answers            {report['n']}",
-        f"accuracy           {accuracy['mean']:.3f}  (95% {accuracy['low']:.3f} to {accuracy['high']:.3f})",
-        f"Cohen's kappa      {'none: labels and verdicts are all the same' if agreed is None else f'{agreed:.3f}'}",
+        f"accuracy           {accuracy['mean']:.3f}  {interval}",
+        f"Cohen's kappa      {'undefined' if agreement is None else f'{agreement:.3f}'}",
         f"unreadable         {report['unreadable']:.3f}",
     ]
     if report["self_consistency"] is not None:
         asked = f"({report['repeats']} verdicts at temperature {report['temperature']:g})"
         lines.append(f"agrees with itself {report['self_consistency']:.3f}  {asked}")
-    for label, verdicts in report["confusion"].items():
-        shown = ", ".join(f"{count} {grade}" for grade, count in verdicts.items() if count)
+    for label, grades in report["confusion"].items():
+        shown = ", ".join(f"{count} {grade}" for grade, count in grades.items() if count)
         lines.append(f"labelled {label}: {shown}")
-    usage = report["usage"]
-    lines.append(
-        f"{usage['requests']} requests, {usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
-    )
-    return lines
+    tokens = f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
+    return "\n".join([*lines, f"{usage['requests']} requests, {tokens}"])

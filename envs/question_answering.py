@@ -53,9 +53,9 @@ class QAEnvironments(EnvironmentFactory):
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
         """From the files of a benchmark."""
-        from atommem.envs.build_cli import main
+        from atommem.envs.data_cli import build_long_documents
 
-        return main(argv)
+        return build_long_documents(argv)
 
     def check(self, task: Task) -> None:
         """Refuse a task that no episode can be asked or scored on.

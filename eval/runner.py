@@ -12,8 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from atommem.envs.scoring.breakdowns import breakdowns
-from atommem.envs.scoring.records import EpisodeRecord, EvalResult, record_of
+from atommem.envs.scoring.records import EpisodeRecord, EvalResult, breakdowns, record_of
 from atommem.envs.task_files import write_json
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, DataError

@@ -26,10 +26,9 @@ from atommem.config import check_choice, is_server
 from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.registry import SPLITS, TWOWIKI, get_benchmark, with_aliases
-from atommem.envs.provenance import describe_file, write_provenance
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
-from atommem.envs.task_files import save_tasks
+from atommem.envs.task_files import describe_file, save_tasks, write_provenance
 from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.eval_config import EvalRun, eval_parser, parse_arguments
 from atommem.eval.methods import METHODS

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from atommem.memory.log import (
 from atommem.memory.memory import Plan, admit, sweep
 from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
 from atommem.memory.store import VectorStore, best, embed_texts
+from papers.inputs import read_json_rows
 
 Similarity = Callable[[str, StoreState], Numbers]
 """Similarity of a query to each record, in the order of `StoreState.ids`."""
@@ -50,7 +51,7 @@ class Experience:
         query: The task's input, by which its record is retrieved.
         execution: The work done, shown to later tasks.
         outcome: 1 for success, 0 for failure, or between; None if unknown.
-        details: Further JSON values: ``steps``, ``signature``, an ``error``, ...
+        details: Further JSON values.
     """
 
     query: str
@@ -68,30 +69,7 @@ class Verdict:
     reason: str = ""
 
 
-class Evaluator(Protocol):
-    """Decides which finished tasks become records (section 3 of the paper)."""
-
-    def __call__(self, experience: Experience, rng: np.random.Generator) -> Verdict:
-        """Judge a task; `rng` is seeded by the bank."""
-        ...
-
-
-def fixed(experience: Experience, rng: np.random.Generator) -> Verdict:
-    """Add nothing."""
-    return Verdict(False, experience.outcome, "the bank is fixed")
-
-
-def add_all(experience: Experience, rng: np.random.Generator) -> Verdict:
-    """Add every task."""
-    return Verdict(True, experience.outcome)
-
-
-def strict(experience: Experience, rng: np.random.Generator) -> Verdict:
-    """Add successes, by the reported outcome."""
-    return noisy(experience, rng, 0.0, 0.0)
-
-
-def noisy(
+def _by_outcome(
     experience: Experience, rng: np.random.Generator, false_positive: float, false_negative: float
 ) -> Verdict:
     """Add successes, misread at the given rates."""
@@ -102,12 +80,13 @@ def noisy(
     return Verdict(success, float(success), "" if success else f"outcome {experience.outcome:g}")
 
 
-EVALUATORS: dict[str, Evaluator] = {
-    "fixed": fixed,
-    "add_all": add_all,
-    "noisy": partial(noisy, false_positive=0.3, false_negative=0.1),
-    "strict": strict,
+EVALUATORS: dict[str, Callable[[Experience, np.random.Generator], Verdict]] = {
+    "fixed": lambda experience, rng: Verdict(False, experience.outcome, "the bank is fixed"),
+    "add_all": lambda experience, rng: Verdict(True, experience.outcome),
+    "noisy": partial(_by_outcome, false_positive=0.3, false_negative=0.1),
+    "strict": partial(_by_outcome, false_positive=0.0, false_negative=0.0),
 }
+"""Which finished tasks become records (section 3 of the paper); `rng` is the bank's."""
 
 
 class Bank:
@@ -193,10 +172,10 @@ class Bank:
     async def retrieve(
         self, query: str, k: int, similarity: Similarity | None = None
     ) -> list[tuple[Entry, float]]:
-        """Return the `k` most similar records with their similarity, best first.
+        """Return the `k` records most similar to the current task's input, best first.
 
         Args:
-            query: The current task's input.
+            query: The input.
             k: Number of records.
             similarity: Replaces the cosine of the vectors.
         """
@@ -219,10 +198,7 @@ class Bank:
         return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
 
     async def end(self, experience: Experience) -> tuple[Operation, ...]:
-        """Finish the current task: credit the retrieved records, add a record, and sweep.
-
-        Returns:
-            All operations, including those of rules.
+        """Finish the current task: credit retrieved records, add one, delete; return operations.
 
         Raises:
             OutageError: The embedder is unreachable; the bank is unchanged.
@@ -339,16 +315,10 @@ def read_memento(path: str | Path) -> Iterator[Experience]:
     Raises:
         DataError: A line is not a case.
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, row in enumerate(read_json_rows(Path(path)), start=1):
         try:
-            row = json.loads(line)
             query, plan, label = row["case"], row["plan"], _LABELS[row["case_label"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}, line {number}: not a case. It needs case, plan and case_label "
-                "(positive or negative)."
-            ) from error
+        except (KeyError, TypeError) as error:
+            message = "needs case, plan and case_label (positive or negative)"
+            raise DataError(f"{path}, row {number}: {message}.") from error
         yield Experience(str(query), plan if isinstance(plan, str) else json.dumps(plan), label)

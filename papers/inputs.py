@@ -1,12 +1,12 @@
-"""Inputs of the experiments: users' files, text vectors, and a policy that answers questions."""
+"""Inputs of the experiments: users' files, vectors, a policy that answers, the demo's policy."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import hashlib
+import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from atommem.config import PolicyConfig
+from atommem.config import EmbedderConfig, PolicyConfig
+from atommem.embedding import make_embedder
 from atommem.embedding.embedder import TextKind, Vectors
-from atommem.envs.benchmarks.rows import Row, read_rows
 from atommem.envs.task_files import replacing
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import open_policy
 from atommem.prompts import render_chat
-from papers.journal import Journal
+from papers.experiment import Journal
 
 HUB_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LOCOMO = (
@@ -40,33 +40,37 @@ def load_published(name: str) -> Mapping[str, Any]:
     return published
 
 
-def find_user_file(folder: Path | None, places: Sequence[str], source: str) -> Path:
-    """Return the first of `places` that exists in the user's folder.
-
-    Raises:
-        ConfigError: No folder was given.
-        DataError: The folder has none of the files. The message names `source`.
-    """
-    if folder is None:
-        raise ConfigError(f"data is not set. Give --data FOLDER with {places[0]}. {source}")
+def find_user_file(folder: Path, places: Sequence[str], source: str) -> Path:
+    """Return the first of `places` in the user's folder; raises DataError that names `source`."""
     for place in places:
         if (folder / place).is_file():
             return folder / place
     raise DataError(f"{folder} has no {' or '.join(places)}. {source}")
 
 
-def add_data_flag(parser: argparse.ArgumentParser, files: str) -> None:
-    """Add ``--data``."""
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help=f"Your folder with {files}.")
+def read_json_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a JSON array or of JSON Lines.
+
+    Raises:
+        DataError: The file holds something else.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON or JSON Lines ({error}).") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: each row must be an object.")
+    return list(rows)
 
 
 def add_embedder_flag(parser: argparse.ArgumentParser) -> None:
     """Add ``--embedder_model``."""
-    parser.add_argument(
-        "--embedder_model",
-        help="A sentence-transformers folder or hub name; "
-        f"default: minilm in $ATOMMEM_MODELS, else {HUB_MODEL}.",
-    )
+    help_text = "A sentence-transformers folder or hub name; default: minilm in $ATOMMEM_MODELS, "
+    parser.add_argument("--embedder_model", help=f"{help_text}else {HUB_MODEL}.")
 
 
 def default_embedder_model() -> str:
@@ -83,9 +87,7 @@ def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
     if path.is_file():
         stored: Vectors = np.load(path)
         return stored
-    from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
-
-    embedder = SentenceTransformerEmbedder(model)
+    embedder = make_embedder(EmbedderConfig("sentence_transformer", model))
 
     async def embed() -> Vectors:
         try:
@@ -100,12 +102,7 @@ def embed_all(texts: Sequence[str], model: str | None, cache: Path) -> Vectors:
 
 
 class StoredVectors:
-    """Embedder that looks up vectors computed earlier.
-
-    Args:
-        texts: Every text that will be requested.
-        vectors: Their vectors: shape (n, dim).
-    """
+    """Embedder that looks up vectors computed earlier, of shape (n, dim)."""
 
     id = "stored"
 
@@ -138,28 +135,27 @@ class Conversation:
     needed: tuple[bool, ...]
 
 
-def read_conversations(folder: Path | None) -> list[Conversation]:
+def read_conversations(folder: Path) -> list[Conversation]:
     """Read all conversations of the user's LoCoMo file, in its order."""
     path = find_user_file(folder, ("locomo10.json", "locomo/locomo10.json"), LOCOMO)
-    return [_parse_conversation(row) for row in read_rows(path)]
+    try:
+        return [_parse_conversation(row) for row in read_json_rows(path)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not LoCoMo's layout ({error!r}). {LOCOMO}") from error
 
 
-def _parse_conversation(row: Row) -> Conversation:
-    sessions, questions = row.get("conversation"), row.list_of("qa")
-    if not isinstance(sessions, dict):
-        raise row.error("conversation", "must be an object with session_1, session_2, ...")
-    evidence = {turn for question in questions for turn in question.get("evidence", ())}
-    matches = (re.fullmatch(r"session_(\d+)", name) for name in sessions)
-    turns = [
-        turn
-        for number in sorted(int(match[1]) for match in matches if match)
-        for turn in row.check_list(f"session_{number}", sessions[f"session_{number}"])
-    ]
-    if not turns:
-        raise row.error("conversation", "has no turn")
+def _parse_conversation(row: Mapping[str, Any]) -> Conversation:
+    evidence = {turn for question in row["qa"] for turn in question.get("evidence", ())}
+    sessions = row["conversation"]
+    numbers = sorted(
+        int(name.removeprefix("session_"))
+        for name in sessions
+        if name.removeprefix("session_").isdigit()
+    )
+    turns = [turn for number in numbers for turn in sessions[f"session_{number}"]]
     texts = tuple(str(turn.get("text") or "") for turn in turns)
     needed = tuple(turn.get("dia_id") in evidence for turn in turns)
-    return Conversation(row.text("sample_id"), texts, needed)
+    return Conversation(row["sample_id"], texts, needed)
 
 
 Ask = Callable[[str, int], str]
@@ -199,3 +195,16 @@ def open_asker(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]
             yield ask
         finally:
             runner.run(policy.close())
+
+
+def load_demo(policy: Path, recipe: Any, out: Path, seed: int = 0) -> Any:
+    """Make a demo in `out` that starts from the policy in a folder, with its vocabulary."""
+    from rich.console import Console
+
+    from atommem.demo.run import Demo
+    from atommem.policy.local import LocalPolicy
+
+    demo = Demo(recipe, out, seed, Console(highlight=False, soft_wrap=True))
+    loaded = LocalPolicy.from_pretrained(policy)
+    demo.model, demo.tokenizer = loaded.model, loaded.tokenizer
+    return demo

@@ -203,7 +203,7 @@ def test_read_memento_names_the_damaged_line(tmp_path: Path) -> None:
     path.write_text(json.dumps(case) + "\n")
     assert list(read_memento(path)) == [Experience("q", "{}", 0.0)]
     path.write_text(f"{json.dumps(case)}\n\n{json.dumps({**case, 'case_label': 'x'})}")
-    with pytest.raises(DataError, match="line 3: not a case"):
+    with pytest.raises(DataError, match="row 2: needs case"):
         list(read_memento(path))
 
 

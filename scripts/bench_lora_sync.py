@@ -31,7 +31,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.eval.runner import evaluate
 from atommem.policy.server_pool import Adapter, ServerPool
 from atommem.rollout import EpisodeRunner
-from atommem.train.logs.console import METRICS_FILE, read_metrics
+from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.loops.models import load_tokenizer
 from atommem.train.settings import parse
 from atommem.train.stages import run_grpo

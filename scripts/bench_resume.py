@@ -38,7 +38,7 @@ from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.servers.vllm_process import free_port
 from atommem.train.checkpoints import list_checkpoints
-from atommem.train.logs.console import METRICS_FILE, read_metrics
+from atommem.train.console import METRICS_FILE, read_metrics
 from tests.fakes import word_level
 from tests.train.toys import make_model
 

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 
 from atommem.process import frozen_heap
 from atommem.serve import memory_routes, openai_routes
+from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import Conversations
-from atommem.serve.events import NotFoundError
 from atommem.serve.mcp_server import make_mcp, mcp_routes
 from atommem.serve.middleware import RequestMiddleware
 from atommem.serve.streaming import ClientDisconnectedError
@@ -42,7 +42,6 @@ def make_app(
     """Make the application; it closes `conversations` when it ends.
 
     Args:
-        conversations: What to serve.
         keys, hosts: As in `atommem.serve.middleware.RequestMiddleware`.
     """
     mcp = make_mcp(conversations)

@@ -16,18 +16,15 @@ from atommem.memory.log import Entry, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import TextVectors
 from atommem.rollout import Session
-from atommem.serve.conversation_log import SNAPSHOT_INTERVAL
-from atommem.serve.events import (
-    BusyError,
+from atommem.serve.conversation_log import (
     ConflictError,
     ConversationInfo,
     Event,
     LogState,
+    NotFoundError,
     RequestKey,
-    source_name,
-    update_unread,
 )
-from atommem.serve.resources import Resources
+from atommem.serve.gateway import Gateway
 from atommem.session_state import SessionState
 from atommem.trace import step_record
 
@@ -36,6 +33,10 @@ OnAccepted = Callable[[], Awaitable[None]]
 MAX_CONFLICTS = 50
 """Commits that may lose to other gateways before a request is refused."""
 _Result = TypeVar("_Result")
+
+
+class BusyError(AtomMemError):
+    """Too many requests are waiting, or writing to one conversation."""
 
 
 class CheckpointError(AtomMemError):
@@ -63,77 +64,55 @@ class Conversation:
     Every method commits its work before it returns. A step that raises or is cancelled leaves
     nothing in the log; the session is then loaded again. Work that loses to another gateway's
     commit is repeated on top of it.
+
+    Attributes:
+        session: As it stands in the log, once opened.
+        state: Where the log stands.
     """
 
-    def __init__(self, resources: Resources, conversation: str, owner: str) -> None:
-        self.id = conversation
-        self.owner = owner
+    session: Session
+    state: LogState
+
+    def __init__(self, gateway: Gateway, conversation: str, owner: str) -> None:
+        self.id, self.owner = conversation, owner
         self.lock = asyncio.Lock()
         self.users = 0
-        self._resources = resources
-        self._session: Session | None = None
-        self._state: LogState | None = None
-        self._item_observations: tuple[int, Sequence[Observation]] | None = None
+        self.is_open = False
+        self._gateway, self._log, self._in_thread = gateway, gateway.log, gateway.in_thread
+        self._item_observations: tuple[int, Sequence[Observation]] = (0, ())
 
-    @property
-    def session(self) -> Session:
-        """The session as it stands in the log."""
-        assert self._session is not None, "open the conversation first"
-        return self._session
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session is in memory."""
-        return self._session is not None
-
-    @property
-    def state(self) -> LogState:
-        """Where the log stands."""
-        assert self._state is not None, "open the conversation first"
-        return self._state
-
-    async def open(self, *, full: bool = False, any_checkpoint: bool = False) -> None:
+    async def open(self, *, any_checkpoint: bool = False) -> None:
         """Load the session from the log unless it is loaded.
-
-        Args:
-            full: Load all operations, also those before the newest snapshot.
-            any_checkpoint: Open it also with another checkpoint or embedder.
 
         Raises:
             NotFoundError: The owner has no such conversation.
-            CheckpointError: See `any_checkpoint`.
+            CheckpointError: It has another checkpoint or embedder, and `any_checkpoint` is not set.
         """
-        if self._session is not None and not full:
+        if self.is_open:
             return
-        resources, model = self._resources, self._resources.model
-        embedder = model.agent.embedder.id
-        with resources.metrics.stages.labels("open").time():
-            state = await resources.in_thread(
-                lambda: resources.log.load(self.id, self.owner, embedder, full=full)
-            )
-            same_embedder = state.embedder in (None, embedder)
-            if not any_checkpoint and not (
-                same_embedder and state.checkpoint in (None, model.checkpoint)
-            ):
+        model, embedder = self._gateway.model, self._gateway.model.agent.embedder.id
+        with self._gateway.metrics.stages.labels("open").time():
+            state = await self._in_thread(self._log.load, self.id, self.owner, embedder)
+            former = state.checkpoint, state.embedder
+            if not (any_checkpoint or former in ((None, None), (model.checkpoint, embedder))):
                 raise CheckpointError(
                     f"conversation {self.id} was written by checkpoint {state.checkpoint} with "
                     f"embedder {state.embedder!r}; this server has {model.checkpoint} with "
                     f"{embedder!r}. Switch it with POST /v1/conversations/{self.id}/checkpoint, or "
                     "serve the former checkpoint."
                 )
-            start = state.snapshot or Session(model.agent, self.id).memory.start
+            start = Session(model.agent, self.id).memory.start
             start = replace(start, embedder=state.embedder or embedder)
-            session_state = SessionState(
-                self.id, state.turns, state.sampled, start, tuple(state.operations), state.vectors
+            saved = SessionState(
+                self.id, state.turns, state.sampled, start, state.operations, state.vectors
             )
-            self._session = await Session.restore(
-                model.agent, session_state, reembed=any_checkpoint
-            )
-            self._state = state
+            self.session = await Session.restore(model.agent, saved, reembed=any_checkpoint)
+            self.state = replace(state, operations=(), vectors=None)
+            self.is_open = True
 
     def drop(self) -> None:
         """Forget the session; `open` loads it again."""
-        self._session = self._state = None
+        self.is_open = False
 
     async def add(
         self, items: Sequence[dict[str, Any]], request: RequestKey | None = None
@@ -143,10 +122,8 @@ class Conversation:
         questions = [line for line in goal.splitlines() if line.strip()]
         new = []
         for item in items:
-            chunks = await asyncio.to_thread(
-                self._resources.model.reading, item["parts"], questions
-            )
-            new.append(Event("item", {**item, "questions": questions}, chunks=len(chunks)))
+            body = {**item, "questions": questions}
+            new.append(Event("item", body, chunks=len(await self._reading(body))))
         return await self._append(new, request)
 
     async def read(self, on_step: OnStep | None = None) -> None:
@@ -185,75 +162,68 @@ class Conversation:
         on_accepted: OnAccepted | None = None,
         request: RequestKey | None = None,
     ) -> Answer:
-        """Ask a question after reading what is unread.
+        """Ask a question after reading what is unread; raises like `read`.
+
+        An error leaves the question in the log without an answer.
 
         Args:
-            question: The question.
             response: Id of the answer.
             on_step: Called after each committed step of reading and answering.
             on_accepted: Called when the question is committed.
             request: If it asked before, continue or return its committed answer.
-
-        Raises:
-            ...: Like `read`. The question then stays in the log without an answer.
         """
         ask = Event("ask", {"question": question}, response=response)
         if on_accepted is not None or self.state.unread:
-            ask = await self.note(ask, request)
+            (ask,) = await self._append([ask], request)
         if on_accepted is not None:
             await on_accepted()
         await self.read(on_step)
 
         async def answer() -> Answer:
             nonlocal ask
-            if not ask.version and (before := await self._written_before(request)):
-                ask = before[0]
-            if ask.version and request is not None:
+            if before := await self._written_before(request):
+                (ask,) = before
                 committed = await self._committed_answer(ask)
                 if committed is not None:
                     return committed
             steps: list[Step] = []
-            entries: tuple[Entry, ...] = ()
+            entries: list[Entry] = []
 
             async def turn(observation: Observation) -> Step:
-                nonlocal entries
                 memory = self.session.memory
-                shown = (item.entry_id for item in memory.view().retrieved)
-                entries = tuple(memory.contents.entries[entry_id] for entry_id in shown)
+                shown = memory.view().retrieved
+                entries[:] = [memory.contents.entries[item.entry_id] for item in shown]
                 return await self._turn(observation)
 
             async def keep(step: Step, ended: bool, text: str | None) -> None:
                 nonlocal ask
-                # An unacknowledged question is committed with its first step: one fsync less.
-                new, key = ([], None) if ask.version else ([ask], request)
+                # A question that nobody waits for is committed with its first step: one fsync less.
+                new = [] if ask.version else [ask]
                 version = ask.version or self.state.version + 1
-                new.append(_step_event(step, version))
+                events = [*new, _step_event(step, version)]
                 if ended:
                     body = {"text": text, "entries": [entry.id for entry in entries]}
-                    new.append(Event("answer", body, parent=version, response=response))
-                done = await self._commit(new, step.operations, request=key)
-                ask = ask if ask.version else done[0]
+                    events.append(Event("answer", body, parent=version, response=response))
+                done = await self._commit(events, step.operations, request=request if new else None)
+                ask = done[0] if new else ask
                 steps.append(step)
                 if on_step is not None:
                     await on_step(step)
 
-            environments = self._resources.model.agent.environments
+            environments = self._gateway.model.agent.environments
             text, _ = await answer_question(environments, question, turn, keep)
-            return Answer(text, entries, tuple(steps))
+            return Answer(text, tuple(entries), tuple(steps))
 
         try:
             return await self._retry(answer)
         except BaseException:
             if not ask.version:
-                await self.note(ask, request)
+                await self._append([ask], request)
             raise
 
     async def _committed_answer(self, ask: Event) -> Answer | None:
         """Return the answer in the log, with its entries as they are now."""
-        log = self._resources.log
-        found = await self._resources.in_thread(
-            lambda: log.events(self.id, ("answer",), after=ask.version)
-        )
+        found = await self._in_thread(self._log.events, self.id, ("answer",))
         body = next((event.body for event in found if event.parent == ask.version), None)
         if body is None:
             return None
@@ -269,15 +239,26 @@ class Conversation:
             [Event("edit")], lambda memory, step: memory.edit(entry, text, step), request
         )
 
-    async def delete(self, items: Sequence[Event], source: str) -> list[dict[str, Any]]:
-        """Delete items, with what was written while they were read; return the operations.
+    async def forget(self, source: str) -> list[dict[str, Any]]:
+        """Delete the items of a source, with what was written while they were read."""
+        items = await self._in_thread(self._log.items, self.id)
+        return await self._forget([item for item in items if item.has_source(source)], source)
 
-        Args:
-            items: What to delete, read or not.
-            source: Their source name, or part of a text; other items may have it, too.
+    async def delete_item(self, item_id: str) -> None:
+        """Delete an item, with what was written while it was read.
+
+        Raises:
+            NotFoundError: There is no such item.
         """
-        log, deleted = self._resources.log, {item.version for item in items}
-        steps = await self._resources.in_thread(lambda: log.events(self.id, ("step",)))
+        items = await self._in_thread(self._log.items, self.id)
+        found = [item for item in items if item.body["id"] == item_id]
+        if not found:
+            raise NotFoundError(f"there is no item {item_id!r} in this conversation.")
+        await self._forget(found, found[0].source)
+
+    async def _forget(self, items: Sequence[Event], source: str) -> list[dict[str, Any]]:
+        deleted = {item.version for item in items}
+        steps = await self._in_thread(self._log.events, self.id, ("step",))
         read = [step.step or 0 for step in steps if step.parent in deleted]
         events = [
             Event("deleted", {"item": item.body["id"]}, parent=item.version) for item in items
@@ -302,67 +283,60 @@ class Conversation:
             return (await self._commit(new, written, request=request))[0]
 
         version = (await self._retry(edit)).version
-        log = self._resources.log
-        return await self._resources.in_thread(lambda: log.operations(self.id, 0, version=version))
-
-    async def recall(self, query: str) -> list[tuple[Entry, float]]:
-        """Return the entries that the policy would be shown for a query, with scores."""
-        return await self.session.memory.search(query)
+        return await self._in_thread(lambda: self._log.operations(self.id, version=version))
 
     async def switch_checkpoint(self) -> bool:
         """Continue with the server's checkpoint and embedder; return whether they differed."""
-        state, model = self.state, self._resources.model
+        state, model = self.state, self._gateway.model
         now = {"checkpoint": model.checkpoint, "embedder": model.agent.embedder.id}
         before = {"checkpoint": state.checkpoint, "embedder": state.embedder}
         if state.checkpoint is None or before == now:
             return False
-        cached = self.session.memory.vectors()
-        await self._commit([Event("checkpoint", before)], cached=cached, snapshot=True)
-        self._item_observations = None
+        await self._commit([Event("checkpoint", before)], cached=self.session.memory.vectors())
+        self._item_observations = (0, ())
         return True
 
-    async def note(self, event: Event, request: RequestKey | None = None) -> Event:
-        """Commit an event without operations."""
-        return (await self._append([event], request))[0]
-
     async def _stop(self, item: int, reason: str) -> None:
-        await self.note(Event("stopped", {"reason": reason}, parent=item))
+        await self._append([Event("stopped", {"reason": reason}, parent=item)])
 
     async def _observations(self, item: int) -> Sequence[Observation]:
         """Return the observations in which an item is read."""
-        if self._item_observations is None or self._item_observations[0] != item:
+        if self._item_observations[0] != item:
             event = await self._item(item)
-            body, name = event.body, source_name(event)
-            reading = self._resources.model.reading
-            observations = await asyncio.to_thread(reading, body["parts"], body["questions"])
-            self._item_observations = (
-                item,
-                [replace(shown, origin=f"{name}, {shown.origin}") for shown in observations],
-            )
+            observations = [
+                replace(shown, origin=f"{event.source}, {shown.origin}")
+                for shown in await self._reading(event.body)
+            ]
+            self._item_observations = item, observations
         return self._item_observations[1]
+
+    async def _reading(self, item: Any) -> Sequence[Observation]:
+        parts = item["parts"]
+        text = parts[0] if len(parts) == 1 else parts
+        reading = self._gateway.model.agent.environments.reading
+        return await asyncio.to_thread(reading, text, item["questions"])
 
     async def _info(self) -> ConversationInfo:
         # Another gateway may have changed the metadata since this one loaded it.
-        return await self._resources.in_thread(self._resources.log.info, self.id, self.owner)
+        return await self._in_thread(self._log.info, self.id, self.owner)
 
     async def _item(self, version: int) -> Event:
-        log = self._resources.log
-        (item,) = await self._resources.in_thread(
-            lambda: log.events(self.id, ("item",), after=version - 1, limit=1)
+        (item,) = await self._in_thread(
+            lambda: self._log.events(self.id, ("item",), after=version - 1, limit=1)
         )
         return item
 
     async def _turn(self, observation: Observation) -> Step:
         """Run a turn; it is not committed yet."""
-        resources, metrics = self._resources, self._resources.metrics
+        gateway, metrics = self._gateway, self._gateway.metrics
         with metrics.stages.labels("queue").time():
-            await resources.turns.acquire()
+            await gateway.turns.acquire()
         try:
             with metrics.stages.labels("turn").time():
-                deadline = asyncio.get_running_loop().time() + resources.turn_seconds
+                deadline = asyncio.get_running_loop().time() + gateway.turn_seconds
                 step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
         finally:
-            resources.turns.release()
+            gateway.turns.release()
         metrics.tokens.labels("prompt").inc(step.prompt_tokens)
         metrics.tokens.labels("completion").inc(step.completion_tokens)
         return step
@@ -373,46 +347,37 @@ class Conversation:
         written: Sequence[Operation] = (),
         *,
         cached: TextVectors | None = None,
-        snapshot: bool = False,
         request: RequestKey | None = None,
     ) -> list[Event]:
-        resources, state, memory = self._resources, self.state, self.session.memory
-        made: dict[str, Any] = {
-            "created_at": int(time.time()),
-            "checkpoint": resources.model.checkpoint,
-            "embedder": resources.model.agent.embedder.id,
-        }
-        done = [
-            replace(event, version=version, **made)
-            for version, event in enumerate(new, state.version + 1)
-        ]
-        if cached is None and any(operation.after for operation in written):
-            held = memory.contents.entries
-            changed = {item.entry_id for item in written if item.after and item.entry_id in held}
-            cached = memory.vectors([entry_id for entry_id in changed if entry_id is not None])
-        seq = state.seq + len(written)
-        snapshot = snapshot or seq // SNAPSHOT_INTERVAL > state.seq // SNAPSHOT_INTERVAL
-        with resources.metrics.stages.labels("commit").time():
+        model, state, memory = self._gateway.model, self.state, self.session.memory
+        done = self._numbered(
+            new,
+            created_at=int(time.time()),
+            checkpoint=model.checkpoint,
+            embedder=model.agent.embedder.id,
+        )
+        if cached is None and any(item.after for item in written):
+            changed = {item.entry_id for item in written if item.after}
+            cached = memory.vectors(memory.contents.entries.keys() & changed)
+        with self._gateway.metrics.stages.labels("commit").time():
             await asyncio.wrap_future(
-                resources.log.commit(
-                    self.id,
-                    state.seq,
-                    done,
-                    written,
-                    cached=cached,
-                    snapshot=memory.snapshot() if snapshot else None,
-                    request=request,
+                self._log.commit(
+                    self.id, state.length, done, written, cached=cached, request=request
                 )
             )
-        self._advance(done, seq)
+        self._advance(done, written)
         return done
 
-    def _advance(self, done: Sequence[Event], seq: int) -> None:
-        state, last = self.state, done[-1]
-        state.version, state.seq = last.version, seq
-        state.checkpoint, state.embedder = last.checkpoint, last.embedder
+    def _numbered(self, new: Sequence[Event], **values: Any) -> list[Event]:
+        return [
+            replace(event, version=version, **values)
+            for version, event in enumerate(new, self.state.version + 1)
+        ]
+
+    def _advance(self, done: Sequence[Event], written: Sequence[Operation]) -> None:
+        self.state.length += len(written)
         for event in done:
-            update_unread(state.unread, event.version, event.kind, event.parent, event.chunks)
+            self.state.advance(event)
 
     async def _reload(self) -> None:
         self.drop()
@@ -428,11 +393,11 @@ class Conversation:
             try:
                 return await work()
             except ConflictError:
-                self._resources.metrics.conflicts.inc()
+                self._gateway.metrics.conflicts.inc()
                 await self._reload()
         raise BusyError(f"conversation {self.id} is written by too many others. Try again.")
 
-    async def _append(self, new: Sequence[Event], request: RequestKey | None) -> list[Event]:
+    async def _append(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
         """Commit events, or return those that this request committed before."""
 
         async def append() -> list[Event]:
@@ -445,12 +410,11 @@ class Conversation:
         """Return the events that this request committed before."""
         if request is None:
             return []
-        resources = self._resources
-        found = await resources.in_thread(resources.log.find_request, request)
+        found = await self._in_thread(self._log.find_request, request)
         if found is None:
             return []
-        return await resources.in_thread(
-            lambda: resources.log.events(self.id, after=found.version - 1, limit=count)
+        return await self._in_thread(
+            lambda: self._log.events(self.id, after=found.version - 1, limit=count)
         )
 
 
@@ -462,13 +426,13 @@ def _step_event(step: Step, parent: int) -> Event:
 class EphemeralConversation(Conversation):
     """A conversation for one call, without a log."""
 
-    def __init__(self, resources: Resources, metadata: dict[str, str]) -> None:
-        super().__init__(resources, f"call_{secrets.token_hex(16)}", "")
-        self._session = Session(resources.model.agent, self.id)
-        self._state = LogState(ConversationInfo(self.id, "", 0, metadata))
+    def __init__(self, gateway: Gateway, metadata: dict[str, str]) -> None:
+        super().__init__(gateway, f"call_{secrets.token_hex(16)}", "")
+        self.session = Session(gateway.model.agent, self.id)
+        self.state = LogState(ConversationInfo(self.id, "", 0, metadata))
         self._items: dict[int, Event] = {}
 
-    def drop(self) -> None:
+    async def _reload(self) -> None:
         """Keep the session: there is no log to load it from."""
 
     async def _info(self) -> ConversationInfo:
@@ -480,10 +444,7 @@ class EphemeralConversation(Conversation):
     async def _commit(
         self, new: Sequence[Event], written: Sequence[Operation] = (), **_: Any
     ) -> list[Event]:
-        done = [
-            replace(event, version=version)
-            for version, event in enumerate(new, self.state.version + 1)
-        ]
+        done = self._numbered(new)
         self._items |= {event.version: event for event in done if event.kind == "item"}
-        self._advance(done, self.state.seq + len(written))
+        self._advance(done, written)
         return done

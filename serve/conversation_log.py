@@ -1,12 +1,14 @@
-"""Durable log of all conversations: events, operations, and caches of vectors and snapshots."""
+"""Durable log of all conversations: events, memory operations, and cached vectors."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -14,62 +16,126 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.memory.log import Contents, Operation, Snapshot, operation_from_json, replay, to_json
+from atommem.errors import AtomMemError
+from atommem.memory.log import Contents, Operation, operation_from_json, replay, to_json
 from atommem.memory.store import TextVectors
-from atommem.serve.events import (
-    ConflictError,
-    ConversationInfo,
-    Event,
-    KeyReusedError,
-    LogState,
-    NotFoundError,
-    RequestKey,
-    Unread,
-    has_source,
-    update_unread,
-)
-from atommem.serve.schema import conversations, events, operations, requests, snapshots, vectors
+from atommem.serve.schema import conversations, events, operations, requests, vectors
 
-SNAPSHOT_INTERVAL = 256
-"""Operations between two snapshots."""
 _WRITERS = 16
 _Result = TypeVar("_Result")
 _Write = tuple[Callable[[sa.Connection], Any], "Future[Any]"]
+Unread = dict[int, tuple[int, int]]
+"""Items with chunks left to read: (chunks read, chunks) by the item's version."""
 
 
-def _last(column: sa.Column[Any], order: sa.Column[Any]) -> Any:
-    of_conversation = column.table.c.conversation == conversations.c.id
-    query = sa.select(column).where(of_conversation).order_by(order.desc()).limit(1)
-    return query.scalar_subquery()
+class NotFoundError(AtomMemError):
+    """The object does not exist, or belongs to another owner."""
 
 
-def _aggregate(value: sa.Function[Any]) -> Any:
-    return sa.select(value).where(events.c.conversation == conversations.c.id).scalar_subquery()
+class ConflictError(AtomMemError):
+    """Another gateway committed this version first; nothing of this commit was written."""
 
 
-_STATE = sa.select(
-    *conversations.c,
-    _last(events.c.version, events.c.version).label("version"),
-    _last(events.c.checkpoint, events.c.version).label("checkpoint"),
-    _last(events.c.embedder, events.c.version).label("embedder"),
-    _aggregate(sa.func.max(events.c.step)).label("step"),
-    _aggregate(sa.func.sum(events.c.tokens)).label("sampled"),
-    _last(operations.c.seq, operations.c.seq).label("seq"),
-    _last(snapshots.c.body, snapshots.c.seq).label("snapshot"),
-).where(
-    conversations.c.id == sa.bindparam("conversation"),
-    conversations.c.owner == sa.bindparam("owner"),
-)
-_READ = (
-    sa.select(events.c.version, events.c.kind, events.c.parent, events.c.chunks)
-    .where(events.c.conversation == sa.bindparam("conversation"))
-    .where(events.c.kind.in_(("item", "step", "stopped", "deleted", "fork")))
-    .order_by(events.c.version)
-)
+class KeyReusedError(AtomMemError):
+    """An ``Idempotency-Key`` came with a different request."""
+
+
+@dataclass(frozen=True)
+class ConversationInfo:
+    """A row of the table ``conversations``."""
+
+    id: str
+    owner: str
+    created_at: int
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A row of the table ``events``; the version is 0 until it is committed."""
+
+    kind: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+    parent: int | None = None
+    chunks: int | None = None
+    tokens: int | None = None
+    response: str | None = None
+    version: int = 0
+    created_at: int = 0
+    checkpoint: str = ""
+    embedder: str = ""
+
+    @property
+    def source(self) -> str:
+        """The name that entries have as the source of text from this item."""
+        return str(self.body["name"] or self.body["id"])
+
+    def has_source(self, name: str) -> bool:
+        """Whether `name` is its source, or the whole whose part it is."""
+        return self.source == name or self.source.startswith(f"{name}, ")
+
+
+@dataclass(frozen=True)
+class RequestKey:
+    """Identity of a request with an ``Idempotency-Key``.
+
+    Attributes:
+        key: SHA-256 of owner and key, hexadecimal.
+        digest: SHA-256 of the request.
+    """
+
+    key: str
+    digest: str
+
+    def derive(self, name: str) -> RequestKey:
+        """Return the key of another write of the same request."""
+        return RequestKey(hashlib.sha256(f"{self.key}/{name}".encode()).hexdigest(), self.digest)
+
+
+@dataclass
+class LogState:
+    """Where the log of a conversation stands, and what its session needs to continue.
+
+    Attributes:
+        version, checkpoint, embedder: Of the newest event.
+        turns, sampled: As in `atommem.session_state.SessionState`.
+        length: Number of operations.
+        unread: Items with chunks left to read, in order.
+    """
+
+    info: ConversationInfo
+    version: int = 0
+    checkpoint: str | None = None
+    embedder: str | None = None
+    turns: int = 0
+    sampled: int = 0
+    length: int = 0
+    operations: tuple[Operation, ...] = ()
+    vectors: TextVectors | None = None
+    unread: Unread = field(default_factory=dict)
+
+    def advance(self, event: Any) -> None:
+        """Follow an event, or a row of its columns but the body."""
+        self.version, self.checkpoint = event.version, event.checkpoint
+        self.embedder = event.embedder
+        if event.kind == "step":
+            self.turns = event.step + 1
+            self.sampled += event.tokens
+        if event.kind == "fork":
+            self.unread.clear()
+        elif event.kind == "item" and event.chunks:
+            self.unread[event.version] = 0, event.chunks
+        elif event.parent in self.unread:
+            read, chunks = self.unread[event.parent]
+            if event.kind == "step" and read + 1 < chunks:
+                self.unread[event.parent] = read + 1, chunks
+            else:  # its last step, or it was stopped or deleted
+                del self.unread[event.parent]
 
 
 class ConversationLog:
-    """Reads and writes of the database.
+    """Read and write the database.
 
     Calls block and are thread-safe; several processes may share one database.
 
@@ -79,11 +145,10 @@ class ConversationLog:
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
-        is_sqlite = engine.dialect.name == "sqlite"
-        self._insert: Any = (sqlite if is_sqlite else postgresql).insert
+        self._is_sqlite = engine.dialect.name == "sqlite"
         self._write_engine = engine.execution_options(writes=True)
         # SQLite has one writer: it commits all waiting writes together, with one fsync.
-        threads, self._batch = (1, 1000) if is_sqlite else (_WRITERS, 1)
+        threads, self._batch = (1, 1000) if self._is_sqlite else (_WRITERS, 1)
         self._waiting: SimpleQueue[_Write] = SimpleQueue()
         self._writers = ThreadPoolExecutor(threads, thread_name_prefix="atommem-commit")
 
@@ -147,12 +212,9 @@ class ConversationLog:
         try:
             return self.submit(create).result()
         except sa.exc.IntegrityError:  # another gateway handled the same request
-            found = self.find_request(request)
-            if found is None:
-                raise
-            return self.info(found.conversation, owner)
+            return self.submit(create).result()
 
-    def find_request(self, request: RequestKey | None) -> sa.Row[Any] | None:
+    def find_request(self, request: RequestKey) -> sa.Row[Any] | None:
         """Return ``conversation`` and ``version`` that `request` wrote, or None.
 
         Raises:
@@ -195,8 +257,9 @@ class ConversationLog:
         """Replace the metadata. Raises like `info`."""
 
         def update(connection: sa.Connection) -> ConversationInfo:
-            _info(connection, conversation, owner)
-            row = conversations.update().where(conversations.c.id == conversation)
+            row = conversations.update().where(
+                conversations.c.id == conversation, conversations.c.owner == owner
+            )
             connection.execute(row.values(metadata=dict(metadata)))
             return _info(connection, conversation, owner)
 
@@ -207,12 +270,12 @@ class ConversationLog:
 
         def erase(connection: sa.Connection) -> None:
             _info(connection, conversation, owner, lock=True)
-            for table in (events, operations, snapshots, vectors, requests):
+            for table in (events, operations, vectors, requests):
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
 
         self.submit(erase).result()
-        if self.engine.dialect.name == "sqlite":  # the write-ahead log still holds the old pages
+        if self._is_sqlite:  # the write-ahead log still holds the old pages
             with self.engine.connect() as connection:
                 driver = connection.connection.cursor()
                 driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -220,23 +283,21 @@ class ConversationLog:
     def commit(
         self,
         conversation: str,
-        seq: int,
+        first: int,
         new: Sequence[Event],
         written: Sequence[Operation] = (),
         *,
         cached: TextVectors | None = None,
-        snapshot: Snapshot | None = None,
         request: RequestKey | None = None,
     ) -> Future[None]:
         """Append events and operations to a conversation, all or nothing.
 
         Args:
             conversation: Its id.
-            seq: Number of operations that it has.
+            first: Number of operations that it has.
             new: At least one event, with consecutive versions.
             written: Operations of the step among `new`, or else of the first event.
             cached: Vectors of new texts.
-            snapshot: The memory after `written`.
             request: The request that writes this.
 
         Raises:
@@ -246,28 +307,19 @@ class ConversationLog:
         key = {"conversation": conversation}
         rows = [
             {**key, "seq": number, "version": version, "body": to_json(operation)}
-            for number, operation in enumerate(written, seq)
+            for number, operation in enumerate(written, first)
         ]
-
-        def insert(connection: sa.Connection) -> None:
-            connection.execute(events.insert(), [{**key, **vars(event)} for event in new])
-            _record_request(connection, request, conversation, new[0].version)
-            if rows:
-                connection.execute(operations.insert(), rows)
-            if cached is not None and len(cached.digests):
-                values = self._insert(vectors).on_conflict_do_nothing()
-                connection.execute(values, _vector_rows(conversation, cached))
-            if snapshot is not None:
-                place = {**key, "seq": seq + len(rows)}
-                same = snapshots.delete().where(  # of another embedder
-                    *(snapshots.c[name] == value for name, value in place.items())
-                )
-                connection.execute(same)
-                connection.execute(snapshots.insert().values(**place, body=snapshot.to_json()))
+        vector_rows = [] if cached is None else _vector_rows(conversation, cached)
+        insert: Any = (sqlite if self._is_sqlite else postgresql).insert
 
         def append(connection: sa.Connection) -> None:
             try:
-                insert(connection)
+                connection.execute(events.insert(), [{**key, **vars(event)} for event in new])
+                _record_request(connection, request, conversation, new[0].version)
+                if rows:
+                    connection.execute(operations.insert(), rows)
+                if vector_rows:
+                    connection.execute(insert(vectors).on_conflict_do_nothing(), vector_rows)
             except sa.exc.IntegrityError as error:
                 raise ConflictError(
                     f"conversation {conversation} has changed or was deleted."
@@ -275,37 +327,21 @@ class ConversationLog:
 
         return self.submit(append)
 
-    def load(self, conversation: str, owner: str, embedder: str, full: bool = False) -> LogState:
-        """Load the state of a conversation with the vectors of `embedder`. Raises like `info`.
-
-        With `full`, load all operations instead of those since the newest snapshot.
-        """
+    def load(self, conversation: str, owner: str, embedder: str) -> LogState:
+        """Load the state of a conversation with the vectors of `embedder`. Raises like `info`."""
+        columns = [column for column in events.c if column.name != "body"]
         with self.engine.begin() as connection:
-            found = {"conversation": conversation, "owner": owner}
-            row = connection.execute(_STATE, found).one_or_none()
-            if row is None:
-                raise NotFoundError(f"there is no conversation {conversation!r}.")
-            seq = 0 if row.seq is None else row.seq + 1
-            start = None if row.snapshot is None or full else Snapshot.from_json(row.snapshot)
-            first = 0 if start is None else start.contents.position
-            cached = connection.execute(
-                sa.select(vectors.c.digest, vectors.c.row).where(
-                    vectors.c.conversation == conversation, vectors.c.embedder == embedder
-                )
-            ).all()
-            return LogState(
-                info=ConversationInfo(*row[:4]),
-                version=row.version or 0,
-                seq=seq,
-                turns=0 if row.step is None else row.step + 1,
-                sampled=int(row.sampled or 0),
-                checkpoint=row.checkpoint,
-                embedder=row.embedder,
-                snapshot=start,
-                operations=_operations(connection, conversation, first, seq),
-                vectors=_text_vectors(embedder, cached) if cached else None,
-                unread=_unread(connection, conversation),
+            state = LogState(_info(connection, conversation, owner))
+            for row in connection.execute(_of(conversation, events, *columns)):
+                state.advance(row)
+            state.operations = _operations(connection, conversation)
+            state.length = len(state.operations)
+            cached = sa.select(vectors.c.digest, vectors.c.row).where(
+                vectors.c.conversation == conversation, vectors.c.embedder == embedder
             )
+            rows = connection.execute(cached).all()
+            state.vectors = _text_vectors(embedder, rows) if rows else None
+        return state
 
     def events(
         self,
@@ -314,45 +350,27 @@ class ConversationLog:
         *,
         after: int = 0,
         limit: int | None = None,
-        newest: bool = False,
     ) -> list[Event]:
-        """Return events after a version, oldest first; or with `newest` before it, newest first."""
-        query = sa.select(events).where(events.c.conversation == conversation).limit(limit)
+        """Return events after a version, oldest first."""
+        query = _of(conversation, events).where(events.c.version > after).limit(limit)
         if kinds:
             query = query.where(events.c.kind.in_(kinds))
-        if newest:
-            query = query.order_by(events.c.version.desc())
-            query = query.where(events.c.version < after) if after else query
-        else:
-            query = query.order_by(events.c.version).where(events.c.version > after)
         return [_event(row) for row in self._rows(query)]
 
-    def items(self, conversation: str, kinds: Sequence[str]) -> tuple[Unread, list[Event]]:
-        """Return unread items, and undeleted events of these kinds, oldest first."""
+    def items(self, conversation: str, kinds: Sequence[str] = ("item",)) -> list[Event]:
+        """Return the events of these kinds that were not deleted, oldest first."""
         found = self.events(conversation, (*kinds, "deleted"))
         deleted = {event.parent for event in found if event.kind == "deleted"}
-        with self.engine.begin() as connection:
-            unread = _unread(connection, conversation)
-        return unread, [
+        return [
             event for event in found if event.kind != "deleted" and event.version not in deleted
         ]
 
-    def item(self, conversation: str, item: str) -> Event:
-        """Return the item event with this id.
-
-        Raises:
-            NotFoundError: It does not exist or was deleted.
-        """
-        for event in self.items(conversation, ("item",))[1]:
-            if event.body["id"] == item:
-                return event
-        raise NotFoundError(f"there is no item {item!r} in this conversation.")
-
-    def items_of_source(self, conversation: str, owner: str, name: str) -> list[Event]:
-        """Return the items with a source name. Raises like `info`."""
-        self.info(conversation, owner)
-        found = self.items(conversation, ("item",))[1]
-        return [item for item in found if has_source(item, name)]
+    def unread(self, conversation: str) -> Unread:
+        """Return the items with chunks left to read."""
+        state = LogState(ConversationInfo(conversation, "", 0, {}))
+        for event in self.events(conversation):
+            state.advance(event)
+        return state.unread
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
         """Return conversation, question and answer (None: unanswered) of a response.
@@ -377,19 +395,15 @@ class ConversationLog:
             source = _info(connection, conversation, owner, lock=True)
             length = _length(connection, conversation)
             end = length if at is None else at
-            query = sa.select(sa.func.max(events.c.version)).where(
-                events.c.conversation == conversation
-            )
+            query = _of(conversation, events, sa.func.max(events.c.version)).order_by(None)
             if end < length:
-                query = sa.select(operations.c.version).where(
-                    operations.c.conversation == conversation, operations.c.seq == end - 1
-                )
+                query = _of(conversation, operations, operations.c.version)
+                query = query.where(operations.c.seq == end - 1)
             version = int(connection.scalar(query) or 0)
             info = _new_conversation(connection, owner, source.metadata)
             bounds = {
                 events: events.c.version <= version,
                 operations: operations.c.seq < end,
-                snapshots: snapshots.c.seq <= end,
                 vectors: sa.true(),
             }
             for table, bound in bounds.items():
@@ -398,9 +412,8 @@ class ConversationLog:
                 columns = [changed.get(column.name, column) for column in table.c]
                 rows = sa.select(*columns).where(table.c.conversation == conversation, bound)
                 connection.execute(table.insert().from_select(table.c.keys(), rows))
-            last = sa.select(events.c.checkpoint, events.c.embedder).where(
-                events.c.conversation == info.id, events.c.version == version
-            )
+            last = _of(info.id, events, events.c.checkpoint, events.c.embedder)
+            last = last.where(events.c.version == version)
             made = connection.execute(last).mappings().one_or_none()
             if made is not None:
                 event = Event(
@@ -416,26 +429,26 @@ class ConversationLog:
         return self._create(owner, request, fork)
 
     def operations(
-        self, conversation: str, first: int, limit: int | None = None, *, version: int | None = None
+        self,
+        conversation: str,
+        first: int = 0,
+        limit: int | None = None,
+        *,
+        version: int | None = None,
     ) -> list[dict[str, Any]]:
         """Return operations from number `first` (or those of one event) as JSON values."""
-        query = sa.select(
-            operations.c.seq, operations.c.version, events.c.checkpoint, operations.c.body
-        ).join(
-            events,
-            sa.and_(
-                events.c.conversation == operations.c.conversation,
-                events.c.version == operations.c.version,
-            ),
+        same = (
+            events.c.conversation == operations.c.conversation,
+            events.c.version == operations.c.version,
         )
-        query = query.where(operations.c.conversation == conversation, operations.c.seq >= first)
+        query = _of(conversation, operations, operations, events.c.checkpoint)
+        query = query.join(events, sa.and_(*same)).where(operations.c.seq >= first).limit(limit)
         if version is not None:
             query = query.where(operations.c.version == version)
-        rows = self._rows(query.order_by(operations.c.seq).limit(limit))
         return [
             {"seq": row["seq"], "version": row["version"], "checkpoint": row["checkpoint"]}
             | row["body"]
-            for row in rows
+            for row in self._rows(query)
         ]
 
     def length(self, conversation: str) -> int:
@@ -443,29 +456,28 @@ class ConversationLog:
         with self.engine.begin() as connection:
             return _length(connection, conversation)
 
-    def memory_at(self, conversation: str, seq: int | None = None) -> Contents:
-        """Replay the memory as it was after `seq` operations (unset: all)."""
+    def memory_at(self, conversation: str, length: int | None = None) -> Contents:
+        """Replay the memory as it was after `length` operations (unset: all)."""
         with self.engine.begin() as connection:
-            seq = _length(connection, conversation) if seq is None else seq
-            query = sa.select(snapshots.c.body).where(
-                snapshots.c.conversation == conversation, snapshots.c.seq <= seq
-            )
-            body = connection.scalar(query.order_by(snapshots.c.seq.desc()).limit(1))
-            start = None if body is None else Snapshot.from_json(body)
-            first = 0 if start is None else start.contents.position
-            return replay(_operations(connection, conversation, first, seq), start)
+            return replay(_operations(connection, conversation, length))
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
         with self.engine.begin() as connection:
             return connection.execute(query).mappings().all()
 
 
+def _of(conversation: str, table: sa.Table, *columns: Any) -> sa.Select[Any]:
+    """Select rows of a conversation, in order."""
+    order = table.c.seq if "seq" in table.c else table.c.version
+    query = sa.select(*(columns or (table,)))
+    return query.where(table.c.conversation == conversation).order_by(order)
+
+
 def _new_conversation(
     connection: sa.Connection, owner: str, metadata: Mapping[str, str]
 ) -> ConversationInfo:
-    info = ConversationInfo(
-        f"conv_{secrets.token_hex(16)}", owner, int(time.time()), dict(metadata)
-    )
+    name = f"conv_{secrets.token_hex(16)}"
+    info = ConversationInfo(name, owner, int(time.time()), dict(metadata))
     connection.execute(conversations.insert().values(vars(info)))
     return info
 
@@ -505,38 +517,25 @@ def _find_request(connection: sa.Connection, request: RequestKey | None) -> sa.R
 
 
 def _length(connection: sa.Connection, conversation: str) -> int:
-    query = sa.select(sa.func.max(operations.c.seq)).where(
-        operations.c.conversation == conversation
-    )
-    last = connection.scalar(query)
-    return 0 if last is None else int(last) + 1
+    query = sa.select(sa.func.count()).where(operations.c.conversation == conversation)
+    return int(connection.scalar(query) or 0)
 
 
 def _operations(
-    connection: sa.Connection, conversation: str, first: int, last: int
-) -> list[Operation]:
-    query = sa.select(operations.c.body).where(
-        operations.c.conversation == conversation,
-        operations.c.seq >= first,
-        operations.c.seq < last,
-    )
-    bodies = connection.scalars(query.order_by(operations.c.seq))
-    return [operation_from_json(body) for body in bodies]
+    connection: sa.Connection, conversation: str, length: int | None = None
+) -> tuple[Operation, ...]:
+    query = _of(conversation, operations, operations.c.body)
+    if length is not None:
+        query = query.where(operations.c.seq < length)
+    return tuple(operation_from_json(body) for body in connection.scalars(query))
 
 
 def _event(row: sa.RowMapping) -> Event:
     return Event(**{str(name): value for name, value in row.items() if name != "conversation"})
 
 
-def _unread(connection: sa.Connection, conversation: str) -> Unread:
-    unread: Unread = {}
-    for row in connection.execute(_READ, {"conversation": conversation}):
-        update_unread(unread, *row)
-    return unread
-
-
 def _vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
-    digests, rows = cached.digests.view(np.int64).tolist(), cached.rows.astype(np.float16)
+    digests, rows = cached.digests.view(np.int64).tolist(), cached.rows.astype(np.float32)
     key = {"conversation": conversation, "embedder": cached.embedder}
     return [
         {**key, "digest": digest, "row": row.tobytes()}
@@ -546,5 +545,5 @@ def _vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]
 
 def _text_vectors(embedder: str, rows: Sequence[Any]) -> TextVectors:
     digests = np.array([row.digest for row in rows], dtype=np.int64).view(np.uint64)
-    vectors_ = np.stack([np.frombuffer(row.row, dtype=np.float16) for row in rows])
-    return TextVectors(embedder, digests, vectors_.astype(np.float32))
+    found = np.stack([np.frombuffer(row.row, dtype=np.float32) for row in rows])
+    return TextVectors(embedder, digests, found)

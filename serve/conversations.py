@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
-from atommem.serve.conversation import Conversation, EphemeralConversation
-from atommem.serve.events import BusyError
-from atommem.serve.resources import Resources
+from atommem.serve.conversation import BusyError, Conversation, EphemeralConversation
+from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.gateway import Gateway
+from atommem.serve.served_model import ServedModel
+
+MAX_IDLE = 500
+"""Most conversations in memory that no request uses."""
 
 
-class Conversations:
-    """The conversations of a server; the most recently used stay in memory.
+class Conversations(Gateway):
+    """The conversations of a server, with the model and the log that they share.
 
     Args:
-        resources: Model, log and turns.
         max_requests: Most requests that use a conversation or wait for one.
-        max_open: Most idle conversations in memory.
+        settings: Further arguments of `Gateway`.
 
     Attributes:
         requests: Requests that use a conversation or wait for one.
@@ -26,41 +29,32 @@ class Conversations:
     """
 
     def __init__(
-        self, resources: Resources, *, max_requests: int = 320, max_open: int = 500
+        self, model: ServedModel, log: ConversationLog, *, max_requests: int = 320, **settings: Any
     ) -> None:
-        self.resources = resources
-        self.model, self.log, self.metrics = resources.model, resources.log, resources.metrics
-        self.in_thread = resources.in_thread
+        super().__init__(model, log, **settings)
         self.requests = 0
         self.answering: set[str] = set()
-        self._max_requests, self._max_open = max_requests, max_open
+        self._max_requests = max_requests
         self._open: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
-        self.metrics.gauge(
-            "atommem_open_conversations", "Conversations in memory", lambda: self.open_count
-        )
-        self.metrics.gauge(
-            "atommem_requests_waiting", "Requests in work or waiting", lambda: self.requests
-        )
+        self.metrics.waiting.set_function(lambda: self.requests)
 
     @asynccontextmanager
     async def use(
-        self, conversation: str, owner: str, *, full: bool = False, any_checkpoint: bool = False
+        self, conversation: str, owner: str, *, any_checkpoint: bool = False
     ) -> AsyncIterator[Conversation]:
-        """Use a conversation exclusively within this process; see `Conversation.open`.
+        """Use a conversation exclusively within this process; raises like `Conversation.open`.
 
         Raises:
-            NotFoundError: `owner` has no such conversation.
             BusyError: Too many requests are waiting.
-            CheckpointError: See `Conversation.open`.
         """
         key = conversation, owner
         with self._request():
-            held = self._open.setdefault(key, Conversation(self.resources, conversation, owner))
+            held = self._open.setdefault(key, Conversation(self, conversation, owner))
             held.users += 1
             try:
                 async with held.lock:
                     try:
-                        await held.open(full=full, any_checkpoint=any_checkpoint)
+                        await held.open(any_checkpoint=any_checkpoint)
                         yield held
                     except BaseException:
                         held.drop()  # the log knows what was committed
@@ -73,7 +67,7 @@ class Conversations:
     async def ephemeral(self, goal: str) -> AsyncIterator[Conversation]:
         """Use a conversation for one call."""
         with self._request():
-            yield EphemeralConversation(self.resources, {"goal": goal})
+            yield EphemeralConversation(self, {"goal": goal})
 
     @contextmanager
     def _request(self) -> Iterator[None]:
@@ -92,14 +86,13 @@ class Conversations:
         self._open.move_to_end(key)
         if not held.is_open and not held.users:
             del self._open[key]
-        excess = len(self._open) - self._max_open
-        if excess > 0:
-            idle = [name for name, item in self._open.items() if not item.users]
-            for name in idle[:excess]:
-                del self._open[name]
+        idle = [name for name, item in self._open.items() if not item.users]
+        for name in idle[: len(idle) - MAX_IDLE] if len(idle) > MAX_IDLE else ():
+            del self._open[name]
 
-    async def drop(self, conversation: str, owner: str) -> None:
-        """Load a conversation from the log again when it is used next."""
+    async def erase(self, conversation: str, owner: str) -> None:
+        """Erase a conversation with its log; raises NotFoundError."""
+        await self.in_thread(self.log.erase, conversation, owner)
         held = self._open.get((conversation, owner))
         if held is not None:
             async with held.lock:
@@ -113,13 +106,3 @@ class Conversations:
             async with self.use(info.id, info.owner, any_checkpoint=True) as held:
                 switched += await held.switch_checkpoint()
         return switched
-
-    @property
-    def open_count(self) -> int:
-        """Number of conversations in memory."""
-        return len(self._open)
-
-    async def close(self) -> None:
-        """Release threads, model and connections."""
-        await asyncio.to_thread(self.resources.threads.shutdown)
-        await self.model.close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -22,8 +22,9 @@ from pydantic import BaseModel, Field
 from starlette.routing import BaseRoute
 
 from atommem.episode import Step
+from atommem.serve.conversation import Conversation
+from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import Conversations
-from atommem.serve.events import NotFoundError
 from atommem.serve.middleware import LOCAL, LOGGER, error_location
 from atommem.serve.wire import (
     SERVE_ERRORS,
@@ -33,7 +34,6 @@ from atommem.serve.wire import (
     NonBlank,
     Text,
     entry_object,
-    item_body,
     public_error,
 )
 
@@ -43,9 +43,16 @@ _INSTRUCTIONS = (
     "the conversation id that it returns: all other tools need it. ask answers from memory; recall "
     "returns entries without an answer; forget deletes an entry, or all that came from one text."
 )
-_Conversation = Annotated[
-    ConversationId, Field(description="The conversation id that remember returned.")
+_Id = Annotated[ConversationId, Field(description="The conversation id that remember returned.")]
+_Text = Annotated[Text, Field(description="The text: a message, a page, a whole document.")]
+_NewId = Annotated[ConversationId, Field(description="Where; empty starts a new conversation.")]
+_Goal = Annotated[
+    Text, Field(max_length=4096, description="For a new conversation: what will be asked.")
 ]
+_SourceName = Annotated[Name, Field(description="Name of the text in sources, and for forget.")]
+_Query = Annotated[Text, Field(min_length=1, description="What the entries should be about.")]
+_Entry = Annotated[int | None, Field(description="The id of an entry.")]
+_Source = Annotated[Name, Field(description="Or the name of a text, with all that came from it.")]
 _Context = Context[Any, Any]
 
 
@@ -84,71 +91,60 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     """Make an MCP server.
 
     Args:
-        server: The conversations.
         owner: Owner of all requests; default: the owner of each request's key.
     """
-    with _without_log_setup():
-        mcp: MCPServer[Any] = MCPServer(
-            "atommem", instructions=_INSTRUCTIONS, version=version("atommem")
-        )
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    mcp: MCPServer[Any] = MCPServer(
+        "atommem", instructions=_INSTRUCTIONS, version=version("atommem")
+    )
+    # The package logs texts of clients, by a handler on the root logger.
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
     def owner_of(context: _Context) -> str:
         request: Any = context.request_context.request
         return str(request.state.owner) if owner is None else owner
 
+    @asynccontextmanager
+    async def use(conversation: str, context: _Context) -> AsyncIterator[Conversation]:
+        async with _tool_errors(), server.use(conversation, owner_of(context)) as held:
+            yield held
+
     @mcp.tool()
     async def remember(
-        text: Annotated[
-            Text, Field(description="The text to read: a message, a page, a whole document.")
-        ],
+        text: _Text,
         context: _Context,
-        conversation: Annotated[
-            ConversationId, Field(description="Where; empty starts a new conversation.")
-        ] = "",
-        goal: Annotated[
-            Text,
-            Field(
-                max_length=4096,
-                description="For a new conversation: what will be asked, as far as it is known.",
-            ),
-        ] = "",
-        name: Annotated[
-            Name, Field(description="Name of the text in sources, and for forget.")
-        ] = "",
+        conversation: _NewId = "",
+        goal: _Goal = "",
+        name: _SourceName = "",
     ) -> Remembered:
         """Read a text into a memory; a policy decides what to keep. Returns when it is read."""
-        item = item_body(Message(content=text, name=name))
-        if not item["parts"]:
-            raise ToolError("the text is blank: there is nothing to read.")
         steps = 0
         async with _tool_errors():
-            user = owner_of(context)
+            item = Message(content=text, name=name).body()
             if not conversation:
                 metadata = {"goal": goal} if goal else {}
-                conversation = (await server.in_thread(server.log.create, user, metadata)).id
-            async with server.use(conversation, user) as memory:
-                (event,) = await memory.add([item])
+                owner = owner_of(context)
+                conversation = (await server.in_thread(server.log.create, owner, metadata)).id
+        async with use(conversation, context) as memory:
+            (event,) = await memory.add([item])
 
-                async def on_step(step: Step) -> None:
-                    nonlocal steps
-                    steps += 1
-                    await context.report_progress(steps, event.chunks)
+            async def on_step(step: Step) -> None:
+                nonlocal steps
+                steps += 1
+                await context.report_progress(steps, event.chunks)
 
-                await memory.read(on_step)
-                entries = len(memory.session.memory.contents.entries)
+            await memory.read(on_step)
+            entries = len(memory.session.memory.contents.entries)
         return Remembered(conversation=conversation, steps=steps, entries=entries)
 
     @mcp.tool()
-    async def recall(
-        conversation: _Conversation,
-        query: Annotated[
-            Text, Field(min_length=1, description="What the entries should be about.")
-        ],
-        context: _Context,
-    ) -> list[Recalled]:
+    async def recall(conversation: _Id, query: _Query, context: _Context) -> list[Recalled]:
         """Return the entries that the policy would be shown for a query; calls no model."""
-        async with _tool_errors(), server.use(conversation, owner_of(context)) as memory:
-            found = await memory.recall(query)
+        async with use(conversation, context) as memory:
+            found = await memory.session.memory.search(query)
         return [
             Recalled(
                 id=entry.id,
@@ -161,30 +157,20 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
 
     @mcp.tool()
     async def forget(
-        conversation: _Conversation,
-        context: _Context,
-        entry: Annotated[int | None, Field(description="The id of an entry.")] = None,
-        source: Annotated[
-            Name, Field(description="Or the name of a text, to delete all that came from it.")
-        ] = "",
+        conversation: _Id, context: _Context, entry: _Entry = None, source: _Source = ""
     ) -> Forgotten:
         """Delete an entry, or all that was written while a text was read. The log keeps both."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
-        user, log = owner_of(context), server.log
-        async with _tool_errors(), server.use(conversation, user, full=entry is None) as memory:
-            if entry is None:
-                items = await server.in_thread(log.items_of_source, conversation, user, source)
-                done = await memory.delete(items, source)
-            else:
-                done = await memory.edit(entry, None)
+        async with use(conversation, context) as memory:
+            done = await (memory.forget(source) if entry is None else memory.edit(entry, None))
         return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
 
     @mcp.tool()
-    async def ask(conversation: _Conversation, question: NonBlank, context: _Context) -> Answered:
+    async def ask(conversation: _Id, question: NonBlank, context: _Context) -> Answered:
         """Ask the memory. The policy searches it before it answers."""
         response = f"resp_{secrets.token_hex(16)}"
-        async with _tool_errors(), server.use(conversation, owner_of(context)) as memory:
+        async with use(conversation, context) as memory:
             answer = await memory.ask(question, response)
         entries = [entry.text for entry in answer.entries]
         return Answered(answer=answer.text, entries=entries, response=response)
@@ -227,17 +213,6 @@ def serve_stdio(server: Conversations) -> None:
             await server.close()
 
     anyio.run(run)
-
-
-@contextmanager
-def _without_log_setup() -> Iterator[None]:
-    """Undo the package's handler on the root logger, which would log text of clients."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager

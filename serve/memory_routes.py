@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator
 
 from atommem.errors import DataError
-from atommem.serve.events import source_name
-from atommem.serve.openai_routes import Idempotency, Info, Owner, Server
+from atommem.serve.conversations import Conversations
+from atommem.serve.openai_routes import Embedded, Idempotency, Info, Owner, Server
 from atommem.serve.wire import (
     ConversationId,
     NonBlank,
@@ -31,12 +31,6 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 PageLimit = Annotated[int, Query(ge=1, le=100)]
 
 
-class EntryUpdate(BaseModel):
-    """Body of ``POST .../entries/{entry}``."""
-
-    text: NonBlank
-
-
 @list_router.get("/conversations")
 def list_conversations(
     owner: Owner, server: Server, limit: PageLimit = 20, after: ConversationId = ""
@@ -49,7 +43,7 @@ def list_conversations(
 @router.get("/memory")
 def retrieve_memory(info: Info, server: Server, at: At = None) -> dict[str, Any]:
     """Return the memory after `at` operations: entries, scratchpad, query, and what is shown."""
-    length = _check_at(server.log.length(info.id), at)
+    length = _check_at(server, info.id, at)
     contents = server.log.memory_at(info.id, at)
     return {
         "object": "memory",
@@ -72,7 +66,7 @@ async def recall(
 ) -> dict[str, Any]:
     """Return the entries that the policy would be shown for a query, without calling a model."""
     async with server.use(conversation, owner) as held:
-        found = await held.recall(query)
+        found = await held.session.memory.search(query)
     data = [{**entry_object(entry), "score": score} for entry, score in found]
     return {"object": "list", "data": data}
 
@@ -87,15 +81,10 @@ def list_operations(
 
 @router.get("/steps")
 def list_steps(
-    info: Info, server: Server, after: Number = 0, before: Number = 0, limit: PageLimit = 20
+    info: Info, server: Server, after: Number = 0, limit: PageLimit = 20
 ) -> dict[str, Any]:
-    """List steps with observation, completion and tokens.
-
-    They are those after version `after`, oldest first, or before version `before`, newest first.
-    """
-    events = server.log.events(
-        info.id, ("step",), after=before or after, limit=limit + 1, newest=before > 0
-    )
+    """List the steps after version `after`, with observation, completion and tokens."""
+    events = server.log.events(info.id, ("step",), after=after, limit=limit + 1)
     found = [
         {**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events
     ]
@@ -105,11 +94,10 @@ def list_steps(
 @router.get("/export", response_class=PlainTextResponse)
 def export(info: Info, server: Server) -> PlainTextResponse:
     """Return the conversation, its events and its operations as JSON lines."""
-    events = server.log.events(info.id)
     lines = [
         {"type": "conversation", **conversation_object(info)},
-        *({"type": "event", **vars(event)} for event in events),
-        *({"type": "operation", **row} for row in server.log.operations(info.id, 0)),
+        *({"type": "event", **vars(event)} for event in server.log.events(info.id)),
+        *({"type": "operation", **row} for row in server.log.operations(info.id)),
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     return PlainTextResponse(text, media_type="application/x-ndjson")
@@ -118,7 +106,7 @@ def export(info: Info, server: Server) -> PlainTextResponse:
 @router.post("/fork")
 def fork(info: Info, server: Server, key: Idempotency, at: At = None) -> dict[str, Any]:
     """Copy the conversation as it was after `at` operations."""
-    _check_at(server.log.length(info.id), at)
+    _check_at(server, info.id, at)
     return conversation_object(server.log.fork(info.id, info.owner, at, key))
 
 
@@ -126,14 +114,14 @@ def fork(info: Info, server: Server, key: Idempotency, at: At = None) -> dict[st
 async def update_entry(
     conversation: ConversationId,
     entry: Number,
-    body: EntryUpdate,
+    text: Annotated[NonBlank, Embedded],
     owner: Owner,
     server: Server,
     key: Idempotency,
 ) -> dict[str, Any]:
     """Replace the text of an entry, as an operation of the actor ``user``."""
     async with server.use(conversation, owner) as held:
-        return listing(await held.edit(entry, body.text, key))
+        return listing(await held.edit(entry, text, key))
 
 
 @router.delete("/entries/{entry}")
@@ -150,17 +138,15 @@ async def delete_source(
     conversation: ConversationId, name: Text, owner: Owner, server: Server
 ) -> dict[str, Any]:
     """Delete the texts with this name (or id), with what was written while they were read."""
-    items = await server.in_thread(server.log.items_of_source, conversation, owner, name)
-    async with server.use(conversation, owner, full=True) as held:
-        return listing(await held.delete(items, name))
+    async with server.use(conversation, owner) as held:
+        return listing(await held.forget(name))
 
 
 @router.delete("/items/{item}")
 async def delete_item(info: Info, item: str, server: Server) -> dict[str, Any]:
     """Delete a text, with what was written while it was read."""
-    event = await server.in_thread(server.log.item, info.id, item)
-    async with server.use(info.id, info.owner, full=True) as held:
-        await held.delete([event], source_name(event))
+    async with server.use(info.id, info.owner) as held:
+        await held.delete_item(item)
     return conversation_object(info)
 
 
@@ -174,7 +160,8 @@ async def switch_checkpoint(
         return {**conversation_object(held.state.info), "checkpoint": server.model.checkpoint}
 
 
-def _check_at(length: int, at: int | None) -> int:
+def _check_at(server: Conversations, conversation: str, at: int | None) -> int:
+    length = server.log.length(conversation)
     if at is not None and at > length:
         raise DataError(f"at={at}: this conversation has {length} operations.")
     return length

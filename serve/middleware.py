@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atommem.errors import ConfigError
-from atommem.serve.resources import Metrics
+from atommem.serve.gateway import Metrics
 from atommem.serve.wire import error_response
 
 LOGGER = logging.getLogger("atommem.serve")
@@ -64,8 +64,6 @@ class RequestMiddleware:
     """ASGI middleware that checks requests, sets ``scope["state"]["owner"]`` and logs.
 
     Args:
-        app: The application.
-        metrics: Count requests.
         keys: Owner by key; empty if everything belongs to `LOCAL`.
         hosts: Names of this server besides loopback addresses; ``*`` allows any.
     """
@@ -88,16 +86,15 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                message["headers"] = headers
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        error = None
+        location: dict[str, Any] = {}
         try:
             app = self._check(scope) or self._app
             await app(scope, receive, send_with_id)
-        except Exception as raised:
-            error = raised
+        except Exception as error:
+            location = error_location(error)
             if not status:
                 failed = error_response(500, "server_error", "the server failed.")
                 await failed(scope, receive, send_with_id)
@@ -106,13 +103,16 @@ class RequestMiddleware:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.stages.labels("request").observe(seconds)
-            line = {"event": "request", "id": request_id, "method": scope["method"]}
-            line |= {"route": route, "status": status, "seconds": round(seconds, 4)}
-            line["owner"] = scope.get("state", {}).get("owner")
-            LOGGER.log(
-                logging.ERROR if error else logging.INFO,
-                line if error is None else {**line, **error_location(error)},
-            )
+            line = {
+                "event": "request",
+                "id": request_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "seconds": round(seconds, 4),
+                "owner": scope.get("state", {}).get("owner"),
+            }
+            LOGGER.log(logging.ERROR if location else logging.INFO, line | location)
 
     def _check(self, scope: Scope) -> Response | None:
         """Set the owner, or return the refusal."""

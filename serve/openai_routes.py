@@ -9,34 +9,30 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Body, Depends, Header, Query, Request
 from fastapi.responses import JSONResponse
 from openai.types.chat import ChatCompletion
 
 from atommem.episode import Step
 from atommem.errors import DataError
 from atommem.serve.conversation import Answer, OnAccepted, OnStep
-from atommem.serve.conversation_log import ConversationLog
+from atommem.serve.conversation_log import ConversationInfo, Event, NotFoundError, RequestKey
 from atommem.serve.conversations import Conversations
-from atommem.serve.events import ConversationInfo, Event, NotFoundError, RequestKey
 from atommem.serve.streaming import ChatEvents, ResponseEvents, stream, until_disconnect
 from atommem.serve.wire import (
+    AskCreate,
     ChatCreate,
-    ConversationCreate,
     ConversationId,
-    ConversationUpdate,
-    IncompleteDetails,
-    ItemsCreate,
+    Items,
     Message,
+    Metadata,
     Name,
+    ResponseBuilder,
     ResponseCreate,
     answer_message,
-    answered_response,
     conversation_object,
-    item_body,
     item_object,
     page,
-    response_object,
     step_summary,
     to_json,
     token_counts,
@@ -83,6 +79,7 @@ def get_info(conversation: ConversationId, owner: Owner, server: Server) -> Conv
 
 Info = Annotated[ConversationInfo, Depends(get_info)]
 Idempotency = Annotated[RequestKey | None, Depends(get_request_key)]
+Embedded = Body(embed=True)
 
 
 def _sha256(*parts: bytes) -> str:
@@ -104,15 +101,22 @@ def retrieve_model(model: str, server: Server) -> dict[str, Any]:
 
 @router.post("/conversations")
 async def create_conversation(
-    request: Request, body: ConversationCreate, owner: Owner, server: Server, key: Idempotency
+    request: Request,
+    owner: Owner,
+    server: Server,
+    key: Idempotency,
+    metadata: Annotated[Metadata | None, Embedded] = None,
+    items: Annotated[Items | None, Embedded] = None,
 ) -> dict[str, Any]:
-    """Create a conversation, and read its items before returning."""
-    new = _item_bodies(body.items or ())
-    info = await server.in_thread(server.log.create, owner, body.metadata or {}, key)
+    """Create a conversation, and read its items before returning.
+
+    ``goal`` in the metadata, one question a line, is shown while reading.
+    """
+    new = [item.body() for item in items or ()]
+    info = await server.in_thread(server.log.create, owner, metadata or {}, key)
     if new:
-        await until_disconnect(
-            request, _read(server, info.id, owner, new, key and key.derive("items"))
-        )
+        reading = _read(server, info.id, owner, new, key and key.derive("items"))
+        await until_disconnect(request, reading)
     return conversation_object(info)
 
 
@@ -123,12 +127,11 @@ def retrieve_conversation(info: Info) -> dict[str, Any]:
 
 
 @router.post("/conversations/{conversation}")
-async def update_conversation(
-    conversation: ConversationId, body: ConversationUpdate, owner: Owner, server: Server
+def update_conversation(
+    info: Info, server: Server, metadata: Annotated[Metadata, Embedded]
 ) -> dict[str, Any]:
     """Replace the metadata; a new goal applies to later items."""
-    info = await server.in_thread(server.log.update, conversation, owner, body.metadata)
-    return conversation_object(info)
+    return conversation_object(server.log.update(info.id, info.owner, metadata))
 
 
 @router.delete("/conversations/{conversation}")
@@ -136,8 +139,7 @@ async def delete_conversation(
     conversation: ConversationId, owner: Owner, server: Server
 ) -> dict[str, Any]:
     """Erase a conversation with its log."""
-    await server.in_thread(server.log.erase, conversation, owner)
-    await server.drop(conversation, owner)
+    await server.erase(conversation, owner)
     return {"id": conversation, "object": "conversation.deleted", "deleted": True}
 
 
@@ -145,7 +147,7 @@ async def delete_conversation(
 async def create_items(
     request: Request,
     conversation: ConversationId,
-    body: ItemsCreate,
+    items: Annotated[Items, Embedded],
     owner: Owner,
     server: Server,
     key: Idempotency,
@@ -155,7 +157,7 @@ async def create_items(
     If this fails or is cut off, committed items stay listed and the next call continues to read
     them; the same call with the same ``Idempotency-Key`` does not add them again.
     """
-    new = _item_bodies(body.items)
+    new = [item.body() for item in items]
     done = await until_disconnect(request, _read(server, conversation, owner, new, key))
     return page([item_object(event) for event in done])
 
@@ -186,39 +188,32 @@ async def create_response(
     request: Request, body: ResponseCreate, owner: Owner, server: Server, key: Idempotency
 ) -> Any:
     """Answer a question; without a conversation, from a memory that lives for this call."""
-    name, conversation = server.model.name, body.conversation_id
     response, ask = _prepare_ask(server, owner, body, key)
+    builder = ResponseBuilder(response, server.model.name, body.conversation)
     if body.stream:
-        return await stream(request, ask, ResponseEvents(response, name, conversation))
+        return await stream(request, ask, ResponseEvents(builder))
     summaries: list[str] = []
 
     async def on_step(step: Step) -> None:
         summaries.append(step_summary(step))
 
     answer = await until_disconnect(request, ask(on_step, None))
-    return JSONResponse(to_json(answered_response(response, name, conversation, answer, summaries)))
+    return JSONResponse(to_json(builder.answered(answer, summaries)))
 
 
 @router.get("/responses/{response}")
 def retrieve_response(response: Name, owner: Owner, server: Server) -> dict[str, Any]:
     """Return a response; ``incomplete`` if nobody answers it and it has no answer."""
     conversation, ask, answer = server.log.response(response, owner)
-    found = response_object(
-        response,
-        server.model.name,
-        "completed",
-        created_at=ask.created_at,
-        conversation=conversation,
-    )
-    if answer is not None:
-        found.output = [answer_message(response, answer.body["text"])]
-        reason = None if answer.body["text"] is not None else "no_answer"
-    elif response in server.answering:
-        found.status, reason = "in_progress", None
-    else:
-        reason = "interrupted"
-    if reason is not None:
-        found.status, found.incomplete_details = "incomplete", IncompleteDetails(reason=reason)
+    builder = ResponseBuilder(response, server.model.name, conversation, ask.created_at)
+    if answer is None and response in server.answering:
+        return to_json(builder.unanswered("in_progress"))
+    found = builder.unanswered("completed")
+    if answer is None:
+        return to_json(builder.incomplete(found, "interrupted"))
+    found.output = [answer_message(response, answer.body["text"])]
+    if answer.body["text"] is None:
+        found = builder.incomplete(found, "no_answer")
     return to_json(found)
 
 
@@ -251,7 +246,7 @@ async def create_chat_completion(
 
 
 def _prepare_ask(
-    server: Conversations, owner: str, body: ResponseCreate | ChatCreate, key: RequestKey | None
+    server: Conversations, owner: str, body: AskCreate, key: RequestKey | None
 ) -> tuple[str, Ask]:
     """Return the id of a response, and what reads the messages before the question and asks it.
 
@@ -259,26 +254,29 @@ def _prepare_ask(
         NotFoundError: The model is another one.
         DataError: The last message is not a question.
     """
+    assert isinstance(body, ResponseCreate | ChatCreate)
     _check_model(server, body.model)
     *before, last = body.messages
-    question = "\n".join(last.parts)
+    question, conversation = "\n".join(last.parts), body.conversation
     if last.role != "user" or not question:
         raise DataError("the last message asks: it must be a user's and not blank.")
     response = f"resp_{secrets.token_hex(16) if key is None else key.key[:32]}"
-    conversation = body.conversation_id
 
     async def ask(on_step: OnStep | None, on_accepted: OnAccepted | None) -> Answer:
-        request = None if conversation is None else key  # a call without one stores nothing
-        held = (
-            server.ephemeral(question) if conversation is None else server.use(conversation, owner)
-        )
+        new: Sequence[Message] = before
+        request = key
+        if conversation is None:
+            held = server.ephemeral(question)
+            request = None  # it stores nothing
+        else:
+            held = server.use(conversation, owner)
         server.answering.add(response)
         try:
             async with held as memory:
-                new: Sequence[Message] = before
                 if isinstance(body, ChatCreate) and conversation is not None:
-                    new = await server.in_thread(_new_messages, server.log, conversation, before)
-                items = [item_body(message) for message in new if message.parts]
+                    events = await server.in_thread(server.log.items, conversation, _LISTED)
+                    new = _new_messages(events, before)
+                items = [message.body() for message in new if message.parts]
                 if items:
                     await memory.add(items, request and request.derive("items"))
                 return await memory.ask(question, response, on_step, on_accepted, request)
@@ -289,8 +287,8 @@ def _prepare_ask(
 
 
 def _items(server: Conversations, info: ConversationInfo) -> list[dict[str, Any]]:
-    unread, items = server.log.items(info.id, _LISTED)
-    return [item_object(event, unread) for event in items]
+    unread = server.log.unread(info.id)
+    return [item_object(event, unread) for event in server.log.items(info.id, _LISTED)]
 
 
 def _index(items: Sequence[Mapping[str, Any]], item: str) -> int:
@@ -298,13 +296,6 @@ def _index(items: Sequence[Mapping[str, Any]], item: str) -> int:
         if found["id"] == item:
             return index
     raise NotFoundError(f"there is no item {item!r} in this conversation.")
-
-
-def _item_bodies(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    new = [item_body(message) for message in messages]
-    if not all(item["parts"] for item in new):
-        raise DataError("an item is blank: there is nothing to read.")
-    return new
 
 
 async def _read(
@@ -320,14 +311,11 @@ async def _read(
         return done
 
 
-def _new_messages(
-    log: ConversationLog, conversation: str, messages: Sequence[Message]
-) -> Sequence[Message]:
+def _new_messages(events: Sequence[Event], messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages after those in the conversation: chat clients send the whole history."""
-    _, held = log.items(conversation, _LISTED)
     known = [
         (item["role"], [part["text"] for part in item["content"]])
-        for item in map(item_object, held)
+        for item in map(item_object, events)
     ]
     start = 0
     for number, message in enumerate(messages):

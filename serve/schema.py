@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from atommem.errors import ConfigError
 
-VERSION = 1
+VERSION = 2
 """Version of the tables; a database of another version is refused."""
 
 metadata = sa.MetaData()
@@ -77,16 +77,7 @@ vectors = sa.Table(
     sa.Column("digest", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("row", sa.LargeBinary, nullable=False),
 )
-"""Cache of float16 embeddings, by digest of the text."""
-
-snapshots = sa.Table(
-    "snapshots",
-    metadata,
-    _conversation_id(primary_key=True),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("body", _Json, nullable=False),
-)
-"""Cache of the memory after ``seq`` operations; replay starts from the newest."""
+"""Cache of float32 embeddings, by digest of the text."""
 
 requests = sa.Table(
     "requests",
@@ -100,60 +91,52 @@ requests = sa.Table(
 conversation it created, or the first event (``version``) it appended."""
 
 
-def open_database(url: str, *, create: bool = True) -> sa.Engine:
+def open_database(url: str) -> sa.Engine:
     """Open the database at `url` and create its tables if there are none.
 
     Args:
         url: ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME`` (psycopg 3).
-        create: Create a missing SQLite file.
 
     Raises:
         ConfigError: The URL is invalid, or the database is unreachable or of another version.
     """
-    if url.startswith(("postgresql://", "postgres://")):
-        url = "postgresql+psycopg://" + url.partition("://")[2]
     try:
-        address = sa.make_url(url)
-        if address.get_backend_name() == "sqlite":
-            if not create and not Path(address.database or "").is_file():
-                raise ConfigError(
-                    f"db={url}: the file does not exist. Give the database of `atommem serve --db`."
-                )
-            engine = _sqlite(address)
+        if url.startswith("sqlite:"):
+            engine = _sqlite(sa.make_url(url))
         else:
+            address = sa.make_url(url).set(drivername="postgresql+psycopg")
             engine = sa.create_engine(address, pool_size=8, max_overflow=8, pool_pre_ping=True)
-    except (sa.exc.ArgumentError, ModuleNotFoundError, OSError) as error:
+        found = _create_tables(engine)
+    except (sa.exc.SQLAlchemyError, ModuleNotFoundError, OSError) as error:
+        reason = getattr(error, "orig", None) or error
         raise ConfigError(
-            f"db={url}: the database cannot be opened ({error}). Give sqlite:///FILE, or "
-            "postgresql://USER@HOST/NAME with psycopg installed (pip install 'atommem[serve]')."
+            f"db={url}: the database cannot be opened ({reason}). Give sqlite:///FILE or "
+            "postgresql://USER@HOST/NAME."
         ) from error
-    try:
-        _create_tables(engine)
-    except sa.exc.DatabaseError as error:
+    if found != VERSION:
         raise ConfigError(
-            f"db={address.render_as_string()}: the database is unreachable or not a database "
-            f"({error.orig}). Give another one."
-        ) from error
+            f"db={url}: its tables have version {found}, this AtomMem needs {VERSION}. Give a new "
+            "database."
+        )
     return engine
 
 
 def _sqlite(address: sa.URL) -> sa.Engine:
-    """Engine with a write-ahead log that syncs every commit to disk."""
-    if address.database and address.database != ":memory:":
-        Path(address.database).parent.mkdir(parents=True, exist_ok=True)
+    """Make an engine with a write-ahead log that syncs every commit to disk."""
+    Path(address.database or ".").parent.mkdir(parents=True, exist_ok=True)
     engine = sa.create_engine(
         address, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=64
     )
 
     @sa.event.listens_for(engine, "connect")
-    def _configure(connection: Any, _: Any) -> None:
+    def configure(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # SQLAlchemy begins transactions, see below
         pragmas = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
 
     @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
+    def begin(connection: sa.Connection) -> None:
         # A transaction that reads first and then writes is refused the lock, and does not wait.
         writes = connection.get_execution_options().get("writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -161,7 +144,8 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     return engine
 
 
-def _create_tables(engine: sa.Engine) -> None:
+def _create_tables(engine: sa.Engine) -> int | None:
+    """Create the tables if there are none; return the version of those that there are."""
     with engine.execution_options(writes=True).begin() as connection:
         if connection.dialect.name == "postgresql":  # gateways that start at the same time
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
@@ -169,14 +153,6 @@ def _create_tables(engine: sa.Engine) -> None:
         if not {conversations.name, schema_version.name} & set(tables):
             metadata.create_all(connection)
             connection.execute(schema_version.insert().values(version=VERSION))
-            return
-        found = (
-            connection.scalar(sa.select(schema_version.c.version))
-            if schema_version.name in tables
-            else None
-        )
-    if found != VERSION:
-        raise ConfigError(
-            f"db={engine.url.render_as_string()}: its tables have version {found}, this AtomMem "
-            f"needs {VERSION}. Give a new database."
-        )
+        elif schema_version.name not in tables:
+            return None
+        return connection.scalar(sa.select(schema_version.c.version))

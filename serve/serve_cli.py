@@ -40,8 +40,7 @@ class ServeConfig:
     keys: str | None = setting(
         None,
         "File of bearer keys, one OWNER=KEY a line (default: ATOMMEM_SERVE_KEYS, with commas). "
-        "Each "
-        "owner has its own conversations. Without keys only this machine has access.",
+        "Each owner has its own conversations. Without keys only this machine has access.",
     )
     hosts: list[str] = setting([], "Names that clients use for this server; * is any.")
     move: bool = setting(
@@ -52,7 +51,6 @@ class ServeConfig:
     stdio: bool = setting(False, "Speak MCP on standard input and output, instead of HTTP.")
     active: int = setting(64, "Most turns at the same time.")
     max_requests: int = setting(320, "Most requests in work or waiting; more are refused (429).")
-    open_conversations: int = setting(500, "Most idle conversations in memory.")
     turn_seconds: float = setting(300.0, "Longest time of a turn (503).")
     drain_seconds: int = setting(30, "Time for open requests after SIGTERM.")
 
@@ -63,7 +61,22 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         AtomMemError: A setting is wrong, or the policy or database cannot be opened.
     """
-    return _serve(*_arguments(sys.argv[1:] if argv is None else argv))
+    arguments, settings = _arguments(sys.argv[1:] if argv is None else argv)
+    keys = _check_access(arguments)
+    from atommem.serve.served_model import ServedModel
+
+    with contextlib.ExitStack() as stack:
+        settings["name"] = arguments.name
+        if arguments.vllm is None:
+            model = ServedModel.open(arguments.policy, **settings)
+        else:
+            log = Path(f"runs/serve/vllm_{arguments.port}.log")
+            flags = shlex.split(arguments.vllm)
+            model, server = ServedModel.open_with_vllm(arguments.policy, log, flags, **settings)
+            _print(f"starting vLLM at {server.url} (log: {server.log})")
+            stack.enter_context(server)
+        _listen(arguments, model, keys)
+    return 0
 
 
 def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -85,7 +98,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         'flags as one word: --vllm="--max-model-len 8192". VLLM_PYTHON names its interpreter.',
     )
     add_run_settings(parser, Checkpoint.find(argv, {}).environment)
-    parsed = parser.read(argv, {"db": _database()})
+    parsed = parser.read(argv, {"db": os.environ.get("ATOMMEM_DATABASE", DATABASE)})
     if not parsed.policy:
         raise ConfigError("--policy is missing. Give a model folder or a server's URL.")
     own = {*field_names(ServeConfig), "policy", "vllm"}
@@ -93,80 +106,56 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     return parsed, {name: value for name, value in given.items() if name not in own}
 
 
-def _serve(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
+def _check_access(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the owners by key.
+
+    Raises:
+        ConfigError: The server would listen to other machines without keys, or cannot listen.
+    """
     from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
-    from atommem.serve.served_model import ServedModel
     from atommem.servers.vllm_process import free_port
 
-    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     keys = load_keys(arguments.keys)
-    if host not in LOOPBACK and not keys:
+    if _url_host(arguments.host) not in LOOPBACK and not keys:
         raise ConfigError(
             f"host={arguments.host}: a server without keys listens on this machine only. Give "
-            "--keys FILE or set "
-            f"{KEYS_VARIABLE} (OWNER=KEY), or use --host 127.0.0.1."
+            f"--keys FILE or set {KEYS_VARIABLE} (OWNER=KEY), or use --host 127.0.0.1."
         )
     if not arguments.stdio:
         free_port(arguments.host, arguments.port)
-    with contextlib.ExitStack() as stack:
-        if arguments.vllm is None:
-            policy = ServedModel.open(arguments.policy, name=arguments.name, **settings)
-        else:
-            policy, server = ServedModel.open_with_vllm(
-                arguments.policy,
-                Path(f"runs/serve/vllm_{arguments.port}.log"),
-                shlex.split(arguments.vllm),
-                name=arguments.name,
-                **settings,
-            )
-            print(
-                f"atommem serve: starting vLLM at {server.url} (log: {server.log})",
-                file=sys.stderr,
-                flush=True,
-            )
-            stack.enter_context(server)
-        return _listen(arguments, policy, host, keys)
+    return keys
 
 
-def _listen(
-    arguments: argparse.Namespace, model: ServedModel, host: str, keys: dict[str, str]
-) -> int:
-    """Serve until told to end."""
+def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, str]) -> None:
+    """Serve until SIGTERM, Ctrl-C or (MCP) the end of the input."""
     from atommem.serve.app import make_app, run
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
+    from atommem.serve.mcp_server import serve_stdio
     from atommem.serve.middleware import LOGGER, JsonFormatter
-    from atommem.serve.resources import Resources
     from atommem.serve.schema import open_database
 
-    # Opened after the model, so that no file is left behind if that fails.
-    log = ConversationLog(open_database(arguments.db))
     conversations = Conversations(
-        Resources(model, log, arguments.active, arguments.turn_seconds),
+        model,
+        ConversationLog(open_database(arguments.db)),
+        active=arguments.active,
         max_requests=arguments.max_requests,
-        max_open=arguments.open_conversations,
+        turn_seconds=arguments.turn_seconds,
     )
     if arguments.move:
         count = asyncio.run(conversations.switch_checkpoints())
-        print(
-            f"atommem serve: {count} conversations moved to checkpoint {model.checkpoint}",
-            file=sys.stderr,
-        )
+        _print(f"{count} conversations moved to checkpoint {model.checkpoint}")
     if arguments.stdio:
-        from atommem.serve.mcp_server import serve_stdio
-
-        print(f"atommem serve: {model.notice()}", file=sys.stderr, flush=True)
+        _print(model.notice())
         serve_stdio(conversations)
-        return 0
+        return
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
-    print(
-        f"atommem serve: {model.name} ({model.checkpoint}) at http://{host}:{arguments.port}/v1",
-        file=sys.stderr,
-    )
-    print(f"atommem serve: {model.notice()}", file=sys.stderr, flush=True)
+    host = _url_host(arguments.host)
+    _print(f"{model.name} ({model.checkpoint}) at http://{host}:{arguments.port}/v1")
+    _print(model.notice())
     # uvicorn raises the signal again after it has drained.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     run(
@@ -177,8 +166,11 @@ def _listen(
         server_header=False,
         timeout_graceful_shutdown=arguments.drain_seconds,
     )
-    return 0
 
 
-def _database() -> str:
-    return os.environ.get("ATOMMEM_DATABASE", DATABASE)
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _print(text: str) -> None:
+    print(f"atommem serve: {text}", file=sys.stderr, flush=True)

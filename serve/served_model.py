@@ -10,39 +10,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from atommem.api import Runtime
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
-from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.environment import find_environment
 from atommem.envs.questions_shown import TrainedFor, trained_for
-from atommem.episode import Observation
 from atommem.errors import ConfigError
 from atommem.rollout import Agent
 from atommem.servers.vllm_process import VllmServer
 
 _HASHED_BYTES = 1 << 20
-
-
-class Float16Embedder:
-    """Rounds vectors to float16, as the log stores them.
-
-    A session in memory then searches with the same vectors as one loaded from the log.
-    """
-
-    def __init__(self, embedder: Embedder) -> None:
-        self.embedder = embedder
-        self.id = embedder.id
-        self.dim = embedder.dim
-
-    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed texts; norms are 1 to three digits."""
-        return (await self.embedder.embed(texts, kind)).astype(np.float16).astype(np.float32)
-
-    async def close(self) -> None:
-        """Release the embedder."""
-        await self.embedder.close()
+_MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
 
 
 @dataclass
@@ -70,17 +47,17 @@ class ServedModel:
             PolicyError: Model or tokenizer cannot be loaded.
         """
         names = [policy] if isinstance(policy, str) else list(policy)
-        remote = is_server(names)
-        if not remote:
-            names = [find_checkpoint(names[0])]
-        settings = {key: value for key, value in settings.items() if value is not None}
         model = str(settings.get("model") or "")
-        folder = str(settings.get("tokenizer") or "") if remote else names[0]
+        if is_server(names):
+            folder = str(settings.get("tokenizer") or "")
+        else:
+            folder = find_checkpoint(names[0])
+            names = [folder]
         trained = load_config(folder) if folder else {}
         check_settings(trained, settings, folder)
-        engine = Runtime.open(names, **settings)
+        runtime = Runtime.open(names, **settings)
         name = name or model or Path(names[0]).name
-        return cls.from_engine(engine, name, fingerprint(folder, model), trained)
+        return cls.from_runtime(runtime, name, fingerprint(folder, model), trained)
 
     @classmethod
     def open_with_vllm(
@@ -95,7 +72,6 @@ class ServedModel:
         """Open a model folder behind a vLLM server, which the caller starts and stops.
 
         Args:
-            policy: The folder.
             log: File for vLLM's output.
             flags: Further flags of vLLM.
             name, settings: As in `open`.
@@ -116,23 +92,17 @@ class ServedModel:
         return cls.open([server.url], name=name, **{"tokenizer": str(folder), **settings}), server
 
     @classmethod
-    def from_engine(
-        cls, engine: Runtime, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
+    def from_runtime(
+        cls, runtime: Runtime, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
     ) -> ServedModel:
-        """Serve an open engine."""
-        engine.agent.embedder = Float16Embedder(engine.agent.embedder)
-        engine.agent.keep_prompts = True  # the steps can be trained on
-        return cls(name, checkpoint, engine.agent, trained or {})
+        """Serve an open policy."""
+        runtime.agent.keep_prompts = True  # the steps can be trained on
+        return cls(name, checkpoint, runtime.agent, trained or {})
 
     @property
     def trained_for(self) -> TrainedFor | None:
         """Which questions its training showed; None for a model that was not trained here."""
         return trained_for(self.trained) if self.trained else None
-
-    def reading(self, parts: Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
-        """Return the observations in which a text in parts is read (blocking)."""
-        text = parts[0] if len(parts) == 1 else parts
-        return self.agent.environments.reading(text, questions)
 
     def notice(self) -> str:
         """Return what to print at start."""
@@ -155,7 +125,7 @@ def find_checkpoint(name: str) -> str:
     folder = Path(name).expanduser()
     if not folder.is_dir() or _is_model(folder):
         return name
-    inside = sorted(item for item in folder.iterdir() if item.is_dir() and _is_model(item))
+    inside = sorted(item for item in folder.iterdir() if _is_model(item))
     trained = [item for item in inside if item.name == "grpo"] or inside
     if len(trained) == 1:
         return str(trained[0])
@@ -175,7 +145,7 @@ def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder:
     wrong = sorted(
         name
         for name in fixed & {*given} & {*trained}
-        if trained[name] != given[name] and not name.endswith("_url")
+        if given[name] not in (None, trained[name]) and not name.endswith("_url")
     )
     if wrong:
         shown = ", ".join(
@@ -198,15 +168,13 @@ def fingerprint(folder: str, model: str = "") -> str:
     if not folder or not path.is_dir():
         digest.update(folder.encode())
         return digest.hexdigest()[:16]
-    suffixes = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
-    for file in sorted(path.iterdir()):
-        if file.suffix in suffixes and file.is_file():
-            size = file.stat().st_size
-            digest.update(f"{file.name}\0{size}\0".encode())
-            with file.open("rb") as stream:
-                digest.update(stream.read(_HASHED_BYTES))
-                stream.seek(max(stream.tell(), size - _HASHED_BYTES))
-                digest.update(stream.read())
+    for file in sorted(item for item in path.iterdir() if item.suffix in _MODEL_FILES):
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_HASHED_BYTES))
+            stream.seek(max(stream.tell(), size - _HASHED_BYTES))
+            digest.update(stream.read())
     return digest.hexdigest()[:16]
 
 

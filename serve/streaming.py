@@ -18,11 +18,9 @@ from atommem.episode import Step
 from atommem.serve.conversation import Answer, OnAccepted, OnStep
 from atommem.serve.wire import (
     SERVE_ERRORS,
+    ResponseBuilder,
     answer_message,
-    answered_response,
     public_error,
-    reasoning_item,
-    response_object,
     step_summary,
 )
 
@@ -58,26 +56,24 @@ async def _disconnect(request: Request) -> None:
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
     """Cancel a task and wait until it has released what it holds."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait((task,))  # unlike `await task`, does not raise its cancellation here
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not report it
+    task.cancel()
+    await asyncio.wait((task,))  # unlike `await task`, does not raise its cancellation here
+    if not task.cancelled():
+        task.exception()  # retrieved, so that asyncio does not report it
 
 
 class ResponseEvents:
     """Events of ``/v1/responses``: steps as parts of one reasoning summary, then the answer."""
 
-    def __init__(self, response: str, model: str, conversation: str | None) -> None:
-        self._response, self._model, self._conversation = response, model, conversation
-        self._reasoning_id = reasoning_item(response, (), "in_progress").id
+    def __init__(self, builder: ResponseBuilder) -> None:
+        self._builder = builder
         self._sequence_number = -1
         self._steps = 0
 
     def accepted(self) -> list[str]:
         """Return the events after the question is committed."""
-        item = reasoning_item(self._response, (), "in_progress")
-        response = self._unanswered("in_progress")
+        item = self._builder.reasoning((), "in_progress")
+        response = self._builder.unanswered("in_progress")
         return [
             self._event(events.ResponseCreatedEvent, response=response),
             self._event(events.ResponseInProgressEvent, response=response),
@@ -86,7 +82,8 @@ class ResponseEvents:
 
     def step(self, summary: str) -> list[str]:
         """Return the events after a step is committed."""
-        place = {"item_id": self._reasoning_id, "output_index": 0, "summary_index": self._steps}
+        item = self._builder.reasoning((), "in_progress").id
+        place = {"item_id": item, "output_index": 0, "summary_index": self._steps}
         self._steps += 1
         part = {"type": "summary_text", "text": summary}
         return [
@@ -100,8 +97,8 @@ class ResponseEvents:
 
     def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
         """Return the events after the answer is committed."""
-        reasoning = reasoning_item(self._response, summaries, "completed")
-        message = answer_message(self._response, answer.text)
+        reasoning = self._builder.reasoning(summaries)
+        message = answer_message(self._builder.response, answer.text)
         text = answer.text or ""
         place = {"item_id": message.id, "output_index": 1, "content_index": 0}
         empty = ResponseOutputText(type="output_text", text="", annotations=[])
@@ -110,9 +107,7 @@ class ResponseEvents:
         last = (
             events.ResponseIncompleteEvent if answer.text is None else events.ResponseCompletedEvent
         )
-        response = answered_response(
-            self._response, self._model, self._conversation, answer, summaries
-        )
+        response = self._builder.answered(answer, summaries)
         return [
             self._event(events.ResponseOutputItemDoneEvent, output_index=0, item=reasoning),
             self._event(events.ResponseOutputItemAddedEvent, output_index=1, item=added),
@@ -127,13 +122,8 @@ class ResponseEvents:
     def failed(self, error: Exception) -> list[str]:
         """Return the events after an error; the question stays without an answer."""
         failure = ResponseError(code="server_error", message=public_error(error)[2])
-        response = self._unanswered("failed", error=failure)
+        response = self._builder.unanswered("failed", error=failure)
         return [self._event(events.ResponseFailedEvent, response=response)]
-
-    def _unanswered(self, status: Any, **values: Any) -> Any:
-        return response_object(
-            self._response, self._model, status, conversation=self._conversation, **values
-        )
 
     def _event(self, kind: type[BaseModel], **values: Any) -> str:
         self._sequence_number += 1
@@ -186,7 +176,6 @@ async def stream(
     This waits until the question is committed, so that earlier errors get a status of their own.
 
     Args:
-        request: Of the client that may disconnect.
         ask: Asks, and calls its arguments after each step and when the question is committed.
         form: Formats the events.
 
@@ -195,12 +184,11 @@ async def stream(
     """
     queue: asyncio.Queue[list[str] | None] = asyncio.Queue()
     summaries: list[str] = []
-    accepted = False
+    accepted = asyncio.Event()
 
     async def on_accepted() -> None:
-        nonlocal accepted
-        accepted = True
         queue.put_nowait(form.accepted())
+        accepted.set()
 
     async def on_step(step: Step) -> None:
         summaries.append(step_summary(step))
@@ -210,7 +198,7 @@ async def stream(
         try:
             queue.put_nowait(form.answered(await ask(on_step, on_accepted), summaries))
         except SERVE_ERRORS as error:
-            if not accepted:
+            if not accepted.is_set():
                 raise
             queue.put_nowait(form.failed(error))
         finally:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from openai.types.conversations import Message as ItemMessage
 from openai.types.responses import (
     Response,
-    ResponseInputText,
     ResponseOutputMessage,
     ResponseOutputText,
     ResponseReasoningItem,
-    ResponseUsage,
 )
-from openai.types.responses.response import Conversation as ResponseConversation
-from openai.types.responses.response_reasoning_item import Summary
-from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from starlette.responses import JSONResponse
 
 from atommem.episode import Step
@@ -34,9 +29,8 @@ from atommem.errors import (
 )
 from atommem.memory.log import Entry, Operation, Outcome
 from atommem.rollout import StepTimeoutError
-from atommem.serve.conversation import Answer, CheckpointError
-from atommem.serve.events import (
-    BusyError,
+from atommem.serve.conversation import Answer, BusyError, CheckpointError
+from atommem.serve.conversation_log import (
     ConflictError,
     ConversationInfo,
     Event,
@@ -47,7 +41,6 @@ from atommem.text_safety import clean
 
 RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds, by status."""
-_ENTRY_FIELDS = tuple(item.name for item in fields(Entry))
 _STATUS: list[tuple[type[Exception], int, str]] = [
     (NotFoundError, 404, "not_found"),
     (CheckpointError, 409, "checkpoint_differs"),
@@ -100,75 +93,52 @@ class Message(BaseModel):
     @property
     def parts(self) -> list[str]:
         """Its texts as read: without blank ones, and after the role unless that is user."""
-        first, *others = [text for text in self.texts if text.strip()] or [""]
-        if not first:
-            return []
-        return [first if self.role == "user" else f"{self.role}: {first}", *others]
+        texts = [text for text in self.texts if text.strip()]
+        if texts and self.role != "user":
+            texts[0] = f"{self.role}: {texts[0]}"
+        return texts
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the event of a new item.
+
+        Raises:
+            DataError: It is blank.
+        """
+        if not self.parts:
+            raise DataError("an item is blank: there is nothing to read.")
+        item_id = f"msg_{secrets.token_hex(16)}"
+        return {"id": item_id, "role": self.role, "parts": self.parts, "name": self.name}
 
 
 Items = Annotated[list[Message], Field(min_length=1, max_length=20)]
 
 
-class ConversationCreate(BaseModel):
-    """Body of ``POST /v1/conversations``.
-
-    ``goal`` in the metadata, one question a line, is shown while reading.
-    """
-
-    metadata: Metadata | None = None
-    items: Items | None = None
+def _as_items(value: Any) -> Any:
+    return [{"content": value}] if isinstance(value, str) else value
 
 
-class ConversationUpdate(BaseModel):
-    """Body of ``POST /v1/conversations/{id}``."""
-
-    metadata: Metadata
+def _as_id(value: Any) -> Any:
+    return value.get("id") if isinstance(value, dict) else value
 
 
-class ItemsCreate(BaseModel):
-    """Body of ``POST /v1/conversations/{id}/items``."""
+class AskCreate(BaseModel):
+    """Fields of both bodies that ask."""
 
-    items: Items
-
-
-class ConversationRef(BaseModel):
-    """A conversation as an object."""
-
-    id: ConversationId
+    model: Name | None = None
+    conversation: Annotated[ConversationId | None, BeforeValidator(_as_id)] = None
+    stream: bool = False
 
 
-class ResponseCreate(BaseModel):
+class ResponseCreate(AskCreate):
     """Body of ``POST /v1/responses``: the last message asks, those before it are read."""
 
-    model: Name | None = None
-    input: Text | Items
-    conversation: ConversationId | ConversationRef | None = None
-    stream: bool = False
-
-    @property
-    def conversation_id(self) -> str | None:
-        """The conversation's id in either form."""
-        held = self.conversation
-        return held.id if isinstance(held, ConversationRef) else held
-
-    @property
-    def messages(self) -> list[Message]:
-        """The input as messages."""
-        return [Message(content=self.input)] if isinstance(self.input, str) else self.input
+    messages: Annotated[Items, BeforeValidator(_as_items), Field(alias="input")]
 
 
-class ChatCreate(BaseModel):
+class ChatCreate(AskCreate):
     """Body of ``POST /v1/chat/completions``; a conversation reads only new messages."""
 
-    model: Name | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=2000)]
-    conversation: ConversationId | None = None
-    stream: bool = False
-
-    @property
-    def conversation_id(self) -> str | None:
-        """The conversation's id."""
-        return self.conversation
 
 
 class IncompleteDetails(BaseModel):
@@ -185,10 +155,86 @@ class MemoryResponse(Response):
     memory: list[dict[str, Any]] | None = None
 
 
-def to_json(value: Any) -> dict[str, Any]:
+@dataclass
+class ResponseBuilder:
+    """Make the objects of one response.
+
+    Attributes:
+        response: Its id.
+        model: Name of the model.
+        conversation: Id of the conversation, if there is one.
+        created_at: Seconds since 1970.
+    """
+
+    response: str
+    model: str
+    conversation: str | None
+    created_at: int = field(default_factory=lambda: int(time.time()))
+
+    def unanswered(self, status: str, **values: Any) -> MemoryResponse:
+        """Return the response without output; `values` are further fields."""
+        unset = ["error", "incomplete_details", "instructions", "previous_response_id"]
+        unset += ["temperature", "top_p", "usage"]
+        conversation = None if self.conversation is None else {"id": self.conversation}
+        found: dict[str, Any] = {
+            **dict.fromkeys(unset),
+            "id": self.response,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "model": self.model,
+            "conversation": conversation,
+            "metadata": {},
+            "output": [],
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+            "tools": [],
+        }
+        return MemoryResponse.model_validate(found | values)
+
+    def answered(self, answer: Answer, summaries: Sequence[str]) -> MemoryResponse:
+        """Return the response of an answer; `summaries` describe its steps."""
+        prompt, completion = token_counts(answer)
+        usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        }
+        found = self.unanswered(
+            "completed",
+            usage=usage,
+            memory=[entry_object(entry) for entry in answer.entries],
+        )
+        found.output = [self.reasoning(summaries), answer_message(self.response, answer.text)]
+        return found if answer.text is not None else self.incomplete(found, "no_answer")
+
+    @staticmethod
+    def incomplete(response: MemoryResponse, reason: str) -> MemoryResponse:
+        """Return `response` as incomplete."""
+        response.status, response.incomplete_details = (
+            "incomplete",
+            IncompleteDetails(reason=reason),
+        )
+        return response
+
+    def reasoning(
+        self, summaries: Sequence[str], status: str = "completed"
+    ) -> ResponseReasoningItem:
+        """Return the reasoning item that describes the steps."""
+        found = {
+            "id": f"rs_{self.response.removeprefix('resp_')}",
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": text} for text in summaries],
+            "status": status,
+        }
+        return ResponseReasoningItem.model_validate(found)
+
+
+def to_json(value: BaseModel) -> dict[str, Any]:
     """Return an object of `openai.types` as JSON values, without fields that were not set."""
-    found: dict[str, Any] = value.model_dump(mode="json", exclude_unset=True, serialize_as_any=True)
-    return found
+    return value.model_dump(mode="json", exclude_unset=True, serialize_as_any=True)
 
 
 def public_error(error: Exception) -> tuple[int, str, str]:
@@ -209,16 +255,6 @@ def error_response(status: int, code: str, message: str, param: str | None = Non
     headers = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else {}
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return JSONResponse(body, status, headers)
-
-
-def item_body(message: Message) -> dict[str, Any]:
-    """Return the body of the event of a new item."""
-    return {
-        "id": f"msg_{secrets.token_hex(16)}",
-        "role": message.role,
-        "parts": message.parts,
-        "name": message.name,
-    }
 
 
 def conversation_object(info: ConversationInfo) -> dict[str, Any]:
@@ -246,12 +282,11 @@ def item_object(event: Event, unread: Container[int] = ()) -> dict[str, Any]:
 
 
 def _item(
-    item_id: str, role: Any, texts: Sequence[str], status: Any = "completed"
+    item_id: str, role: str, texts: Sequence[str], status: str = "completed"
 ) -> dict[str, Any]:
-    content: list[Any] = [ResponseInputText(type="input_text", text=text) for text in texts]
-    return to_json(
-        ItemMessage(id=item_id, type="message", role=role, status=status, content=content)
-    )
+    content = [{"type": "input_text", "text": text} for text in texts]
+    found = {"id": item_id, "type": "message", "role": role, "status": status, "content": content}
+    return to_json(ItemMessage.model_validate(found))
 
 
 def answer_message(response: str, text: str | None) -> ResponseOutputMessage:
@@ -262,86 +297,6 @@ def answer_message(response: str, text: str | None) -> ResponseOutputMessage:
         role="assistant",
         status="incomplete" if text is None else "completed",
         content=[ResponseOutputText(type="output_text", text=text or "", annotations=[])],
-    )
-
-
-def reasoning_item(
-    response: str, summaries: Sequence[str], status: Literal["in_progress", "completed"]
-) -> ResponseReasoningItem:
-    """Return the reasoning item that describes the steps."""
-    return ResponseReasoningItem(
-        id=f"rs_{response.removeprefix('resp_')}",
-        type="reasoning",
-        summary=[Summary(type="summary_text", text=text) for text in summaries],
-        status=status,
-    )
-
-
-def response_object(
-    response: str,
-    model: str,
-    status: Literal["completed", "failed", "in_progress", "incomplete"],
-    *,
-    created_at: int | None = None,
-    conversation: str | None = None,
-    **values: Any,
-) -> MemoryResponse:
-    """Return a response without output; `values` are further fields."""
-    defaults: dict[str, Any] = {
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "previous_response_id": None,
-        "temperature": None,
-        "top_p": None,
-        "usage": None,
-        "output": [],
-    }
-    return MemoryResponse(
-        id=response,
-        object="response",
-        created_at=int(time.time()) if created_at is None else created_at,
-        status=status,
-        model=model,
-        conversation=None if conversation is None else ResponseConversation(id=conversation),
-        parallel_tool_calls=False,
-        tool_choice="none",
-        tools=[],
-        **(defaults | values),
-    )
-
-
-def answered_response(
-    response: str,
-    model: str,
-    conversation: str | None,
-    answer: Answer,
-    summaries: Sequence[str],
-) -> MemoryResponse:
-    """Return the response of an answer."""
-    prompt, completion = token_counts(answer)
-    usage = ResponseUsage(
-        input_tokens=prompt,
-        input_tokens_details=InputTokensDetails(cached_tokens=0, cache_write_tokens=0),
-        output_tokens=completion,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
-        total_tokens=prompt + completion,
-    )
-    items = [
-        reasoning_item(response, summaries, "completed"),
-        answer_message(response, answer.text),
-    ]
-    incomplete = answer.text is None
-    return response_object(
-        response,
-        model,
-        "incomplete" if incomplete else "completed",
-        conversation=conversation,
-        output=items,
-        usage=usage,
-        memory=[entry_object(entry) for entry in answer.entries],
-        incomplete_details=IncompleteDetails(reason="no_answer") if incomplete else None,
     )
 
 
@@ -368,8 +323,7 @@ def page(data: Sequence[Mapping[str, Any]], limit: int | None = None) -> dict[st
 
 def entry_object(entry: Entry) -> dict[str, Any]:
     """Return an entry with its statistics and source."""
-    values = {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
-    return values if entry.source is None else {**values, "source": asdict(entry.source)}
+    return {name: value for name, value in asdict(entry).items() if value is not None}
 
 
 def step_summary(step: Step) -> str:

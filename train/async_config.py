@@ -48,12 +48,7 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     """GRPO over whole episodes, sampled while the trainer steps.
 
     `per_device_train_batch_size` counts episodes per process and update; over all processes it is a
-    multiple of `num_generations`. `beta` is ours: TRL's asynchronous trainer has no reference
-    model.
-
-    Raises:
-        ConfigError: A field has a value that cannot be honoured, or is out of range.
-        ValueError: `AsyncGRPOConfig` refuses a value.
+    multiple of `num_generations`.
     """
 
     refused: ClassVar = ASYNC_REFUSED
@@ -92,15 +87,7 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, max_staleness=0, beta=0)
-        if self.max_inflight_tasks == 0 or self.max_inflight_tasks < -1:
-            raise ConfigError(
-                f"max_inflight_tasks={self.max_inflight_tasks}: must be at least 1, or -1 for no "
-                "limit. Correct it."
-            )
-        for name in ("token_budget", "weight_sync_steps"):
-            if (getattr(self, name) or 0) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1. Correct it.")
+        check_least(self, max_staleness=0, beta=0, token_budget=1, weight_sync_steps=1)
         if self.use_vllm and not self.vllm_server_urls:
             raise ConfigError(
                 "use_vllm=true: vllm_server_base_url is empty. Give the servers' URLs."

@@ -30,7 +30,8 @@ TRAINING_ARGS = "training_args.json"
 SHARDED_MODEL = f"{FSDP_MODEL_NAME}_0"
 """Weights of an FSDP run (torch's distributed checkpoints); `accelerate merge-weights` reads it."""
 
-_SAME_SETTINGS = ("num_generations", "steps_per_generation", "num_iterations")
+_SAME_SETTINGS = ("episodes_per_update", "num_generations", "steps_per_generation")
+_SAME_SETTINGS += ("num_iterations",)
 """Tasks and seeds of an update follow from its number and these."""
 
 
@@ -45,6 +46,12 @@ class GenerationSettings:
 def checkpoint_name(step: int) -> str:
     """Return ``checkpoint-N``, as transformers names it."""
     return f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
+def training_facts(args: Any) -> dict[str, Any]:
+    """Return the settings that a checkpoint keeps, with the size of an update."""
+    size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return json.loads(args.to_json_string()) | {"episodes_per_update": size}
 
 
 def publish_checkpoint(partial: Path, output_dir: Path) -> Path:
@@ -98,10 +105,9 @@ def find_damage(folder: Path) -> str | None:
         return f"it has no readable {MANIFEST}"
     for name, size in manifest["files"].items():
         path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size:,} of its {size:,} bytes"
+        found = path.stat().st_size if path.is_file() else 0
+        if found != size or not path.is_file():
+            return f"{name} has {found:,} of its {size:,} bytes"
     return None
 
 
@@ -139,9 +145,8 @@ def is_sharded(checkpoint: str | Path) -> bool:
 def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     """Return the checkpoint to continue from, or None for a fresh start; all processes together.
 
-    ``args.resume_from_checkpoint`` is a folder; ``auto`` (set by ``--resume``): the last checkpoint
-    in the output folder, if any; ``true``: that checkpoint, which must exist; unset or ``false``: a
-    fresh start.
+    ``args.resume_from_checkpoint`` is a folder; ``auto`` (set by ``--resume``) or ``true``: the
+    last checkpoint in the output folder, if any; unset or ``false``: a fresh start.
 
     Raises:
         ConfigError: There is no such checkpoint, it does not fit this run's settings, or a fresh
@@ -150,69 +155,37 @@ def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:
     """
     with PartialState().main_process_first():
         clean_up(args.output_dir)
-    folder = _find_checkpoint(args.resume_from_checkpoint or "false", args.output_dir)
+    choice = str(args.resume_from_checkpoint or "false")
+    folder = next(reversed(list_checkpoints(args.output_dir)), None)
+    if choice.lower() == "false":
+        if folder is None:
+            return None
+        raise ConfigError(
+            f"output_dir={args.output_dir}: it holds {folder.name} of an earlier run. Continue it "
+            "with --resume, or give another output_dir."
+        )
+    if choice.lower() not in ("auto", "true"):
+        folder = Path(choice)
+        if not folder.is_dir():
+            raise ConfigError(f"resume_from_checkpoint={choice}: there is no such folder.")
     if folder is None:
+        PartialState().print(f"{args.output_dir} holds no checkpoint: starting from scratch.")
         return None
     if problem := find_damage(folder):
         good = last_checkpoint(folder.parent)
         fix = f"--resume_from_checkpoint {good} continues from a complete one" if good else ""
         fix = fix or "restore it, or move it away to start from the first update"
         raise CheckpointError(f"{folder} is damaged: {problem}. Nothing was changed; {fix}.")
-    stored, wanted = fields_of(MemoryConfig, load_config(folder)), asdict(memory)
-    for name, value in stored.items():
-        if value != wanted[name]:
-            raise ConfigError(
-                f"{name}={wanted[name]!r}: {folder} was trained with {value!r}. Use the same."
-            )
-    _check_update_size(folder, args)
-    return str(folder)
-
-
-def _find_checkpoint(choice: str, output_dir: str) -> Path | None:
-    last = next(reversed(list_checkpoints(output_dir)), None)
-    if choice.lower() == "auto":
-        if last is None:
-            PartialState().print(f"{output_dir} holds no checkpoint: starting from scratch.")
-        return last
-    if choice.lower() == "true":
-        if last is None:
-            raise ConfigError(
-                f"resume_from_checkpoint=true: {output_dir} holds no checkpoint. Use --resume, "
-                "which starts from scratch then."
-            )
-        return last
-    if choice.lower() == "false":
-        if last is not None:
-            raise ConfigError(
-                f"output_dir={output_dir}: it holds {last.name} of an earlier run. Continue it "
-                "with --resume, or give another output_dir."
-            )
-        return None
-    if not Path(choice).is_dir():
-        raise ConfigError(f"resume_from_checkpoint={choice}: there is no such folder.")
-    return Path(choice)
-
-
-def _check_update_size(folder: Path, args: Any) -> None:
     path = folder / TRAINING_ARGS
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    now = args.to_dict() | {"world_size": args.world_size}
-    then_size, now_size = (
-        settings.get("per_device_train_batch_size", 0)
-        * settings.get("gradient_accumulation_steps", 1)
-        * settings.get("world_size", 1)
-        for settings in (before, now)
-    )
-    if before and then_size != now_size:
-        raise ConfigError(
-            f"per_device_train_batch_size={args.per_device_train_batch_size}: an update of "
-            f"{folder} has {then_size} examples ({before['world_size']} processes), this run's "
-            f"{now_size}. Make per_device_train_batch_size x processes = {then_size}."
-        )
-    for name in _SAME_SETTINGS:
-        if name in before and before[name] != now.get(name):
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = {name: facts[name] for name in _SAME_SETTINGS if name in facts}
+    before |= fields_of(MemoryConfig, load_config(folder))
+    now = training_facts(args) | asdict(memory)
+    for name, value in before.items():
+        if value != now.get(name):
             raise ConfigError(
-                f"{name}={now.get(name)!r}: {folder} was trained with {before[name]!r}, and its "
-                "updates would get other tasks. Resume with the same, or start a new run from it "
-                "(--model_name_or_path)."
+                f"{name}={now.get(name)!r}: {folder} was trained with {value!r}, and its updates "
+                "would get other prompts or tasks. Resume with the same, or start a new run from "
+                "it (--model_name_or_path)."
             )
+    return str(folder)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atommem.config import check_choice, check_least, setting
-from atommem.errors import ConfigError
+from atommem.config import check_choice, check_least, check_probabilities, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a CPU: float32, and no context of a driver in its memory."""
+        """Whether it is a CPU: float32, and no CUDA context in its memory."""
         return self.name == "cpu"
 
 
@@ -35,7 +34,7 @@ DEVICES = {
         Device("l40s", 362e12, 48e9, 0.86e12),
         Device("l4", 121e12, 24e9, 0.3e12),
         Device("rtx4090", 165e12, 24e9, 1.01e12),
-        # Two cores of a server; a desktop has a few times as much.
+        # Two cores of a server.
         Device("cpu", 0.1e12, 16e9, 0.02e12),
     )
 }
@@ -53,21 +52,13 @@ class DryRunConfig:
     dry_run: bool = _setting(
         False, "Check all settings, estimate memory and time without weights or GPU, then stop"
     )
-    dry_run_launcher: str | None = _setting(
-        None, "Accelerate config that the run is going to be started with"
-    )
-    dry_run_processes: int | None = _setting(
-        None, "Processes; unset: those of the launcher, else 1"
-    )
+    dry_run_launcher: str | None = _setting(None, "Accelerate config that will start the run")
+    dry_run_processes: int | None = _setting(None, "Processes; unset: the launcher's, else 1")
     dry_run_device: str = _setting("h100", f"Device of each process: {', '.join(DEVICES)}")
     dry_run_utilisation: float = _setting(0.4, "Share of the device's peak FLOPs that is reached")
-    dry_run_traces: str | None = _setting(
-        None, "Folder of traces to take the lengths of completions from"
-    )
     dry_run_completion_tokens: int | None = _setting(
         None,
-        "Mean completion; unset: of the traces, else with thinking the paper's, without a quarter "
-        "of the longest",
+        "Mean completion; unset: the paper's with thinking, a quarter of the longest without",
     )
     dry_run_tasks: int = _setting(20_000, "Tasks, when the data file is not there")
     dry_run_documents: int = _setting(200, "Documents of a task, when the data file is not there")
@@ -78,9 +69,6 @@ class DryRunConfig:
 
     def __post_init__(self) -> None:
         check_choice("dry_run_device", self.dry_run_device, tuple(DEVICES))
-        if not 0 < self.dry_run_utilisation <= 1:
-            raise ConfigError(
-                f"dry_run_utilisation={self.dry_run_utilisation}: must be above 0, at most 1."
-            )
+        check_probabilities(self, "dry_run_utilisation")
         check_least(self, dry_run_processes=1, dry_run_completion_tokens=1, dry_run_tasks=1)
         check_least(self, dry_run_documents=1, dry_run_questions=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
+from rich.console import Console
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
@@ -28,7 +30,6 @@ from atommem.train.errors import (
     RolloutFailedError,
     TrainingInterrupted,
 )
-from atommem.train.logs.console import ProgressBars
 from atommem.train.stop_request import StopRequest
 
 _CONTINUE, _STOP, _BUDGET_SPENT, _BROKEN = range(4)
@@ -60,8 +61,8 @@ class ResumableTrainer(Trainer):
     def __init__(self, *args: Any, settings: Sequence[Any] = (), **kwargs: Any) -> None:
         self.stop_request = StopRequest()
         self.settings = settings
-        self.progress: ProgressBars | None = None
-        """Set in a terminal, on the main process."""
+        self.console: Console | None = None
+        """A terminal that shows progress bars."""
         self._writing_to: Path | None = None
         self._saved_step: int | None = None
         self._has_updated = False
@@ -76,23 +77,16 @@ class ResumableTrainer(Trainer):
             TrainingFault: The run cannot continue.
         """
         saves = self.args.save_strategy != SaveStrategy.NO
+        stops = (TrainingInterrupted, BudgetSpentError, RolloutFailedError, DivergedError)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
                 return super().train(*args, **kwargs)
-            except (
-                TrainingInterrupted,
-                BudgetSpentError,
-                RolloutFailedError,
-                DivergedError,
-            ) as stop:
+            except stops as stop:
                 # DeepSpeed has stepped inside the backward pass: its parameters are lost.
                 deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
                 if saves and not (deepspeed and isinstance(stop, DivergedError)):
                     self._save_last_update()
                 raise type(stop)(f"{str(stop).rstrip('.')}. {self._resume_hint()}") from stop
-            finally:
-                if self.progress is not None:
-                    self.progress.close()
 
     def close(self) -> None:
         """Free what a subclass holds beyond the model."""
@@ -101,6 +95,14 @@ class ResumableTrainer(Trainer):
         """Log `values` with the running update."""
         for name, value in values.items():
             self._metrics["train"][name].append(value)
+
+    def run_update(self, model: Any, batch: Any) -> torch.Tensor:
+        """Train on a batch with `UpdateStep`; returns this rank's loss."""
+        started = time.perf_counter()
+        loss, log = self._update.run(model, batch)
+        self._check_finite("loss", log.pop("loss", 0.0))
+        self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
+        return loss
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -152,14 +154,13 @@ class ResumableTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output_dir = Path(super()._get_output_dir(trial))
-        folder = (
-            output_dir / checkpoints.PARTIAL / checkpoints.checkpoint_name(self.state.global_step)
-        )
+        partial = output_dir / checkpoints.PARTIAL
+        folder = partial / checkpoints.checkpoint_name(self.state.global_step)
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         error: BaseException | None = None
-        self._writing_to = folder.parent
+        self._writing_to = partial
         try:
             super()._save_checkpoint(model, trial)
             self.save_extra_state(folder)
@@ -169,18 +170,21 @@ class ResumableTrainer(Trainer):
             error = failure
         finally:
             self._writing_to = None
-        if self._largest_of_ranks(float(error is not None)):
-            self._give_up_checkpoint(output_dir, error)
-        if self.args.should_save:
+        if not self._largest_of_ranks(float(error is not None)) and self.args.should_save:
             try:
                 checkpoints.publish_checkpoint(folder, output_dir)
                 checkpoints.prune_checkpoints(
                     output_dir, self.args.save_total_limit, self.state.best_model_checkpoint
                 )
             except OSError as failure:
-                self._give_up_checkpoint(output_dir, failure)
-            shutil.rmtree(folder.parent, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
+                error = failure
+        if self.args.should_save:
+            shutil.rmtree(partial, ignore_errors=True)
+        if self._largest_of_ranks(float(error is not None)):
+            raise CheckpointError(
+                f"the checkpoint of update {self.state.global_step} could not be written: "
+                f"{error or 'another process failed'}. {self._resume_hint()}"
+            ) from error
         self._saved_step = self.state.global_step
 
     def _describe_checkpoint(self, folder: Path, output_dir: Path) -> None:
@@ -193,8 +197,7 @@ class ResumableTrainer(Trainer):
             self.processing_class.save_pretrained(folder)
         if self.settings:
             save_config(folder, *self.settings)
-        facts = json.loads(self.args.to_json_string()) | {"world_size": self.args.world_size}
-        text = json.dumps(facts, indent=2) + "\n"
+        text = json.dumps(checkpoints.training_facts(self.args), indent=2) + "\n"
         (folder / checkpoints.TRAINING_ARGS).write_text(text, encoding="utf-8")
         # transformers looked for the best checkpoint in the folder that it wrote to.
         if best := self.state.best_global_step:
@@ -202,14 +205,6 @@ class ResumableTrainer(Trainer):
             if best == self.state.global_step or final.is_dir():
                 self.state.best_model_checkpoint = str(final)
             self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
-
-    def _give_up_checkpoint(self, output_dir: Path, error: BaseException | None) -> None:
-        if self.args.should_save:
-            shutil.rmtree(output_dir / checkpoints.PARTIAL, ignore_errors=True)
-        raise CheckpointError(
-            f"the checkpoint of update {self.state.global_step} could not be written: "
-            f"{error or 'another process failed'}. {self._resume_hint()}"
-        ) from error
 
     def _save_last_update(self) -> None:
         """Save the state after the last finished update, if this process finished one."""
@@ -286,31 +281,26 @@ class ResumableTrainer(Trainer):
             failed, episodes: Counts over all ranks.
             errors: Why episodes of this rank failed.
             what: What the episodes were for; default the running update.
-
-        Raises:
-            RolloutFailedError: Too many episodes failed.
         """
         limit = self.args.max_failed_fraction
         if failed > limit * episodes:
+            what = what or f"update {self.state.global_step + 1}"
             reason = min((error for error in errors if error), default="see the other processes")
             raise RolloutFailedError(
-                f"{failed} of {episodes} episodes of {what or self._update_name()} failed, more "
-                f"than max_failed_fraction={limit:g}: {reason}"
+                f"{failed} of {episodes} episodes of {what} failed, more than "
+                f"max_failed_fraction={limit:g}: {reason}"
             )
 
-    def check_loss(self, loss: float) -> None:
-        """Raise DivergedError if `loss`, the same on all ranks, is NaN or infinite."""
-        if not math.isfinite(loss):
-            raise DivergedError(f"the loss of {self._update_name()} is {loss}")
+    def _check_finite(self, name: str, value: float) -> None:
+        """Raise DivergedError if a value, the same on all ranks, is NaN or infinite."""
+        if not math.isfinite(value):
+            raise DivergedError(f"the {name} of update {self.state.global_step + 1} is {value}")
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if norm is not None and not math.isfinite(float(norm)):
-            raise DivergedError(f"the gradient norm of {self._update_name()} is {float(norm)}")
+        if norm is not None:
+            self._check_finite("gradient norm", float(norm))
         return norm
-
-    def _update_name(self) -> str:
-        return f"update {self.state.global_step + 1}"
 
     def _largest_of_ranks(self, value: float) -> float:
         if self.accelerator.num_processes == 1:

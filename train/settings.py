@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import get_annotations
@@ -11,7 +10,7 @@ from typing import Any
 from trl import ModelConfig
 
 from atommem.arguments import Parser, make, split_config
-from atommem.config import EmbedderConfig, MemoryConfig
+from atommem.config import EmbedderConfig, MemoryConfig, check_least
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
@@ -20,58 +19,16 @@ from atommem.run import Checkpoint, RunConfig, check_setting_names
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run_config import DryRunConfig
 
-STAGES = ("grpo", "sft", "async")
-_MODEL = [
-    "data",
-    "eval_data",
-    "model_name_or_path",
-    "model_revision",
-    "use_peft",
-    "lora_r",
-    "lora_alpha",
-    "output_dir",
-]
-_UPDATE = ["max_steps", "num_train_epochs", "learning_rate", "beta", "seed"]
-_ROLLOUTS = [
-    "temperature",
-    "max_completion_length",
-    "chat_template_kwargs",
-    "max_in_flight",
-    "max_inflight_tasks",
-    "carried_groups",
-    "dynamic_sampling",
-    "episode_max_tokens",
-    "episode_max_seconds",
-    "max_failed_fraction",
-    "rollout_batch_size",
-    "rollout_batch_tokens",
-    "use_vllm",
-    "vllm_mode",
-    "vllm_server_base_url",
-    "vllm_engine_kwargs",
-    "max_staleness",
-]
-_SAVING = [
-    "save_steps",
-    "save_total_limit",
-    "resume_from_checkpoint",
-    "logging_steps",
-    "eval_strategy",
-    "report_to",
-    "project",
-    "run_name",
-    "push_to_hub",
-    "hub_model_id",
-    "hub_private_repo",
-    "eval_steps",
-    "eval_temperature",
-    "num_generations_eval",
-    "log_episodes",
-    "log_episodes_steps",
-    "save_traces",
-    "dry_run",
-    "dry_run_device",
-]
+_MODEL = "data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir"
+_UPDATE = "max_steps num_train_epochs learning_rate beta seed"
+_ROLLOUTS = """temperature max_completion_length chat_template_kwargs max_in_flight
+    max_inflight_tasks dynamic_sampling episode_max_tokens episode_max_seconds max_failed_fraction
+    rollout_batch_size rollout_batch_tokens use_vllm vllm_mode vllm_server_base_url
+    vllm_engine_kwargs max_staleness"""
+_SAVING = """save_steps save_total_limit resume_from_checkpoint logging_steps eval_strategy
+    report_to project run_name push_to_hub hub_model_id hub_private_repo eval_steps
+    eval_temperature num_generations_eval log_episodes log_episodes_steps save_traces dry_run
+    dry_run_device"""
 
 
 @dataclass
@@ -106,7 +63,7 @@ def parse(
     """Read the command line of a stage. In `sft`, memory and environment describe the prompts.
 
     Args:
-        stage: One of `STAGES`.
+        stage: grpo, sft or async.
         argv: Its flags.
         adapt: Replaces the stage's configuration class.
 
@@ -114,7 +71,16 @@ def parse(
         AtomMemError: A setting is unknown or out of range, or a file cannot be read.
     """
     settings = read_settings(stage, argv, adapt)
-    _check(settings.args, settings.model.model_name_or_path)
+    args, model = settings.args, settings.model.model_name_or_path
+    if not args.data:
+        raise ConfigError("--data is missing. Give a task file (atommem data build).")
+    if model is None:
+        raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
+    check_least(args, learning_rate=0, max_completion_length=1)
+    model_folder("model_name_or_path", model)
+    if args.max_completion_length is not None:
+        check_window("max_completion_length", args.max_completion_length, model)
+    check_writable("output_dir", args.output_dir, folder=True)
     return settings
 
 
@@ -144,9 +110,9 @@ def read_settings(
         _add_groups(parser, kinds)
         parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
         made: list[Any] = [make(kind, parsed) for kind in kinds]
-        args, memory, embedder, world, model, dry_run = made
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
+    args, memory, embedder, world, model, dry_run = made
     run = RunConfig(
         memory=memory,
         embedder=embedder,
@@ -164,15 +130,15 @@ def parse_dry_run(argv: Sequence[str]) -> DryRunConfig:
     """Read the settings of the dry run alone, which the other settings' checks depend on."""
     argv, values = split_config(argv, "train")
     flags: list[str] = []
+    is_ours = False
     for word in argv:
-        if word.startswith("--dry_run") or (flags and flags[-1] and not word.startswith("--")):
+        is_ours = word.startswith("--dry_run") or (is_ours and not word.startswith("--"))
+        if is_ours:
             flags.append(word)
-        else:
-            flags.append("")
     parser = Parser("atommem train")
     parser.add_settings("dry run", DryRunConfig)
     values = {name: value for name, value in values.items() if name.startswith("dry_run")}
-    return make(DryRunConfig, parser.read([word for word in flags if word], values))
+    return make(DryRunConfig, parser.read(flags, values))
 
 
 def _classes(stage: str) -> tuple[type, type]:
@@ -189,18 +155,20 @@ def _classes(stage: str) -> tuple[type, type]:
 def _add_groups(parser: Parser, kinds: Sequence[type]) -> None:
     """Add all flags, grouped by topic; TRL's own are hidden."""
     config_class, memory, embedder, environment, *_ = kinds
+    model, update, rollouts, saving = (
+        names.split() for names in (_MODEL, _UPDATE, _ROLLOUTS, _SAVING)
+    )
     ours = [kind for kind in config_class.__mro__ if kind.__module__.startswith("atommem.")]
-    elsewhere = {*_MODEL, *_UPDATE, *_ROLLOUTS, *_SAVING}
-    own: Iterable[str] = (name for kind in ours for name in get_annotations(kind))
-    own = [name for name in dict.fromkeys(own) if name not in elsewhere]
+    own = dict.fromkeys(name for kind in ours for name in get_annotations(kind))
+    elsewhere = {*model, *update, *rollouts, *saving}
     groups: dict[str, Iterable[str]] = {
-        "data and model": _MODEL,
+        "data and model": model,
         "memory": (item.name for item in fields(memory)),
         "environment": (item.name for item in fields(environment)),
         "embedder": (item.name for item in fields(embedder)),
-        "training": [*_UPDATE, *own],
-        "rollouts": _ROLLOUTS,
-        "saving, logging, resuming": _SAVING,
+        "training": [*update, *(name for name in own if name not in elsewhere)],
+        "rollouts": rollouts,
+        "saving, logging, resuming": saving,
     }
     for title, names in groups.items():
         parser.add_settings(title, *kinds, names=names)
@@ -216,24 +184,3 @@ def _sources(
         name: next((place for place, names in places.items() if name in names), "default")
         for name in vars(parsed)
     }
-
-
-def _check(args: Any, model: str | None) -> None:
-    """Check values and paths before anything is loaded or written.
-
-    Raises:
-        AtomMemError: A value is out of range, or a path is missing or cannot be written.
-    """
-    if not args.data:
-        raise ConfigError("--data is missing. Give a task file (atommem data build).")
-    if model is None:
-        raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
-    if not 0 <= args.learning_rate < math.inf:
-        raise ConfigError(f"learning_rate={args.learning_rate}: must be 0 or more. Correct it.")
-    length = args.max_completion_length
-    if length is not None and length < 1:
-        raise ConfigError(f"max_completion_length={length}: must be at least 1. Correct it.")
-    model_folder("model_name_or_path", model)
-    if length is not None:
-        check_window("max_completion_length", length, model)
-    check_writable("output_dir", args.output_dir, folder=True)

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate import PartialState
 from httpx import HTTPError
 from huggingface_hub import HfApi
-from transformers.trainer_utils import SaveStrategy
 from trl import get_peft_config
 
+from atommem.embedding import make_embedder
 from atommem.environment import find_environment
-from atommem.episode import Episode
 from atommem.errors import ConfigError, format_error
 from atommem.train.checkpoints import checkpoint_to_resume
+from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
+from atommem.train.episode_logs import EpisodesHook, sample_writer, trace_writer
 from atommem.train.errors import CheckpointError
-from atommem.train.logs.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
-from atommem.train.logs.episodes import FOLDER, SampleEpisodes, trace_writer
-from atommem.train.logs.reporters import prepare_reporters, run_facts
-from atommem.train.loops.models import load_embedder, load_tokenizer, model_arguments
+from atommem.train.loops.models import load_tokenizer, loading_whole, model_arguments
+from atommem.train.reporters import prepare_reporters
 from atommem.train.settings import Settings
 
 if TYPE_CHECKING:
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer
-    from atommem.train.loops.grpo_trainer import EpisodesHook, MemoryGRPOTrainer
+    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
     from atommem.train.loops.sft import ColdStartTrainer
     from atommem.train.rollout.backends import Backend
     from atommem.train.rollout.rollouts import Rollouts
-
-_SHUTDOWN_SECONDS = 300
-"""Least time that a launcher should give its processes to save a checkpoint."""
 
 _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
 """Files of an output folder that are not pushed: checkpoints, and texts of the data."""
@@ -46,7 +42,7 @@ def run_grpo(settings: Settings) -> Path:
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
     """
-    return launch(settings, partial(make_grpo_trainer, settings), GRPO_COLUMNS)
+    return launch(settings, make_grpo_trainer, GRPO_COLUMNS)
 
 
 def run_async(settings: Settings) -> Path:
@@ -57,26 +53,23 @@ def run_async(settings: Settings) -> Path:
             f"model_name_or_path={model}: this is an adapter. Merge it into its base model to "
             "train it asynchronously."
         )
-    return launch(settings, partial(make_async_trainer, settings), ASYNC_COLUMNS)
+    return launch(settings, make_async_trainer, ASYNC_COLUMNS)
 
 
 def run_sft(settings: Settings) -> Path:
     """Fine-tune on traces with a `ColdStartConfig`, and save the model; as `run_grpo`."""
-    return launch(settings, partial(make_sft_trainer, settings), SFT_COLUMNS)
+    return launch(settings, make_sft_trainer, SFT_COLUMNS)
 
 
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
     """Make the trainer of the stage ``grpo``."""
     from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-    from atommem.train.rollout.rollouts import Rollouts
 
-    args, run, model = settings.args, settings.run, settings.model
-    memory, embedder, environment = run.memory, run.embedder, run.environment
-    tokenizer = load_tokenizer(model)
-    arguments = episode_arguments(settings, tokenizer)
-    rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
+    tokenizer = load_tokenizer(settings.model)
     return MemoryGRPOTrainer(
-        make_backend=partial(make_backend, rollouts), **arguments, **model_arguments(model, args)
+        make_backend=partial(make_backend, make_rollouts(settings, tokenizer)),
+        **episode_arguments(settings, tokenizer),
+        **model_arguments(settings.model, settings.args),
     )
 
 
@@ -98,19 +91,15 @@ def make_backend(rollouts: Rollouts, model: Any) -> Backend:
 def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
     """Make the trainer of the stage ``async``."""
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
-    from atommem.train.rollout.rollouts import Rollouts
 
-    args, run, model = settings.args, settings.run, settings.model
-    memory, embedder, environment = run.memory, run.embedder, run.environment
+    args, model = settings.args, settings.model
     name, tokenizer = str(model.model_name_or_path), load_tokenizer(model)
-    arguments = episode_arguments(settings, tokenizer)
-    rollouts = Rollouts(args, tokenizer, load_embedder(embedder), memory, environment)
     args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
     return AsyncMemoryGRPOTrainer(
         model=name,
-        make_runner=partial(make_runner, rollouts, name),
+        make_runner=partial(make_runner, make_rollouts(settings, tokenizer), name),
         peft_config=get_peft_config(model),
-        **arguments,
+        **episode_arguments(settings, tokenizer),
     )
 
 
@@ -118,22 +107,59 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
     """Make the trainer of the stage ``sft``."""
     from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 
-    args, run, model = settings.args, settings.run, settings.model
-    memory, environment = run.memory, run.environment
-    tokenizer = load_tokenizer(model)
+    args, run = settings.args, settings.run
+    tokenizer = load_tokenizer(settings.model)
     rows = trace_demonstrations(
-        args.data, tokenizer, memory, environment, args.min_reward, args.template_kwargs
+        args.data, tokenizer, run.memory, run.environment, args.min_reward, args.template_kwargs
     )
     return ColdStartTrainer(
         args=args,
         dataset=sft_dataset(rows, args.max_length),
         tokenizer=tokenizer,
         settings=settings.stored,
-        **model_arguments(model, args),
+        **model_arguments(settings.model, args),
     )
 
 
-def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequence[Column]) -> Path:
+def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
+    """Load the embedder, whole on every rank, beside the other parts of an episode."""
+    from atommem.train.rollout.rollouts import Rollouts
+
+    run = settings.run
+    with loading_whole():
+        embedder = make_embedder(run.embedder)
+    return Rollouts(settings.args, tokenizer, embedder, run.memory, run.environment)
+
+
+def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
+    """Return the arguments of a trainer of episodes: tasks, and what is kept of episodes."""
+    args, memory = settings.args, settings.run.memory
+    kind = find_environment(settings.run.environment.environment)
+    tasks = kind.read_tasks(args.data)
+    hooks: list[EpisodesHook] = []
+    if args.save_traces:
+        folder = Path(args.output_dir) / "traces"
+        hooks.append(trace_writer(folder, tasks, kind.describe, memory))
+    if args.log_episodes and args.process_index == 0:
+        hooks.append(sample_writer(args, tasks, kind.describe, memory))
+
+    def on_episodes(update: int, episodes: Sequence[Any]) -> None:
+        for hook in hooks:
+            hook(update, episodes)
+
+    return {
+        "args": args,
+        "tasks": tasks,
+        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
+        "processing_class": tokenizer,
+        "on_episodes": on_episodes,
+        "settings": settings.stored,
+    }
+
+
+def launch(
+    settings: Settings, make_trainer: Callable[[Settings], Any], columns: Sequence[Column]
+) -> Path:
     """Train or resume, and save the model; returns its folder.
 
     Args:
@@ -144,10 +170,10 @@ def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequenc
     args = settings.args
     resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)
-    if args.save_strategy != SaveStrategy.NO and (warning := launcher_warning(os.environ)):
-        PartialState().print(warning)
-    trainer = make_trainer()
-    args.facts = run_facts(trainer.settings, str(trainer.model.config._name_or_path))
+    trainer = make_trainer(settings)
+    facts = {name: value for part in settings.stored for name, value in asdict(part).items()}
+    facts["checkpoint"] = str(trainer.model.config._name_or_path)
+    args.facts = facts | {"atommem_version": version("atommem")}
     use_console(trainer, columns)
     try:
         trainer.train(resume_from_checkpoint=resume)
@@ -164,11 +190,7 @@ def launch(settings: Settings, make_trainer: Callable[[], Any], columns: Sequenc
 
 
 def push_model(folder: Path, name: str, args: Any) -> None:
-    """Upload a saved model to the hub, without checkpoints, episodes and logs.
-
-    Raises:
-        CheckpointError: The hub refuses, or cannot be reached.
-    """
+    """Upload a saved model to the hub, without checkpoints, episodes and logs."""
     try:
         HfApi(token=args.hub_token).upload_folder(
             repo_id=name,
@@ -183,55 +205,3 @@ def push_model(folder: Path, name: str, args: Any) -> None:
             f"{format_error(error).rstrip('.')}. "
             "The same command with --resume tries again."
         ) from error
-
-
-def launcher_warning(environment: Mapping[str, str]) -> str | None:
-    """Return why torch's launcher would not let this process save when it is stopped."""
-    if "TORCHELASTIC_RUN_ID" not in environment:
-        return None
-    default = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
-    seconds = environment.get("PET_SHUTDOWN_TIMEOUT", default)
-    handled = environment.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
-    if int(seconds) >= _SHUTDOWN_SECONDS and "SIGUSR1" in handled:
-        return None
-    return (
-        f"the launcher kills its processes {seconds} s after SIGTERM, saved or not, and forwards "
-        f"only {handled}: set PET_SHUTDOWN_TIMEOUT=600 and "
-        "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1."
-    )
-
-
-def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
-    """Return the arguments of a trainer of episodes: tasks, and what is kept of episodes."""
-    args, run = settings.args, settings.run
-    memory, environment = run.memory, run.environment
-    kind = find_environment(environment.environment)
-    tasks, out = kind.read_tasks(args.data), Path(args.output_dir)
-    hooks: list[EpisodesHook] = []
-    if args.save_traces:
-        hooks.append(trace_writer(out / "traces", tasks, kind.describe, memory))
-    if args.log_episodes and args.process_index == 0:
-        samples = SampleEpisodes(
-            folder=out / FOLDER,
-            tasks=tasks,
-            describe_task=kind.describe,
-            tokenizer=tokenizer,
-            memory=memory,
-            count=args.log_episodes,
-            every=args.log_episodes_steps,
-            report_to=args.report_to,
-        )
-        hooks.append(samples)
-
-    def on_episodes(update: int, episodes: Sequence[Episode]) -> None:
-        for hook in hooks:
-            hook(update, episodes)
-
-    return {
-        "args": args,
-        "tasks": tasks,
-        "held_out": kind.read_tasks(args.eval_data) if args.eval_data else (),
-        "processing_class": tokenizer,
-        "on_episodes": on_episodes,
-        "settings": settings.stored,
-    }

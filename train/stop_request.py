@@ -23,6 +23,8 @@ SAME_REQUEST_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
 """How long to wait for the threads of a cancelled rollout; usually one token."""
 
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
 
 class StopRequest:
     """Records that the process was asked to stop, and cancels the running rollout.
@@ -30,8 +32,6 @@ class StopRequest:
     The first SIGTERM, SIGINT or SIGUSR1 sets `requested` and cancels the work under `guard`. A
     second SIGTERM or SIGINT ends the process at once.
     """
-
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -45,14 +45,11 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals inside; signals that are ignored (SIGINT of a background job) stay so.
-
-        Only the main thread receives signals: in any other this does nothing.
-        """
-        if threading.current_thread() is not threading.main_thread():
+        """Handle the signals inside; ignored ones (SIGINT of a background job) stay so."""
+        if threading.current_thread() is not threading.main_thread():  # others get no signals
             yield
             return
-        before = {number: signal.getsignal(number) for number in self.SIGNALS}
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
@@ -86,16 +83,14 @@ class StopRequest:
         if self.signal is None:
             self.signal = signal.Signals(number)
             self._requested_at = time.monotonic()
-            # os.write, because the handler may have interrupted a print.
             text = (
                 f"\n{self.signal.name}: saving a checkpoint, then stopping (repeat to exit now)\n"
             )
-            os.write(2, text.encode())
+            os.write(2, text.encode())  # the handler may have interrupted a print
             if self._cancel is not None:
                 self._cancel()
-        elif (
-            number != signal.SIGUSR1
-            and time.monotonic() - self._requested_at > SAME_REQUEST_SECONDS
-        ):
+            return
+        again = time.monotonic() - self._requested_at > SAME_REQUEST_SECONDS
+        if again and number != signal.SIGUSR1:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

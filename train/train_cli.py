@@ -11,7 +11,7 @@ from atommem.policy.opening import model_folder
 
 STAGES = ("grpo", "sft", "async")
 COMMANDS = {
-    "plot": Command("atommem.train.logs.plot:main", "draw scores and action rates"),
+    "plot": Command("atommem.train.plot:main", "draw scores and action rates"),
 }
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE|NAME] [--FIELD VALUE ...]
 

@@ -13,7 +13,6 @@ from trl import GRPOConfig, SFTConfig
 
 from atommem.config import check_choice, check_least, check_probabilities, setting
 from atommem.errors import ConfigError
-from atommem.train.objective.advantages import CREDIT
 from atommem.train.objective.rows import LOSS_TYPES, NORMALIZATIONS
 
 DISTRIBUTION = "training needs the distribution that was sampled from"
@@ -90,11 +89,7 @@ def check_refused(config: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
 
 @dataclass
 class StageConfig:
-    """Settings of all stages, mixed into a TRL configuration, before it.
-
-    Attributes:
-        refused: TRL's fields that cannot be honoured.
-    """
+    """Settings of all stages, mixed into a TRL configuration, before it."""
 
     refused: ClassVar[Mapping[str, tuple[Any, str]]] = {}
 
@@ -233,10 +228,6 @@ class EpisodeConfig(StageConfig):
                 f"router_aux_loss_coef={self.router_aux_loss_coef}: only 0 is supported, because "
                 "the term would depend on how rows are packed. Drop it."
             )
-        for name in ("episode_max_tokens", "episode_max_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value}: must be above 0. Correct it or drop it.")
         check_probabilities(self, "max_failed_fraction")
         check_least(self, log_episodes=0, log_episodes_steps=1)
         check_least(self, rollout_batch_size=1, rollout_batch_tokens=1)
@@ -248,10 +239,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
     `per_device_train_batch_size` counts episodes per process and update. Over all processes and
     updates of a rollout it is a multiple of `num_generations`.
-
-    Raises:
-        ConfigError: A field has a value that cannot be honoured, or is out of range.
-        ValueError: `GRPOConfig` refuses a value.
     """
 
     refused: ClassVar = REFUSED
@@ -268,24 +255,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         0,
         "Most replacements of a group without variance by groups of other tasks, each as soon as "
         "the one before ended (DAPO's dynamic sampling, bounded).",
-    )
-    carried_groups: int = setting(
-        0,
-        "Groups in flight on each process beyond those of an update; unfinished ones go on in the "
-        "next update, under its weights (partial rollouts), and must end there.",
-    )
-    credit: str = setting(
-        "trajectory",
-        "Credit of a step: its episode's advantage (trajectory), or also its comparison with other "
-        "steps of the group at the same prompt (steps; GiGPO's).",
-    )
-    rerolls: int = setting(
-        0,
-        "Episodes that continue from a random step of one episode of each group, and are compared "
-        "with each other (Memory-R2's local rerolls).",
-    )
-    compression_reward: float = setting(
-        0.0, "Added to the reward, times the fraction of the read text that the store omits."
     )
     max_in_flight: int | None = setting(
         None, "Most episodes at the same time per process; unset: all at once."
@@ -335,42 +304,22 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         return [url.strip() for url in urls if url.strip()]
 
     def __post_init__(self) -> None:
-        check_choice("credit", self.credit, CREDIT)
-        check_least(self, dynamic_sampling=0, carried_groups=0, rerolls=0)
-        uses = {
-            name: getattr(self, name) for name in ("dynamic_sampling", "carried_groups", "rerolls")
-        }
-        episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)
-        for name, used in {**uses, "credit": self.credit == "steps"}.items():
-            if used and episodes % (self.num_generations or 1):
-                raise ConfigError(
-                    f"per_device_train_batch_size={self.per_device_train_batch_size}, "
-                    f"num_generations={self.num_generations}: {name} needs each group on one "
-                    "process. Make the first a multiple of the second."
-                )
         if self.num_generations_eval is None:
             self.num_generations_eval = 1
         # Held-out episodes run all at once; TRL only checks that the two fit.
         self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
+        check_least(self, dynamic_sampling=0, micro_batch_tokens=1)
+        check_least(self, steps_per_generation=1, num_iterations=1)
+        episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)
+        if self.dynamic_sampling and episodes % (self.num_generations or 1):
+            raise ConfigError(
+                f"per_device_train_batch_size={self.per_device_train_batch_size}, "
+                f"num_generations={self.num_generations}: dynamic_sampling needs each group on one "
+                "process. Make the first a multiple of the second."
+            )
         self._check_engine()
-        if self.rerolls and ((self.steps_per_generation or 1) > 1 or self.carried_groups):
-            raise ConfigError(
-                f"rerolls={self.rerolls}: needs steps_per_generation=1 and carried_groups=0, "
-                "because rerolls are sampled after a group ends and trained in the same update."
-            )
-        if self.credit == "steps" and self.scale_rewards != "none":
-            raise ConfigError(
-                f"scale_rewards={self.scale_rewards}: credit=steps needs none, because a step's "
-                "credit is in units of the reward."
-            )
-        if self.updates_per_rollout < 1:
-            raise ConfigError(
-                f"steps_per_generation={self.steps_per_generation}, "
-                f"num_iterations={self.num_iterations}: must be at least 1 each. Correct them."
-            )
-        check_least(self, micro_batch_tokens=1)
 
     def _check_engine(self) -> None:
         kwargs, colocated = self.engine_kwargs, self.use_vllm and self.vllm_mode == "colocate"

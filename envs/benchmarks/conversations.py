@@ -1,20 +1,33 @@
-"""What benchmarks of long conversations have in common: one stream, about which a good many questions are asked."""
+"""LongMemEval and BEAM: long chats whose turns become documents, with questions about them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
+from msgspec import Struct
+
+from atommem.envs.benchmarks.rows import Row, Text, load_json
+from atommem.envs.scoring.metrics import ABSTENTION, hint
 from atommem.envs.task import Document, Question, Task
 
+LONGMEMEVAL, BEAM = "longmemeval", "beam"
 QUESTIONS = 10
 """Questions of a task: a conversation has up to some two hundred."""
+_GOLDS = ("answer", "ideal_response", "ideal_answer", "ideal_summary", "expected_compliance")
+"""Names of the gold answer in BEAM, by ability."""
+_MARK = re.compile(r"\s*->->\s*[\d, N/A]*$")
+"""Ends a user's turn in BEAM: the point of the plan that the turn was made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and the places (from 0) of the documents that hold its evidence; None where nothing marks them."""
+    """A question and the places (from 0) of its evidence; None if nothing marks them."""
 
     question: Question
     places: frozenset[int] | None = None
@@ -29,19 +42,20 @@ def grouped_tasks(
     size: int = QUESTIONS,
     **metadata: Any,
 ) -> Iterator[Task]:
-    """Tasks of `size` questions, each of which reads the conversation from its beginning: ``SOURCE-SAMPLE-NUMBER``.
+    """Yield tasks of `size` questions that each read the whole text: ``SOURCE-SAMPLE-NUMBER``.
 
     Args:
         source: The benchmark's name.
-        sample: The conversation's; tasks that share it vary together (`Task.metadata`, ``sample_id``).
+        sample: The conversation's name; the scores of its tasks are clustered by it.
         asked: All questions about it.
-        documents, context: The conversation, as turns or as one text. Gold is what holds a task's evidence.
-        size: Questions of a task, the last one of a conversation excepted.
-        metadata: What else the tasks say of themselves.
+        documents, context: The conversation as turns or as one text. Gold documents hold the
+            evidence of the task's questions.
+        size: Questions of a task; the last one may have fewer.
+        metadata: Further metadata of the tasks.
     """
     for number, start in enumerate(range(0, len(asked), size)):
         group = asked[start : start + size]
-        gold = frozenset().union(*(item.places or () for item in group))
+        gold = frozenset[int]().union(*(item.places or () for item in group))
         yield Task(
             id=f"{source}-{sample}-{number:03d}",
             questions=tuple(
@@ -49,10 +63,165 @@ def grouped_tasks(
                 for item in group
             ),
             documents=tuple(
-                Document(document.title, document.text, place in gold)
-                for place, document in enumerate(documents)
+                replace(document, gold=place in gold) for place, document in enumerate(documents)
             ),
             context=context,
             source=source,
             metadata={"sample_id": sample, **metadata},
         )
+
+
+class _Turn(Struct):
+    role: Text
+    content: str
+    has_answer: bool | None = None
+    id: int = -1
+    time_anchor: str | None = None
+
+
+class _LongMemEvalRow(Struct):
+    question_id: Text
+    question_type: Text
+    question: Text
+    answer: Text | int | float
+    question_date: Text
+    haystack_session_ids: list[str]
+    haystack_dates: list[str]
+    haystack_sessions: list[list[_Turn]]
+    answer_session_ids: list[str]
+
+
+def parse_longmemeval(row: Row) -> Iterator[Task]:
+    """Yield the task of one question of LongMemEval (Wu et al. 2024, arXiv 2410.10813).
+
+    Turns stand in the order of their sessions' dates. Gold are those with `has_answer`, or all of
+    `answer_session_ids` where none has it. An id that ends in ``_abs`` has no answer in the chats.
+    The official score is a judge's.
+    """
+    given = row.parse(_LongMemEvalRow)
+    columns = (given.haystack_dates, given.haystack_session_ids, given.haystack_sessions)
+    if len({*map(len, columns)}) > 1:
+        raise row.error("haystack_dates", "or ..._ids have another length than haystack_sessions")
+    documents: list[Document] = []
+    marked: set[int] = set()
+    in_sessions: set[int] = set()
+    for date, session_id, turns in sorted(zip(*columns, strict=True), key=itemgetter(0)):
+        for turn in turns:
+            if turn.has_answer:
+                marked.add(len(documents))
+            if session_id in given.answer_session_ids:
+                in_sessions.add(len(documents))
+            documents.append(Document(date, f"{turn.role}: {turn.content}"))
+    if not documents:
+        raise row.error("haystack_sessions", "has no turn")
+    answer, abstention = str(given.answer), given.question_id.endswith("_abs")
+    question = Question(
+        f"{given.question.strip()} (Asked on {given.question_date}.){hint('history')}",
+        (ABSTENTION, answer) if abstention else (answer,),
+        given.question_id,
+        {"type": "abstention" if abstention else given.question_type, "abstention": abstention},
+    )
+    asked = [Asked(question, frozenset(marked or in_sessions))]
+    yield from grouped_tasks(LONGMEMEVAL, given.question_id, asked, documents)
+
+
+class _Probe(Struct):
+    question: Text
+    answer: Text | None = None
+    ideal_response: Text | None = None
+    ideal_answer: Text | None = None
+    ideal_summary: Text | None = None
+    expected_compliance: Text | None = None
+    difficulty: Any = None
+    rubric: list[str] = []
+    source_chat_ids: Any = None
+
+
+def parse_beam(row: Row) -> Iterator[Task]:
+    """Yield the tasks of one conversation of BEAM (Tavakoli et al. 2025).
+
+    `chat` nests turns in batches and, at 10M tokens, in plans, whose ids begin anew while
+    `source_chat_ids` count on. A turn's `time_anchor` dates all turns up to the next one.
+    The official score is a judge's over the points of `rubric`, kept with the question.
+    """
+    sample = row.text("conversation_id")
+    documents: list[Document] = []
+    places: dict[int, int] = {}
+    for part in _parts(row.convert("chat", row.get("chat"), list[Any])):
+        before, last, date = max(places, default=-1) + 1, -1, ""
+        for turn in row.convert("chat", list(_turns(part)), list[_Turn]):
+            if turn.id <= last:
+                raise row.error("chat", f"has a turn of id {turn.id}, expected more than {last}")
+            if last < 0 and turn.id >= before:
+                before = 0  # ids that count on by themselves
+            last = turn.id
+            date = turn.time_anchor or date
+            places[before + turn.id] = len(documents)
+            documents.append(Document(date, f"{turn.role}: {_MARK.sub('', turn.content)}"))
+    asked = list(_probes(row, sample, places))
+    if not documents or not asked:
+        raise row.error("chat", "has no turn, or probing_questions no question")
+    yield from grouped_tasks(BEAM, sample, asked, documents)
+
+
+def _parts(chat: list[Any]) -> list[Any]:
+    """Return the plans (10M: objects that each hold one, ``plan-1``, ...) or the chat as one."""
+    items = [item for item in chat if isinstance(item, dict)]
+    plans = [item[name] for item in items for name in item if name.startswith("plan-")]
+    return [plan for plan in plans if plan is not None] or [chat]
+
+
+def _turns(value: Any) -> Iterator[Any]:
+    """Yield the turns in nested lists and batches (``{"turns": [...]}``)."""
+    if isinstance(value, dict) and "turns" in value:
+        yield from _turns(value["turns"])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _turns(item)
+    else:
+        yield value
+
+
+def _probes(row: Row, sample: str, places: Mapping[int, int]) -> Iterator[Asked]:
+    abilities = row.convert("probing_questions", _abilities(row), dict[str, list[_Probe]])
+    for ability, items in abilities.items():
+        for number, item in enumerate(items):
+            gold = next(filter(None, (getattr(item, name) for name in _GOLDS)), None)
+            if gold is None:
+                raise row.error("probing_questions", f"of {ability} lack one of {_GOLDS}")
+            abstention = ability == "abstention"
+            question = Question(
+                item.question.strip() + hint("chat"),
+                (ABSTENTION, gold) if abstention else (gold,),
+                f"{sample}-{ability}-{number}",
+                {
+                    "type": ability,
+                    **({"level": str(item.difficulty)} if item.difficulty else {}),
+                    "abstention": abstention,
+                    "rubric": item.rubric,
+                },
+            )
+            sources = _numbers(item.source_chat_ids)
+            yield Asked(question, frozenset(places[at] for at in sources if at in places))
+
+
+def _abilities(row: Row) -> Any:
+    """Return `probing_questions`, which may be JSON or a Python literal in a string."""
+    value = row.get("probing_questions")
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        return load_json(value)
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise row.error("probing_questions", f"is neither JSON nor Python's: {error}") from error
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Yield all whole numbers in nested lists and objects."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)

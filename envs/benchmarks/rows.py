@@ -1,4 +1,4 @@
-"""Rows of JSON, JSON Lines and parquet files, with errors that name file, row and field."""
+"""Rows of JSON, JSON Lines and parquet files; errors name the file, the row and the field."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from atommem.envs.task import Document
 from atommem.errors import DataError, suggest_path
-from atommem.text_safety import clean
 
-_ARCHIVES = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+"""The type of a field that must not be blank."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,9 @@ class QARow:
         paragraphs: Without repetitions; `gold` marks the supporting ones.
         source: The benchmark's name.
         answerable: Whether all supporting paragraphs are among `paragraphs`.
+        metadata: ``type``, ``hops``, ``supporting`` (pairs of title and sentence index, or None if
+            the file names no sentence), and further fields of the benchmark.
         place: File and row, for messages.
-        metadata: ``type``, ``hops`` (supporting steps), ``supporting`` (pairs of title and sentence
-            index, or None if the file names no sentence), and further fields of the benchmark.
     """
 
     id: str
@@ -44,116 +47,42 @@ class QARow:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a file, or an object within one. All readers raise DataError.
-
-    Attributes:
-        number: From 1; in JSON Lines the line.
-        within: Prefix of the names of its fields, for an object within a row (``qa[3].``).
-    """
+    """A row of a file, numbered from 1 (in JSON Lines by its line). All readers raise DataError."""
 
     path: Path
     number: int
     values: dict[str, Any]
-    within: str = ""
 
     @property
     def place(self) -> str:
         """File and row."""
         return f"{self.path}: row {self.number}"
 
-    def error(
-        self, name: str, problem: str, fix: str = "Correct the row, or download the file again"
-    ) -> DataError:
+    def error(self, name: str, problem: str) -> DataError:
         """Return the error to raise for a field."""
-        return DataError(f"{self.place}: field {self.within + name!r} {problem}. {fix}.")
+        return DataError(
+            f"{self.place}: field {name!r} {problem}. Correct the row, or download the file again."
+        )
 
     def get(self, *names: str) -> Any:
         """Return the value of the first of `names` that the row has."""
         for name in names:
             if name in self.values:
                 return self.values[name]
-        other = "".join(f" (or {name!r})" for name in names[1:])
-        holder = "the object" if self.within else "the row"
-        fields = ", ".join(map(repr, self.values)) or "no fields"
-        raise self.error(names[0], f"is missing{other}; {holder} has {fields}")
+        known = ", ".join(map(repr, self.values))
+        raise self.error(names[0], f"is missing; the row has {known or 'no fields'}")
 
     def text(self, *names: str) -> str:
-        """Return a string that is not blank."""
-        return self.check_text(names[0], self.get(*names))
-
-    def text_or_number(self, *names: str) -> str:
-        """Return a string that is not blank, or a number as a string."""
-        value = self.get(*names)
-        return str(value) if type(value) in (int, float) else self.check_text(names[0], value)
+        """Return a text that is not blank."""
+        return self.convert(names[0], self.get(*names), Text)
 
     def optional_text(self, name: str) -> str:
-        """Return a string that is not blank, or "" if the field is missing, null or empty."""
-        return "" if self.values.get(name) in (None, "") else self.text(name)
-
-    def flag(self, name: str) -> bool:
-        """Return true or false."""
-        value = self.get(name)
-        if not isinstance(value, bool):
-            raise self.error(name, f"is {shown(value)}, expected true or false")
-        return value
-
-    def list_of(self, name: str) -> list[Any]:
-        """Return a list."""
-        return self.check_list(name, self.get(name))
-
-    def texts(self, name: str) -> list[str]:
-        """Return a list of strings without blank ones."""
-        return self.check_texts(name, self.get(name))
-
-    def objects(self, name: str) -> list[Row]:
-        """Return a list of objects."""
-        return [
-            self.check_object(f"{name}[{i}]", item) for i, item in enumerate(self.list_of(name))
-        ]
-
-    def check_texts(self, name: str, value: Any) -> list[str]:
-        """Return `value` if it is a list of strings, without blank ones."""
-        for i, item in enumerate(self.check_list(name, value)):
-            if not isinstance(item, str):
-                raise self.error(f"{name}[{i}]", f"is {shown(item)}, expected a string")
-        return [item for item in value if item.strip()]
-
-    def check_answers(self, name: str, value: Any) -> tuple[str, ...]:
-        """Return the different strings of `value`, a string or a list of at least one."""
-        texts = self.check_texts(name, [value] if isinstance(value, str) else value)
-        if not texts:
-            raise self.error(name, "is empty")
-        return tuple(dict.fromkeys(texts))
-
-    def check_objects(self, name: str, value: Any) -> list[Row]:
-        """Return `value` if it is a list of objects."""
-        return [
-            self.check_object(f"{name}[{i}]", item)
-            for i, item in enumerate(self.check_list(name, value))
-        ]
-
-    def check_object(self, name: str, value: Any, expected: str = "an object") -> Row:
-        """Return `value` as a row if it is an object."""
-        if not isinstance(value, dict):
-            raise self.error(name, f"is {shown(value)}, expected {expected}")
-        return Row(self.path, self.number, value, f"{self.within}{name}.")
-
-    def check_text(self, name: str, value: Any) -> str:
-        """Return `value` if it is a string that is not blank."""
-        if not isinstance(value, str):
-            raise self.error(name, f"is {shown(value)}, expected a string")
-        if not value.strip():
-            raise self.error(name, "is empty")
-        return value
-
-    def check_list(self, name: str, value: Any) -> list[Any]:
-        """Return `value` if it is a list."""
-        if not isinstance(value, list):
-            raise self.error(name, f"is {shown(value)}, expected a list")
-        return value
+        """Return a text, or "" if the field is missing or null."""
+        value = self.values.get(name)
+        return "" if value is None else self.convert(name, value, str)
 
     def decoded(self, name: str) -> Any:
-        """Return a value that may also be a JSON string, as in some parquet conversions."""
+        """Return a value that may be JSON in a string, as in some parquet conversions."""
         value = self.get(name)
         if not isinstance(value, str):
             return value
@@ -161,6 +90,22 @@ class Row:
             return load_json(value)
         except json.JSONDecodeError as error:
             raise self.error(name, f"is a string but not JSON: {error}") from error
+
+    def parse(self, kind: type[_Kind], **changes: Any) -> _Kind:
+        """Return the row as a msgspec struct; `changes` replace fields."""
+        return self.convert("", {**self.values, **changes}, kind)
+
+    def convert(self, name: str, value: Any, kind: Any) -> Any:
+        """Return the value of a field as a `kind`, checked by msgspec."""
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            problem = str(error).replace("`$", f"`{name}").replace("`.", "`")
+            if f"`{name}" not in problem:
+                problem += f" - at `{name}`"
+            raise DataError(
+                f"{self.place}: {problem}. Correct the row, or download the file again."
+            ) from error
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:
@@ -175,31 +120,19 @@ def read_rows(path: str | Path) -> Iterator[Row]:
             head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. Check the name "
-            "and its permissions."
+            f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. "
+            "Check the name and its permissions."
         ) from error
     if head.startswith(b"PAR1"):
         return _parquet_rows(path)
-    if head.startswith(b"[") and b"\0" not in head:
+    if head.startswith(b"["):
         return _json_rows(path)
-    if head.startswith(b"{") and b"\0" not in head:
+    if head.startswith(b"{"):
         return _json_lines(path)
-    if head.startswith(_ARCHIVES):
-        raise DataError(f"{path}: is an archive. Unpack it, and give the file inside.")
     raise DataError(
         f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, JSON "
-        "Lines (UTF-8) or parquet file. Give the benchmark's own file."
+        "Lines (UTF-8) or parquet file. Give the benchmark's own file, unpacked."
     )
-
-
-def unique_paragraphs(documents: list[Document]) -> tuple[Document, ...]:
-    """Drop repeated documents; one is gold if any repetition is."""
-    kept: dict[tuple[str, str], Document] = {}
-    for document in documents:
-        key = (document.title, document.text)
-        if key not in kept or (document.gold and not kept[key].gold):
-            kept[key] = document
-    return tuple(kept.values())
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -243,6 +176,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         ) from error
 
 
+def _row(path: Path, number: int, value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: row {number} is {value!r:.60}, expected an object.")
+    return Row(path, number, value)
+
+
 def import_pyarrow() -> tuple[Any, Any]:
     """Import pyarrow and pyarrow.parquet; JSON files work without them."""
     try:
@@ -256,30 +195,9 @@ def import_pyarrow() -> tuple[Any, Any]:
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON without lone surrogates, which no tokenizer or file accepts."""
+    """Parse JSON; lone surrogates, which no tokenizer or file accepts, become U+FFFD."""
     value = json.loads(text)
-    return _clean(value) if _SURROGATE.search(text) else value
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    if isinstance(value, dict):
-        return {clean(key): _clean(item) for key, item in value.items()}
-    return value
-
-
-def _row(path: Path, number: int, value: Any) -> Row:
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: row {number} is {shown(value)}, expected an object.")
-    return Row(path, number, value)
-
-
-def shown(value: Any) -> str:
-    """Return a value and its type for a message, cut to 60 characters."""
-    if value is None:
-        return "null"
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    if not _SURROGATE.search(text):
+        return value
+    encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(encoded.decode("utf-16", "replace"))

@@ -14,9 +14,8 @@ from typing import ClassVar
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
 from atommem.environment import Score, StepResult, TaskShape, Turn
 from atommem.envs.chunking import chunk_task, chunk_text, chunks_of_documents
-from atommem.envs.longdoc.evidence_recall import evidence_recall
-from atommem.envs.longdoc.fact_recall import fact_recall, gold_documents
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
+from atommem.envs.longdoc.recall import evidence_recall, fact_recall, gold_documents
 from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.questions_shown import arrivals, drawn_mode

@@ -1,4 +1,4 @@
-"""From the answers to a task to its scores: which metrics a source has, and which of them is the reward."""
+"""Scores of the answers to a task: the metrics of its source, and which one is the reward."""
 
 from __future__ import annotations
 
@@ -8,87 +8,73 @@ from collections.abc import Sequence
 from atommem.config import check_choice
 from atommem.environment import Score
 from atommem.envs.scoring.judge import LLMJudge, Verdict
-from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_exact_match, locomo_f1
+from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_scores
 from atommem.envs.scoring.metrics import abstains, exact_match, f1, f1_rule, sub_exact_match
 from atommem.envs.scoring.web_scores import GAIA_SOURCE, WEB_SOURCES, gaia_score, web_scores
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError
 
 REWARDS = ("em", "f1", "judge", "gaia")
-_LISTING = "pays for an answer that lists candidates, which training would teach: it stays a metric"
 
 
 def check_reward(reward: str, source: str = "") -> None:
-    """Refuse a metric as the reward (of tasks of `source`) that can be had without knowing the answer.
+    """Raise ConfigError if a metric is no reward for tasks of `source`.
 
-    Raises:
-        ConfigError: It can, or there is no such metric.
+    Sub-EM and LoCoMo's F1 of multi-hop questions score a list of candidates in full, which training
+    would learn: they are metrics only.
     """
-    if reward == "sub_em":
+    if reward == "sub_em" or (reward == "f1" and source == LOCOMO_SOURCE):
+        where = f" for {source}" if source else ""
         raise ConfigError(
-            f"reward is 'sub_em': sub_em {_LISTING}. Give one of {', '.join(REWARDS)}."
-        )
-    if reward == "f1" and source == LOCOMO_SOURCE:
-        raise ConfigError(
-            f"reward is 'f1' and a task's source {source!r}: LoCoMo's F1 of multi-hop questions holds each part of the "
-            f"gold answer against its best match and {_LISTING}. Give em or judge."
+            f"reward={reward}: pays for an answer that lists candidates{where}. Give em or judge."
         )
     check_choice("reward", reward, REWARDS)
     if reward == "gaia" and source not in ("", GAIA_SOURCE):
-        raise ConfigError(
-            f"reward is 'gaia' and a task's source {source!r}: that is GAIA's own rule. Give em or judge."
-        )
+        raise ConfigError(f"reward=gaia: GAIA's own rule, not for {source}. Give em or judge.")
 
 
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
-    """``em``, ``f1`` and ``sub_em`` of one answer, by the rules of the benchmark `source`; nothing without golds.
+    """Return ``em``, ``f1`` and ``sub_em`` by the rules of the benchmark; nothing without golds.
 
-    Where the text does not tell (`abstention`), all of them say whether the answer says so. In MuSiQue-Full
-    (`answerable`) there is ``sufficiency``: whether it says so where it should and only there; questions that cannot
-    be answered have no other score (``evaluate_v1.0.py`` of MuSiQue). GAIA's have ``gaia``, its own rule, too.
+    If the text does not tell (`abstention`), all of them are whether the answer says so.
+    MuSiQue-Full (`answerable`) has ``sufficiency``, whether the answer says so where it should and
+    only there; its unanswerable questions have no other score (``evaluate_v1.0.py``). GAIA has
+    ``gaia``, too.
     """
     if not question.answers:
         return {}
     if question.metadata.get("abstention"):
         return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
     answerable = question.metadata.get("answerable")
-    sufficiency = (
-        {} if answerable is None else {"sufficiency": float(abstains(answer) is not answerable)}
-    )
+    scores: dict[str, float] = {}
+    if answerable is not None:
+        scores["sufficiency"] = float(abstains(answer) is not answerable)
     if answerable is False:
-        return sufficiency
+        return scores
     if source in WEB_SOURCES:
         gaia = {"gaia": gaia_score(answer, question.answers)} if source == GAIA_SOURCE else {}
         return web_scores(answer, question.answers) | gaia
     if source == LOCOMO_SOURCE:
-        em, token_f1 = locomo_exact_match(question, answer), locomo_f1(question, answer)
+        em, token_f1 = locomo_scores(question, answer)
     else:
-        em, token_f1 = (
-            exact_match(answer, question.answers),
-            f1(answer, question.answers, f1_rule(source)),
-        )
-    return {
-        "em": em,
-        "f1": token_f1,
-        "sub_em": sub_exact_match(answer, question.answers),
-        **sufficiency,
-    }
+        em = exact_match(answer, question.answers)
+        token_f1 = f1(answer, question.answers, f1_rule(source))
+    sub_em = sub_exact_match(answer, question.answers)
+    return {"em": em, "f1": token_f1, "sub_em": sub_em, **scores}
 
 
 async def score_answers(
     task: Task, answers: Sequence[str | None], reward: str, judge: LLMJudge | None = None
 ) -> Score:
-    """Score a task: every metric is the mean over the questions that have it, answer i against the golds of question i.
-
-    Questions without gold answers are in no metric; a task of such questions alone has no reward.
+    """Score a task: each metric is the mean over the questions that have it.
 
     Args:
-        task: Its questions and golds.
+        task: Its questions and golds. Questions without golds have no metric, and a task of such
+            questions alone has no reward.
         answers: One per question; None where none was given.
-        reward: Which metric is the reward (`check_reward`).
-        judge: Asked about every answer that was given, where there is one, all at the same time. Its metrics are
-            ``judge`` and ``judge_unreadable``, with ``judge_not_attempted`` where it is asked for three grades, and
-            what it said stands in the notes of the questions.
+        reward: The metric that is the reward (`check_reward`).
+        judge: Judges all answers at the same time: ``judge``, ``judge_unreadable``, and
+            ``judge_not_attempted`` if it gives three grades. Its replies are the questions' notes.
 
     Raises:
         ConfigError: This metric is no reward for this task.

@@ -22,34 +22,25 @@ F1Rule = Literal["hotpotqa", "musique"]
 ABSTENTION = "not mentioned"
 _ABSTENTIONS = ("no information available", ABSTENTION)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_VERDICTS = frozenset({"yes", "no", "noanswer"})
 
 
 def normalize(text: str) -> str:
     """Return text in SQuAD's normalisation: lower case, no punctuation, no articles."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
     """Return 1.0 if `prediction` normalises to the same text as one of `answers`, else 0.0."""
-    if prediction is None:
-        return 0.0
-    normalized = normalize(prediction)
-    return float(any(_equal(prediction, normalized, answer) for answer in answers))
+    return float(prediction is not None and any(_equal(prediction, gold) for gold in answers))
 
 
 def f1(prediction: str | None, answers: Sequence[str], rule: F1Rule = "hotpotqa") -> float:
-    """Return the best token F1 over `answers`, in [0, 1].
-
-    Args:
-        prediction: None or blank scores 0.
-        rule: Whose script to follow.
-    """
+    """Return the best token F1 over `answers`; None scores 0."""
     if prediction is None:
         return 0.0
-    normalized = normalize(prediction)
-    return max((_f1(prediction, normalized, answer, rule) for answer in answers), default=0.0)
+    return max((_f1(prediction, gold, rule) for gold in answers), default=0.0)
 
 
 def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
@@ -59,9 +50,7 @@ def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
     Unlike there, all answers count, and a prediction that normalises to nothing scores as in
     `exact_match` instead of being contained in every answer.
     """
-    if prediction is None:
-        return 0.0
-    normalized = normalize(prediction)
+    normalized = normalize(prediction or "")
     if not normalized:
         return exact_match(prediction, answers)
     golds = [normalize(answer) for answer in answers]
@@ -73,33 +62,27 @@ def f1_rule(source: str) -> F1Rule:
     return "musique" if "musique" in source else "hotpotqa"
 
 
-def _equal(prediction: str, normalized: str, answer: str) -> bool:
-    """Whether a prediction, raw and normalised, matches a gold answer."""
+def _equal(prediction: str, answer: str) -> bool:
     gold = normalize(answer)
     if gold:
-        return normalized == gold
-    folded = _fold(prediction)
-    return bool(folded) and folded == _fold(answer)
+        return normalize(prediction) == gold
+    words = prediction.lower().split()
+    return words != [] and words == answer.lower().split()
 
 
-def _f1(prediction: str, normalized: str, answer: str, rule: F1Rule) -> float:
-    gold = normalize(answer)
+def _f1(prediction: str, answer: str, rule: F1Rule) -> float:
+    predicted, gold = normalize(prediction), normalize(answer)
     if not gold:
-        return float(_equal(prediction, normalized, answer))
-    if (
-        rule == "hotpotqa"
-        and normalized != gold
-        and (normalized in _WHOLE_ANSWERS or gold in _WHOLE_ANSWERS)
-    ):
+        return float(_equal(prediction, answer))
+    if rule == "hotpotqa" and predicted != gold and not _VERDICTS.isdisjoint({predicted, gold}):
         return 0.0
-    predicted_tokens, gold_tokens = normalized.split(), gold.split()
-    common = sum((Counter(predicted_tokens) & Counter(gold_tokens)).values())
-    # 2PR / (P + R) with P = common / predicted, R = common / gold; no token in common gives 0.
-    return 2 * common / (len(predicted_tokens) + len(gold_tokens))
+    return token_f1(predicted.split(), gold.split())
 
 
-def _fold(text: str) -> str:
-    return " ".join(text.lower().split())
+def token_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
+    """Return 2PR / (P + R) with P = common / predicted and R = common / gold."""
+    common = sum((Counter(predicted) & Counter(gold)).values())
+    return 2 * common / (len(predicted) + len(gold)) if common else 0.0
 
 
 def abstains(answer: str | None) -> bool:

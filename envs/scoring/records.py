@@ -1,27 +1,33 @@
-"""One finished episode as a line of ``episodes.jsonl``, and everything that is computed from such lines."""
+"""Finished episodes as lines of ``episodes.jsonl``, and the numbers computed from them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
+
+import msgspec
 
 from atommem.environment import TaskDescription
 from atommem.envs.scoring.statistics import clustered_estimate
-from atommem.envs.scoring.sufficiency import group_scores
 from atommem.episode import Episode, StopReason, add_sums, episode_sums, means
 from atommem.errors import DataError
+
+_ORDER = ("category", "type", "subset", "level", "hops", "answerable", "questions")
+"""The order of breakdowns; others follow by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRecord:
-    """A question, what was answered, and what its environment says of the answer.
+    """A question, its answer, and the scores that its environment gave.
 
-    `category` is the benchmark's, where it reports its categories apart (LoCoMo); `metrics` are the scores of this
-    question (``em``, ``f1``, ``judge``, ...) and what was diagnosed of it (`atommem.envs.longdoc.fact_recall`);
-    `attributes` are what scores can be broken down by (`atommem.envs.scoring.breakdowns`).
+    Attributes:
+        category: The benchmark's, if it reports its categories apart (LoCoMo).
+        metrics: Scores (``em``, ``f1``, ...) and diagnoses (`atommem.envs.longdoc.recall`).
+        attributes: Values by which `breakdowns` groups scores.
     """
 
     id: str
@@ -33,30 +39,26 @@ class QuestionRecord:
     attributes: dict[str, str] = field(default_factory=dict)
 
     @property
-    def label(self) -> Hashable:
-        """What tells it from other questions, in whichever task it stands; None where it has no id."""
-        return (self.id, self.question, self.golds) if self.id else None
-
-    @property
     def right(self) -> bool | None:
-        """Whether it was answered right, by exact match; None in an environment without it."""
+        """Whether it was answered right, by exact match; None without it."""
         return bool(self.metrics["em"]) if "em" in self.metrics else None
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """An episode without its steps (those are in its trace).
+    """An episode without its steps, which are in its trace.
 
     Attributes:
-        task_id, sample: Which episode.
-        source: Where the task comes from (``hotpotqa``, ...).
+        task_id, sample: Its key.
+        source: The origin of the task (``hotpotqa``, ...).
         stop_reason, error: How it ended; `error` says what failed.
-        reward, metrics: The environment's score; None and empty when failed, or where the task has no gold answers.
-        questions: Empty when failed, and in environments that ask nothing.
-        sums: `atommem.episode.episode_sums` of this episode.
-        seconds: Wall-clock of the whole episode.
-        prompt_tokens, completion_tokens: Of every call whose answer arrived, also if the episode failed later.
-        group: What its task shares with others (`atommem.environment.TaskDescription`).
+        reward, metrics: The environment's score; None and empty if the episode failed or its task
+            has no gold answers.
+        questions: Empty if failed, and in environments that ask nothing.
+        sums: `atommem.episode.episode_sums`.
+        seconds: Wall-clock time.
+        prompt_tokens, completion_tokens: Of all completed calls, also if it failed later.
+        group: The cluster of its scores (`atommem.environment.TaskDescription`).
     """
 
     task_id: str
@@ -75,7 +77,7 @@ class EpisodeRecord:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells episodes apart."""
+        """Task and sample, unique in an evaluation."""
         return self.task_id, self.sample
 
     @property
@@ -85,81 +87,77 @@ class EpisodeRecord:
 
     @property
     def overflowed(self) -> bool:
-        """Whether a prompt did not fit the policy's window: that says nothing of its answers, and is no score."""
+        """Whether a prompt did not fit the policy's window: the episode has no score."""
         return self.stop_reason == StopReason.CONTEXT_OVERFLOW
 
     @property
     def right(self) -> bool | None:
-        """Whether its main score (`main_metric`) is full, in every question that has one; None where none has."""
+        """Whether its main score (`main_metric`) is full in every question; None without one."""
         scores = self.scores(main_metric([self]))
         return all(score >= 1 for score in scores) if scores else None
 
-    def scores(self, metric: str) -> list[float]:
-        """Those of its questions, or else of the episode (`metrics`, ``reward``) as one.
+    @property
+    def unit(self) -> str:
+        """The cluster that its scores vary with: its group, or else its task alone."""
+        return f"group {self.group}" if self.group else f"task {self.task_id}"
 
-        None when failed, or when prompts did not fit.
-        """
+    def scores(self, metric: str) -> list[float]:
+        """Return the scores of its questions, or else the episode's own (also ``reward``)."""
         return [score for _, _, score in self.placed(metric)]
 
     def placed(self, metric: str) -> list[tuple[int, Hashable, float]]:
-        """`scores`, each with its place among the questions and with what is the same where the question comes again.
+        """Return `scores` with the place of each question and a label.
 
-        That is its id, text and gold answers; a question without an id does not come again. The place of an episode's
-        own score is -1.
+        The label is the same where a question is asked again: its id, text and gold answers. The
+        place of the episode's own score is -1. Failed and overflowed episodes have no score.
         """
         if self.overflowed:
             return []
-        found: list[tuple[int, Hashable, float]] = [
-            (place, question.label or (self.task_id, place), question.metrics[metric])
-            for place, question in enumerate(self.questions)
-            if metric in question.metrics
-        ]
+        found: list[tuple[int, Hashable, float]] = []
+        for place, question in enumerate(self.questions):
+            if metric in question.metrics:
+                same = (question.id, question.question, question.golds)
+                label = same if question.id else (self.task_id, place)
+                found.append((place, label, question.metrics[metric]))
         own = self.reward if metric == "reward" else self.metrics.get(metric)
         return found or ([] if own is None else [(-1, self.task_id, own)])
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> EpisodeRecord:
-        """The inverse of `to_json`.
-
-        Raises:
-            DataError: A field is missing or unknown.
-        """
+    def from_json(cls, values: Mapping[str, Any]) -> EpisodeRecord:
+        """Return the record of JSON values; DataError if a field is missing or of another type."""
         try:
-            return cls(questions=tuple(map(_read_question, values.pop("questions"))), **values)
-        except (KeyError, TypeError, AttributeError) as error:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
             raise DataError(f"not an episode record: {error}") from error
-
-
-def _read_question(values: dict[str, Any]) -> QuestionRecord:
-    return QuestionRecord(**{**values, "golds": tuple(values["golds"])})
 
 
 def record_of(
     task: TaskDescription, episode: Episode, diagnosed: Sequence[Mapping[str, float]] | None = None
 ) -> EpisodeRecord:
-    """The record of `episode`: its scores are those that its environment gave, nothing is scored again.
+    """Return the record of an episode, with the scores that its environment gave.
 
     Args:
-        task: Its task, as the environment describes it.
+        task: Its task.
         episode: As it ended.
-        diagnosed: For each question, what else is known of the way to its answer (`fact_recall`).
+        diagnosed: Further metrics of each question (`EnvironmentHooks.diagnose`).
 
     Raises:
-        DataError: The score has another number of answers or question metrics than the task has questions.
+        DataError: Answers, metrics or diagnoses are not one for each question.
     """
     questions: tuple[QuestionRecord, ...] = ()
     if not episode.failed:
         count = len(task.questions)
-        parts = (episode.answers or (None,) * count, episode.question_metrics or ({},) * count)
+        answers = episode.answers or (None,) * count
+        metrics = episode.question_metrics or ({},) * count
         further = diagnosed or ({},) * count
-        if {len(part) for part in (*parts, further)} - {count}:
+        if not len(answers) == len(metrics) == len(further) == count:
             raise DataError(
-                f"task {task.id!r} has {count} questions, its episode's score {len(parts[0])} answers and "
-                f"{len(parts[1])} question_metrics, and {len(further)} were diagnosed: one of each for every question."
+                f"task {task.id!r} has {count} questions, but its score {len(answers)} answers and "
+                f"{len(metrics)} question_metrics, and its diagnosis {len(further)}: give one each."
             )
         questions = tuple(
             QuestionRecord(
@@ -168,10 +166,12 @@ def record_of(
                 answer,
                 item.golds,
                 item.category,
-                {**metrics, **more},
+                {**scores, **more},
                 item.attributes,
             )
-            for item, answer, metrics, more in zip(task.questions, *parts, further, strict=True)
+            for item, answer, scores, more in zip(
+                task.questions, answers, metrics, further, strict=True
+            )
         )
     return EpisodeRecord(
         task_id=task.id,
@@ -191,26 +191,20 @@ def record_of(
 
 
 def main_metric(records: Iterable[EpisodeRecord]) -> str:
-    """The score that stands for all: ``em``, or ``reward`` where an environment has no exact match.
-
-    What failed or overflowed does not tell which of them there would be.
-    """
+    """Return the score that stands for all: ``em``, or ``reward`` where none has exact match."""
     scored = [record for record in records if not record.failed and not record.overflowed]
     return "reward" if scored and not any(record.scores("em") for record in scored) else "em"
 
 
 def metric_names(records: Sequence[EpisodeRecord]) -> list[str]:
-    """The scores in [0, 1] that the records have, by name.
-
-    Those of questions, or of episodes where questions have none; and ``reward`` where there is no exact match.
-    """
+    """Return the names of all scores in [0, 1], of questions or else of episodes."""
     names = {
         name for record in records for question in record.questions for name in question.metrics
     }
     names = names or {name for record in records for name in record.metrics}
     if any(not record.failed for record in records):
         names |= {main_metric(records)}
-    # An environment may count things too; an interval is that of a proportion.
+    # An environment may count things too, which have no interval of a proportion.
     return [
         name
         for name in sorted(names)
@@ -218,13 +212,121 @@ def metric_names(records: Sequence[EpisodeRecord]) -> list[str]:
     ]
 
 
+def estimates(
+    records: Sequence[EpisodeRecord], metrics: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the mean of each score over all questions with its interval (`Estimate` as a dict)."""
+    found = {}
+    for metric in metrics:
+        placed = [(record.unit, *item) for record in records for item in record.placed(metric)]
+        if placed:
+            units, _, labels, scores = zip(*placed, strict=True)
+            found[metric] = asdict(clustered_estimate(scores, units, labels))
+    return found
+
+
+def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
+    """Return scores with their intervals, and rates of what the episodes did.
+
+    Returns:
+        episodes, failed, overflow: Counts; failed and overflowed episodes have no score.
+        metric: The main score's name (`main_metric`).
+        metrics: `estimates` by name, and `group_scores`.
+        means: `atommem.episode.means`.
+        errors: How often each error message ended an episode.
+    """
+    items = list(records)
+    rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
+    names = metric_names(items)
+    for name in {*names} - {"reward"}:
+        rates.pop(name, None)  # means over episodes; the scores below are means over questions
+    return {
+        "episodes": len(items),
+        "failed": sum(record.failed for record in items),
+        "overflow": sum(record.overflowed for record in items),
+        "metric": main_metric(items),
+        "metrics": {**estimates(items, names), **group_scores(items)},
+        "means": rates,
+        "errors": dict(Counter(record.error or "unknown" for record in items if record.failed)),
+    }
+
+
+def group_scores(records: Iterable[EpisodeRecord]) -> dict[str, dict[str, Any]]:
+    """Return MuSiQue-Full's ``group_answer_sufficiency_f1`` and ``_em`` over pairs.
+
+    A pair is a question with all of its evidence and the same with some of it missing. The official
+    ``evaluate_v1.0.py`` gives it the answer's score if both were told apart rightly, else 0. With
+    several episodes a side it has the product of their means; a pair that lacks a side is left out.
+    """
+    pairs: dict[str, tuple[list[Mapping[str, float]], list[Mapping[str, float]]]] = {}
+    for record in records:
+        for question in record.questions:
+            if "sufficiency" in question.metrics and not record.overflowed:
+                sides = pairs.setdefault(question.id, ([], []))
+                sides["em" in question.metrics].append(question.metrics)
+    whole = {name: sides for name, sides in pairs.items() if all(sides)}
+    found = {}
+    for metric in ("f1", "em") if whole else ():
+        scores = [
+            fmean(item["sufficiency"] for item in unanswerable)
+            * fmean(item["sufficiency"] * item[metric] for item in answerable)
+            for unanswerable, answerable in whole.values()
+        ]
+        estimate = clustered_estimate(scores, list(whole))
+        found[f"group_answer_sufficiency_{metric}"] = asdict(estimate)
+    return found
+
+
+def breakdowns(
+    records: Sequence[EpisodeRecord], metrics: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return scores by attribute of the questions: a row for each attribute, value and score.
+
+    Args:
+        records: Of one evaluation, or of several seeds of it.
+        metrics: Scores; `metric_names` if not given.
+
+    Returns:
+        ``by`` (the attribute; ``questions`` is the number of the task's questions), ``value``,
+        ``metric``, and the estimate. Attributes with one value are left out.
+    """
+    names = metric_names(records) if metrics is None else metrics
+    groups: dict[str, dict[str, list[EpisodeRecord]]] = {}
+    for record in records:
+        chosen: dict[tuple[str, str], list[QuestionRecord]] = {}
+        for question in record.questions:
+            values = {**question.attributes, "questions": str(len(record.questions))}
+            for item in {**values, "category": question.category}.items():
+                chosen.setdefault(item, []).append(question)
+        for (by, value), questions in chosen.items():
+            # Questions without a score do not get the episode's own.
+            part = replace(record, metrics={}, reward=None, questions=tuple(questions))
+            if value:
+                groups.setdefault(by, {}).setdefault(value, []).append(part)
+    rows = []
+    for by in [*_ORDER, *sorted(groups.keys() - {*_ORDER})]:
+        found = groups.get(by, {})
+        for value in sorted(found, key=_natural) if len(found) > 1 else ():
+            rows += [
+                {"by": by, "value": value, "metric": name, **estimate}
+                for name, estimate in estimates(found[value], names).items()
+            ]
+    return rows
+
+
+def _natural(value: str) -> tuple[float, str]:
+    """Sort 2 before 10, "20-40%" before "100%", and words after numbers."""
+    digits = value.partition("-")[0].strip("%")
+    return (float(digits) if digits.isdecimal() else math.inf), value
+
+
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """The records of an evaluation (one per task and sample) and their summary.
+    """The records of an evaluation, one for each task and sample.
 
     Attributes:
         records: In the order of the tasks.
-        resumed: How many of them an earlier run had finished.
+        resumed: The number of them that an earlier run finished.
     """
 
     records: tuple[EpisodeRecord, ...]
@@ -232,12 +334,12 @@ class EvalResult:
 
     @property
     def failed(self) -> int:
-        """Episodes that an outage ended. They count in no score."""
+        """The number of episodes that an outage ended."""
         return sum(record.failed for record in self.records)
 
     @property
     def overflowed(self) -> int:
-        """Episodes with a prompt that did not fit the policy's window. They count in no score either."""
+        """The number of episodes with a prompt that did not fit the policy's window."""
         return sum(record.overflowed for record in self.records)
 
     @property
@@ -247,77 +349,22 @@ class EvalResult:
 
     @property
     def em(self) -> float:
-        """Exact match: the mean over all questions of the episodes that did not fail, and whose prompts fit; or NaN."""
+        """Exact match (`mean`)."""
         return self.mean("em")
 
     def mean(self, metric: str) -> float:
-        """Any score, likewise."""
+        """Return the mean of a score over all questions that have it; NaN without any."""
         scores = [score for record in self.records for score in record.scores(metric)]
-        return sum(scores) / len(scores) if scores else math.nan
+        return fmean(scores) if scores else math.nan
 
     def summary(self) -> dict[str, Any]:
-        """`summarize` over all records, and under ``by_source`` for each source where there are several."""
+        """Return `summarize`, with ``by_source`` if there are several sources."""
         summary = summarize(self.records)
-        sources = sorted({record.source for record in self.records})
-        if len(sources) > 1:
+        by_source: dict[str, list[EpisodeRecord]] = {}
+        for record in self.records:
+            by_source.setdefault(record.source, []).append(record)
+        if len(by_source) > 1:
             summary["by_source"] = {
-                source or "unknown": summarize(
-                    record for record in self.records if record.source == source
-                )
-                for source in sources
+                source or "unknown": summarize(by_source[source]) for source in sorted(by_source)
             }
         return summary
-
-
-def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
-    """Scores with their intervals, and what the episodes did.
-
-    Returns:
-        episodes, failed: counts; failed episodes are in neither score nor mean.
-        overflow: Episodes with a prompt that did not fit the policy's window: they are in no score.
-        metric: The main score's name (`main_metric`).
-        metrics: By name (`metric_names`), `atommem.envs.scoring.statistics.Estimate` as a dict (mean, low, high, n,
-            clusters, effective_n); scores that nothing has are not there. MuSiQue-Full has `group_scores` too.
-        means: `atommem.episode.means`: action rates per step, tokens, model calls (``steps``), retrievals,
-            seconds and store size per episode, stop reasons.
-        errors: How often each error message ended an episode.
-    """
-    items = list(records)
-    errors = Counter(record.error or "unknown" for record in items if record.failed)
-    rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
-    names = metric_names(items)
-    for name in {*names} - {"reward"}:
-        rates.pop(name, None)  # means over episodes; the scores below are means over questions
-    scored = (
-        (item.id, item.metrics)
-        for record in items
-        if not record.overflowed
-        for item in record.questions
-    )
-    return {
-        "episodes": len(items),
-        "failed": sum(record.failed for record in items),
-        "overflow": sum(record.overflowed for record in items),
-        "metric": main_metric(items),
-        "metrics": {**estimates(items, names), **group_scores(scored)},
-        "means": rates,
-        "errors": dict(errors),
-    }
-
-
-def estimates(
-    records: Sequence[EpisodeRecord], metrics: Iterable[str]
-) -> dict[str, dict[str, float]]:
-    """Each score's mean over all questions with its interval, as a dict; scores that nothing has are not there."""
-    found = {}
-    for metric in metrics:
-        placed = [(record, *item) for record in records for item in record.placed(metric)]
-        if placed:
-            scores, groups = [item[3] for item in placed], [unit_of(item[0]) for item in placed]
-            found[metric] = asdict(clustered_estimate(scores, groups, [item[2] for item in placed]))
-    return found
-
-
-def unit_of(record: EpisodeRecord) -> str:
-    """What its scores vary together with: its conversation, or else its task alone."""
-    return f"group {record.group}" if record.group else f"task {record.task_id}"

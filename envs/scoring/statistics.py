@@ -38,13 +38,15 @@ class Units:
     Attributes:
         codes: For each way that counts, the unit's number of each score.
         names: ``group``, ``question``, or both.
+        count: Number of units; of two ways, the smaller number.
+        single: Whether every unit has one score.
     """
 
     def __init__(
         self, groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
     ) -> None:
         group = _codes(groups)
-        question = _codes(questions) if questions is not None else np.arange(len(group))
+        question = np.arange(len(group)) if questions is None else _codes(questions)
         pairs = _codes(list(zip(group.tolist(), question.tolist(), strict=True)))
         ways = {"group": group, "question": question}
         if _count(pairs) == _count(question):
@@ -52,17 +54,9 @@ class Units:
         elif _count(pairs) == _count(group):
             del ways["group"]
         self.names, self.codes = tuple(ways), tuple(ways.values())
+        self.count = min(map(_count, self.codes))
+        self.single = len(self.codes) == 1 and self.count == len(group)
         self._pairs = pairs
-
-    @property
-    def count(self) -> int:
-        """Number of units; of two ways, the smaller number."""
-        return min(map(_count, self.codes))
-
-    @property
-    def single(self) -> bool:
-        """Whether every unit has one score."""
-        return len(self.codes) == 1 and self.count == len(self.codes[0])
 
     def sums(self, values: Array) -> list[Array]:
         """Return the sum of `values` in each unit, for each way."""
@@ -114,9 +108,8 @@ def wilson_interval(
 ) -> tuple[float, float]:
     """Return Wilson's score interval of a proportion (Wilson 1927); (0, 1) if `n` is 0.
 
-    Both arguments may be fractions: `n` may be an effective size. For scores in [0, 1] (F1), give
-    their sum as `successes`: the interval is then at least as wide as needed, because their
-    variance is at most that of a proportion with the same mean.
+    `n` may be an effective size. For scores in [0, 1] (F1), give their sum as `successes`: the
+    interval is then at least as wide as needed, as their variance is at most a proportion's.
 
     Args:
         degrees: Degrees of freedom of Student's t if `n` is an estimate; None for the normal.
@@ -151,11 +144,9 @@ def effective_sample_size(scores: Sequence[float], units: Units) -> float:
     """
     values = np.asarray(scores, dtype=float)
     n, groups = len(values), units.count
-    if units.single or groups <= 1:
-        return float(groups)
-    deviations = values - values.mean()
+    deviations = values - values.mean() if n else values
     squares = float(np.sum(deviations**2))
-    if squares <= 1e-12 * n:
+    if units.single or groups <= 1 or squares <= 1e-12 * n:
         return float(groups)
     clustered = groups / (groups - 1) * units.variance(deviations)
     return max(1.0, n / max(1.0, clustered / (squares * n / (n - 1))))
@@ -164,16 +155,11 @@ def effective_sample_size(scores: Sequence[float], units: Units) -> float:
 def clustered_estimate(
     scores: Sequence[float], groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
 ) -> Estimate:
-    """Return the mean with Wilson's 95% interval at the effective sample size.
+    """Return the mean of at least one score with Wilson's 95% interval at the effective size.
 
     Args:
         groups, questions: Of each score, see `Units`.
-
-    Raises:
-        ValueError: There are no scores.
     """
-    if not len(scores):
-        raise ValueError("there is no score")
     units = Units(groups, questions)
     effective = effective_sample_size(scores, units)
     mean = min(1.0, sum(scores) / len(scores))
@@ -205,7 +191,7 @@ def paired_difference(
     groups: Sequence[Hashable],
     questions: Sequence[Hashable] | None = None,
 ) -> Difference:
-    """Return the mean of paired differences, its interval, and its test.
+    """Return the mean of at least one paired difference, its interval, and its test.
 
     The interval is Student's t with the variance over units, G/(G-1) sum_u e_u^2 / n^2, and G - 1
     degrees of freedom. If all units agree, its width would be 0 for any number of units: then as
@@ -214,12 +200,7 @@ def paired_difference(
     Args:
         differences: Score in the second minus that in the first, for each question.
         groups, questions: Of each difference, see `Units`.
-
-    Raises:
-        ValueError: There are no differences.
     """
-    if not len(differences):
-        raise ValueError("there is no question with both scores")
     units = Units(groups, questions)
     values = np.asarray(differences, dtype=float)
     n, count = len(values), units.count
@@ -282,10 +263,7 @@ def _exact(sums: list[int]) -> float:
     chances = np.zeros(2 * total + 1)
     chances[total] = 1.0
     for value in map(abs, sums):
-        shifted = np.zeros_like(chances)
-        shifted[value:] += chances[: len(chances) - value]
-        shifted[: len(chances) - value] += chances[value:]
-        chances = shifted / 2
+        chances = (np.roll(chances, value) + np.roll(chances, -value)) / 2
     far = total + abs(sum(sums))
     return float(2 * chances[far + 1 :].sum() + chances[far] * (1.0 if far > total else 0.5))
 

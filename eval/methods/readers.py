@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atommem.envs.chunking import document_text, joined_text
-from atommem.envs.longdoc.fact_recall import gold_documents
+from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError
 from atommem.eval.methods.baseline import Reader, Recorder, Setup

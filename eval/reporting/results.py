@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.scoring.breakdowns import breakdowns
 from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EpisodeRecord, summarize
+from atommem.envs.scoring.records import EpisodeRecord, breakdowns, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation
@@ -23,7 +22,7 @@ BOUNDS = ("no_memory", "oracle")
 METRICS = ("em", "f1", "sub_em", "gaia", "judge", "reward")
 """Scores of answers, which are tested."""
 FACTS = ("fact_entered", "fact_kept", "fact_retrieved")
-"""Supporting-fact recall (`atommem.envs.longdoc.fact_recall`)."""
+"""Supporting-fact recall (`atommem.envs.longdoc.recall`)."""
 LABELS = {
     "em": "EM",
     "f1": "F1",

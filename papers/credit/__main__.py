@@ -18,29 +18,43 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from rich.console import Console
 
 from atommem.demo.recipe import BOUNDED, Recipe, quick
+from atommem.demo.run import Demo
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.synthetic.world import generate
-from atommem.train.logs.console import METRICS_FILE, read_metrics
-from papers.training import load_demo, train_cold_start
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from papers.credit.trainers import CompressionReward, Rerolls, StepCredit
+from papers.inputs import load_demo
 
-ARMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "trajectory": {},
-    "steps": {"credit": ("steps",)},
-    "rerolls": {"rerolls": ("4",)},
-    "compression": {"compression_reward": ("0.1",)},
+ARMS: dict[str, type[MemoryGRPOTrainer]] = {
+    "trajectory": MemoryGRPOTrainer,
+    "steps": StepCredit,
+    "rerolls": Rerolls,
+    "compression": CompressionReward,
 }
 HARD = 5
 """Entries of the harder world's store."""
 
 
+def make_cold_start(out: Path, recipe: Recipe) -> Path:
+    """Pretrain and cold-start a policy in `out` unless it exists; returns its folder."""
+    folder = out / "cold_start"
+    if not (folder / "atommem_config.json").is_file():
+        demo = Demo(recipe, out, 0, Console(width=120))
+        demo.learn_to_copy()
+        demo.cold_start()
+    return folder
+
+
 def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
     """Measure EM on both worlds."""
     hard = replace(recipe, settings={"capacities": (str(HARD),)})
-    tasks = list(
-        generate(replace(recipe.world, distractors=2 * HARD, capacity=HARD), recipe.heldout, 105)
-    )
+    world = replace(recipe.world, distractors=2 * HARD, capacity=HARD)
+    tasks = list(generate(world, recipe.heldout, 105))
     found = {}
     for name, of, asked in (("own", recipe, None), ("harder", hard, tasks)):
         em = load_demo(policy, of, folder / name).evaluate("measured", asked).em
@@ -51,38 +65,34 @@ def measure(recipe: Recipe, policy: Path, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Train and measure every arm; returns 0 if all beat the cold start."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--start", type=Path, help="Folder of a run of atommem demo --bounded; trained if unset."
-    )
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    start = "Folder of a run of atommem demo --bounded; trained if unset."
+    parser.add_argument("--start", type=Path, help=start)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--updates", type=int, default=BOUNDED.updates)
     parser.add_argument("--out", type=Path, default=Path("runs/credit"))
     parser.add_argument("--quick", action="store_true", help="One update of one arm: a smoke test.")
     options = parser.parse_args()
+    recipe = BOUNDED
     if options.quick:
-        options.updates, options.arms = 1, ["rerolls"]
-    recipe = replace(quick(BOUNDED) if options.quick else BOUNDED, updates=options.updates)
-    start = (
-        options.start / "cold_start"
-        if options.start
-        else train_cold_start(options.out / "demo", 0, recipe)
-    )
-    result: dict[str, Any] = {"cold start": measure(recipe, start, options.out / "before")}
+        options.updates, options.arms, recipe = 1, ["rerolls"], quick(BOUNDED)
+    recipe = replace(recipe, updates=options.updates)
+    if options.start:
+        cold_start = options.start / "cold_start"
+    else:
+        cold_start = make_cold_start(options.out / "demo", recipe)
+    result: dict[str, Any] = {"cold start": measure(recipe, cold_start, options.out / "before")}
     for arm in options.arms:
         folder = options.out / arm
         if not (folder / "grpo" / "model.safetensors").is_file():
-            trained = replace(recipe, settings={**recipe.settings, **ARMS[arm]}, heldout=1)
-            load_demo(start, trained, folder).grpo()
-        updates = [
-            entry for entry in read_metrics(folder / "grpo" / METRICS_FILE) if "loss" in entry
-        ]
+            with patch("atommem.demo.run.MemoryGRPOTrainer", ARMS[arm]):
+                load_demo(cold_start, replace(recipe, heldout=1), folder).grpo()
+        lines = (folder / "grpo" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        updates = [entry for entry in map(json.loads, lines) if "loss" in entry]
         seconds = sum(entry["seconds/rollout"] + entry["seconds/train"] for entry in updates)
-        result[arm] = measure(recipe, folder / "grpo", folder / "after") | {
-            "seconds": round(seconds)
-        }
+        measured = measure(recipe, folder / "grpo", folder / "after")
+        result[arm] = {**measured, "seconds": round(seconds)}
         print(arm, result[arm], flush=True)
     before = result["cold start"]["own"]["em"]
     result["holds"] = all(result[arm]["own"]["em"] > before for arm in options.arms)

@@ -1,44 +1,42 @@
-"""Labelled streams of texts, and what a store of limited size keeps of them."""
+"""Labelled streams of texts, and the questions that a store of limited size can still answer."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.envs.benchmarks.locomo import Wording, is_locomo, parse_locomo
-from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.synthetic.prose import RELATIONS, Statement, get_prose
-from atommem.envs.task import Question, Task
+from atommem.envs.task import Task
 from atommem.errors import DataError
 from atommem.memory.log import Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import best
 from atommem.tokens import ApproximateTokenizer
-from papers.inputs import StoredVectors
+from papers.inputs import StoredVectors, read_json_rows
 
-_AS_WRITTEN = Wording("{question}", "{question}", "{question}")
-_ALL = 10**6
-
-RECALLED = 6
+RETRIEVED = 6
 """Entries shown for a question."""
+ADVERSARIAL = 5
+"""LoCoMo's category of questions without an answer."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Texts in their order, and what is asked when all were read.
+    """Texts in their order, and questions that are asked when all were read.
 
     Attributes:
-        name: Of a conversation; what is fitted on one is never tried on it.
+        name: Unique; a scorer that was fitted on a stream is never tested on it.
         texts: One entry each.
-        questions: Texts of the questions, where there are any.
+        questions: Texts of the questions, if known.
         evidence: For each question the places of the texts that it needs.
     """
 
@@ -48,12 +46,12 @@ class Stream:
     evidence: tuple[tuple[int, ...], ...]
 
     def needs(self) -> list[int]:
-        """How many questions need each text, length len(texts)."""
+        """Return how many questions need each text."""
         counts = Counter(place for places in self.evidence for place in places)
         return [counts[place] for place in range(len(self.texts))]
 
 
-def read_streams(path: str | Path) -> list[Stream]:
+def read_streams(path: Path) -> list[Stream]:
     """Read LoCoMo, or rows ``{"stream": NAME, "text": ..., "needed": COUNT}``.
 
     LoCoMo's questions of categories 1 to 4 with evidence count.
@@ -61,57 +59,46 @@ def read_streams(path: str | Path) -> list[Stream]:
     Raises:
         DataError: The file is neither, or damaged.
     """
-    rows = list(read_rows(path))
-    if rows and is_locomo(rows[0].values):
-        return [
-            _of_task(
-                task.metadata["sample_id"],
-                [_strip_speech(document.text) for document in task.documents],
-                task.questions,
-            )
-            for row in rows
-            for task in parse_locomo(row, _ALL, _AS_WRITTEN)
-        ]
-    texts: dict[str, list[tuple[str, int]]] = {}
-    for row in rows:
-        needed = row.values.get("needed")
-        if not isinstance(needed, (bool, int)) or needed < 0:
-            raise row.error("needed", f"is {needed!r}: how many questions need the text, 0 or more")
-        texts.setdefault(str(row.values.get("stream", "")), []).append(
-            (row.text("text"), int(needed))
+    rows = read_json_rows(path)
+    try:
+        if rows and {"conversation", "qa"} <= rows[0].keys():
+            return [_parse_conversation(row) for row in rows]
+        labelled: dict[str, list[tuple[str, int]]] = {}
+        for row in rows:
+            pairs = labelled.setdefault(str(row.get("stream", "")), [])
+            pairs.append((row["text"], int(row["needed"])))
+    except (KeyError, TypeError, ValueError) as error:
+        message = "give LoCoMo's file, or rows with stream, text and needed (a count)"
+        raise DataError(f"{path}: {message} ({error!r}).") from error
+    streams = []
+    for name, pairs in labelled.items():
+        evidence = tuple((place,) for place, (_, count) in enumerate(pairs) for _ in range(count))
+        streams.append(
+            Stream(name, tuple(text for text, _ in pairs), ("",) * len(evidence), evidence)
         )
-    if not texts:
-        raise DataError(
-            f"{path} has no rows: give LoCoMo's file, or rows with stream, text and needed."
-        )
-    return [
-        Stream(
-            name,
-            tuple(text for text, _ in pairs),
-            ("",) * sum(needed for _, needed in pairs),
-            tuple((place,) for place, (_, needed) in enumerate(pairs) for _ in range(needed)),
-        )
-        for name, pairs in texts.items()
-    ]
+    return streams
 
 
-def _strip_speech(turn: str) -> str:
-    """A turn with its speaker, an image's caption behind what was said."""
-    return _CAPTION.sub(r" \1", turn).strip()
-
-
-_CAPTION = re.compile(r" ?\[shares an image: (.*)\]$", re.DOTALL)
-
-
-def _of_task(name: str, texts: Sequence[str], questions: Sequence[Question]) -> Stream:
-    asked = [
-        (question.text, tuple(sorted(question.metadata["documents"])))
-        for question in questions
-        if question.metadata["category"] != "adversarial" and question.metadata.get("documents")
-    ]
-    return Stream(
-        name, tuple(texts), tuple(text for text, _ in asked), tuple(places for _, places in asked)
+def _parse_conversation(row: Mapping[str, Any]) -> Stream:
+    sessions = row["conversation"]
+    numbers = sorted(
+        int(found[1]) for name in sessions if (found := re.fullmatch(r"session_(\d+)", name))
     )
+    turns = [turn for number in numbers for turn in sessions[f"session_{number}"]]
+    places = {turn["dia_id"]: place for place, turn in enumerate(turns)}
+    texts = []
+    for turn in turns:
+        parts = [f"{turn['speaker']}:", turn.get("text"), turn.get("blip_caption")]
+        texts.append(" ".join(filter(None, parts)).strip())
+    asked = []
+    for question in row["qa"]:
+        ids = re.findall(r"D:?(\d+):(\d+)", " ".join(question.get("evidence", ())))
+        turn_ids = {f"D{int(session)}:{int(turn)}" for session, turn in ids}
+        needed = tuple(sorted(places[turn] for turn in turn_ids & places.keys()))
+        if needed and question["category"] != ADVERSARIAL:
+            asked.append((question["question"].strip(), needed))
+    questions, evidence = zip(*asked, strict=True)
+    return Stream(row["sample_id"], tuple(texts), questions, evidence)
 
 
 @dataclass(frozen=True)
@@ -124,30 +111,25 @@ class Embedded:
 
 
 async def embed_streams(streams: Sequence[Stream], embedder: Embedder) -> list[Embedded]:
-    """Each text once. Raises OutageError where the embedder is out of reach."""
+    """Embed each text once."""
     found = []
     for stream in streams:
         texts = await embedder.embed(stream.texts, "entry")
-        asked = stream.questions if any(stream.questions) else ()
-        questions = (
-            await embedder.embed(asked, "query")
-            if asked
-            else np.zeros((0, texts.shape[1]), np.float32)
-        )
+        questions = np.zeros((0, texts.shape[1]), np.float32)
+        if any(stream.questions):
+            questions = await embedder.embed(stream.questions, "query")
         found.append(Embedded(stream, texts, questions))
     return found
 
 
-async def keep(given: Embedded, retention: str, capacity: int | None, seed: int = 0) -> list[int]:
+async def keep(item: Embedded, retention: str, capacity: int | None, seed: int = 0) -> list[int]:
     """Return the places of the texts that a store of `capacity` keeps, one create a step."""
     config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
-    memory = WorkingMemory(
-        StoredVectors(given.stream.texts, given.texts), ApproximateTokenizer(), config, seed=seed
-    )
-    for place, text in enumerate(given.stream.texts):
-        await memory.apply(
-            [Action("create", text)], place, Source(place, f"{given.stream.name} {place}")
-        )
+    embedder = StoredVectors(item.stream.texts, item.texts)
+    memory = WorkingMemory(embedder, ApproximateTokenizer(), config, seed=seed)
+    for place, text in enumerate(item.stream.texts):
+        source = Source(place, f"{item.stream.name} {place}")
+        await memory.apply([Action("create", text)], place, source)
     return [entry.created for entry in memory.entries()]
 
 
@@ -165,29 +147,30 @@ class Scores:
     references: int
 
 
-def score(given: Embedded, places: Sequence[int]) -> Scores:
+def score(item: Embedded, places: Sequence[int]) -> Scores:
     """Score kept texts by the questions asked at the end."""
     held = np.array(sorted(places), dtype=np.int64)
-    rows = given.texts[held]
-    everything, anything, recall, references = [], [], [], 0
-    for number, evidence in enumerate(given.stream.evidence):
+    rows = item.texts[held]
+    all_kept, any_kept, recall, references = [], [], [], 0
+    for number, evidence in enumerate(item.stream.evidence):
         there = np.isin(evidence, held)
         references += int(there.sum())
-        everything.append(float(there.all()))
-        anything.append(float(there.any()))
-        if len(given.questions):
-            shown = {place for place, _ in best(rows @ given.questions[number], held, RECALLED)}
+        all_kept.append(float(there.all()))
+        any_kept.append(float(there.any()))
+        if len(item.questions):
+            shown = {place for place, _ in best(rows @ item.questions[number], held, RETRIEVED)}
             recall.append(sum(place in shown for place in evidence) / len(evidence))
-    return Scores(np.array(everything), np.array(anything), np.array(recall), references)
+    return Scores(np.array(all_kept), np.array(any_kept), np.array(recall), references)
 
 
 def _needed_statements(task: Task) -> tuple[list[Statement], set[Statement]]:
-    """All statements of a task, and those that its questions need."""
+    """Return all statements of a synthetic task, and those that its questions need."""
     prose = get_prose(task.metadata["prose"])
-    told = [
+    stated = [
         statement for document in task.documents for statement in prose.statements(document.text)
     ]
-    facts = {(fact.relation, fact.subject): fact for fact in told if fact.kind == "fact"}
+    facts = {(fact.relation, fact.subject): fact for fact in stated if fact.kind == "fact"}
+    corrections = [statement for statement in stated if statement.kind == "correction"]
     needed = set()
     for question in task.questions:
         name, hops = prose.asked(question.text)
@@ -195,34 +178,29 @@ def _needed_statements(task: Task) -> tuple[list[Statement], set[Statement]]:
             link = facts[relation, name]
             needed.add(link)
             name, subject = link.value, link.subject
-        needed |= {
-            moved for moved in told if moved.kind == "correction" and moved.subject == subject
-        }
-    return told, needed
+        needed |= {moved for moved in corrections if moved.subject == subject}
+    return stated, needed
 
 
 def needs_of(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
-    """Return by task the texts of needed entries, for the oracle.
-
-    A corrected home is needed in both forms.
-    """
+    """Return by task the texts of needed entries; a corrected home is needed in both forms."""
     found = {}
     for task in tasks:
         prose = get_prose(task.metadata["prose"])
         facts = [
-            Statement("fact", needed.subject, needed.relation, needed.value)
-            for needed in _needed_statements(task)[1]
+            Statement("fact", one.subject, one.relation, one.value)
+            for one in _needed_statements(task)[1]
         ]
         found[task.id] = {prose.sentence(fact): 1 for fact in facts}
     return found
 
 
 def labelled(tasks: Iterable[Task]) -> list[Stream]:
-    """The facts of each task as a stream of texts, of which its questions need some."""
+    """Return the facts of each task as a stream, of which its questions need some."""
     streams = []
     for task in tasks:
-        told, needed = _needed_statements(task)
-        facts = [statement for statement in told if statement.kind == "fact"]
+        stated, needed = _needed_statements(task)
+        facts = [statement for statement in stated if statement.kind == "fact"]
         places = tuple((place,) for place, fact in enumerate(facts) if fact in needed)
         sentence = get_prose(task.metadata["prose"]).sentence
         streams.append(Stream(task.id, tuple(map(sentence, facts)), ("",) * len(places), places))

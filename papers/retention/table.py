@@ -1,7 +1,8 @@
-"""The retention table: every rule at every capacity; scorers are fitted on other streams."""
+"""Every retention rule at every capacity; scorers are fitted on other streams."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,31 +12,102 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from atommem.envs.task_files import write_text
+from atommem.errors import ConfigError
 from atommem.memory.rules import Numbers
-from atommem.rules.eviction import FEATURES, GreedyOracle
-from papers.journal import Journal
-from papers.retention.fitting import features_of, fit, save
+from atommem.rules.eviction import FEATURES, GreedyOracle, text_features
+from papers.experiment import Journal
 from papers.retention.streams import Embedded, Scores, keep, score
 
 CAPACITIES = (20, 50, 100, 200)
 RULES = ("fifo", "reject", "random", "type_prior", "redundancy", "novelty", "length")
-LEARNED: dict[str, dict[str, Any]] = {
-    "linear": {},
-    "linear + embedding": {"embedding": True},
-}
-"""Scorers and how they are fitted."""
+LEARNED: dict[str, dict[str, Any]] = {"linear": {}, "linear + embedding": {"embedding": True}}
+"""Scorers, and how they are fitted."""
 ORACLE, UNLIMITED = "oracle", "unlimited"
 ALL_READ = "novelty of all read", "linear + embedding, of all read"
 """Rankings of all texts at the end; their novelty sees texts that no store kept."""
-_PENALTY = 60.0
-_TRIES = 2
-"""Corrections of a keeper's number of entries towards equal words."""
-SEEDS = 5
-"""Of the random keeper, whose row is their mean."""
+RANDOM, SEEDS = "random", 5
+"""The random rule's row is the mean of several seeds."""
+Weights = dict[str, Any]
+
+
+def features_of(item: Embedded) -> Numbers:
+    """Return the features of all texts in the order of `FEATURES`: shape (n, 6).
+
+    Novelty compares with all earlier texts; a rule at work sees only its store.
+    """
+    cosines = item.texts @ item.texts.T
+    rows = []
+    for place, text in enumerate(item.stream.texts):
+        novelty = 1.0 - float(cosines[place, :place].max()) if place else 1.0
+        rows.append([{**text_features(text), "novelty": novelty}[name] for name in FEATURES])
+    return np.array(rows)
+
+
+def fit(
+    streams: Sequence[Embedded],
+    *,
+    embedding: bool = False,
+    ridge: float = 1.0,
+    standardise: bool = False,
+) -> Weights:
+    """Fit weights of the rule `linear`: ridge logistic regression of whether a text is needed.
+
+    Args:
+        streams: Labelled texts, without those that the scorer is tested on.
+        embedding: Weigh the numbers of the text's vector too.
+        ridge: L2 penalty on all weights but the bias (of standardised features).
+        standardise: Also standardise the numbers of the vector.
+
+    Raises:
+        ConfigError: All texts are needed, or none.
+    """
+    inputs = np.concatenate([features_of(item) for item in streams])
+    needed = np.concatenate([np.array(item.stream.needs()) > 0 for item in streams]).astype(float)
+    if needed.min() == needed.max():
+        raise ConfigError("fit: every text is needed, or none. Give texts of both kinds.")
+    if embedding:
+        vectors = np.concatenate([item.texts for item in streams])
+        inputs = np.concatenate([inputs, vectors], axis=1)
+    mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
+    if not standardise:
+        mean[len(FEATURES) :], spread[len(FEATURES) :] = 0.0, 1.0
+    ones = np.ones((len(inputs), 1))
+    found = logistic(np.concatenate([ones, (inputs - mean) / spread], axis=1), needed, ridge)
+    weights = found[1:] / spread
+    named = dict(zip(FEATURES, map(float, weights[: len(FEATURES)]), strict=True))
+    return {
+        "weights": {"bias": float(found[0] - weights @ mean), **named},
+        "vector": weights[len(FEATURES) :].tolist() if embedding else None,
+        "fitted_on": {"streams": [item.stream.name for item in streams], "texts": len(needed)},
+        "needed": int(needed.sum()),
+    }
+
+
+def logistic(inputs: Numbers, labels: Numbers, ridge: float) -> Numbers:
+    """Return ridge logistic weights by Newton's method; the first has no penalty."""
+    weights = np.zeros(inputs.shape[1])
+    penalty = np.full(len(weights), ridge)
+    penalty[0] = 1e-9
+    for _ in range(50):
+        chances = 1.0 / (1.0 + np.exp(-np.clip(inputs @ weights, -30, 30)))
+        gradient = inputs.T @ (chances - labels) + penalty * weights
+        curvature = (inputs.T * (chances * (1 - chances))) @ inputs + np.diag(penalty)
+        step = np.linalg.solve(curvature, gradient)
+        weights = weights - step
+        if np.abs(step).max() < 1e-8:
+            break
+    return weights
+
+
+def save(weights: Weights, path: Path) -> Path:
+    """Write weights for `linear(weights=PATH)`."""
+    write_text(path, json.dumps(weights, indent=1) + "\n")
+    return path
 
 
 class NeedsOfTurns(GreedyOracle):
-    """The oracle for the streams that are being evaluated; see `Table.fill`."""
+    """The oracle for the streams that `fill` evaluates."""
 
     needs: ClassVar[dict[str, int]] = {}
 
@@ -48,7 +120,7 @@ class Cell:
     """Means over all questions of all streams.
 
     Attributes:
-        all_kept, any_kept: Questions of which all, or any, evidence was kept.
+        all_kept, any_kept: Questions whose evidence was kept, all of it or any.
         recall: Evidence recall among the entries shown.
         references: Evidence references kept, of all questions together.
     """
@@ -58,21 +130,20 @@ class Cell:
     recall: float
     references: float
 
+    @classmethod
+    def of(cls, runs: Sequence[Sequence[Scores]]) -> Cell:
+        """Average scores by run and stream."""
+        flat = [one for run in runs for one in run]
+        values = {
+            name: np.concatenate([getattr(one, name) for one in flat])
+            for name in ("all_kept", "any_kept", "recall")
+        }
+        means = {name: float(of.mean()) if len(of) else 0.0 for name, of in values.items()}
+        return cls(**means, references=sum(one.references for one in flat) / len(runs))
 
-def cell(scores: Sequence[Sequence[Scores]]) -> Cell:
-    """Of one keeper: its scores by run and stream."""
-    flat = [one for run in scores for one in run]
 
-    def mean(name: str) -> float:
-        values = np.concatenate([getattr(one, name) for one in flat])
-        return float(values.mean()) if len(values) else 0.0
-
-    return Cell(
-        mean("all_kept"),
-        mean("any_kept"),
-        mean("recall"),
-        sum(one.references for one in flat) / len(scores),
-    )
+Table = dict[str, dict[str, Cell]]
+"""Rule -> capacity as text (``all`` for an unlimited store) -> figures."""
 
 
 async def fill(
@@ -82,93 +153,84 @@ async def fill(
     *,
     equal: str = "entries",
     journal: Journal | None = None,
-) -> dict[str, dict[str, Cell]]:
-    """The table, keeper -> capacity (as text; ``all`` for an unlimited store) -> figures.
-
-    The learned scorers are fitted on the other streams, never on the one that they keep.
+) -> Table:
+    """Fill the table. Learned scorers are fitted on the other streams.
 
     Args:
         streams: With their vectors.
         capacities: Entries of a store.
-        rules: Keepers beside the learned ones and the oracle.
+        rules: Rules beside the learned ones and the oracle.
         equal: ``entries``, or ``words``: each rule gets as many entries as hold the words of that
             many texts of mean length, to within a few percent.
-        journal: Keeps the figures as they come; what it has of these streams is not computed again.
+        journal: Stores the figures.
     """
     keep_texts = keep if equal == "entries" else _keep_words
     journal = Journal() if journal is None else journal
-    table: dict[str, dict[str, Cell]] = {}
+    table: Table = {}
     NeedsOfTurns.needs = {
-        f"{given.stream.name} {place}": count
-        for given in streams
-        for place, count in enumerate(given.stream.needs())
+        f"{item.stream.name} {place}": count
+        for item in streams
+        for place, count in enumerate(item.stream.needs())
         if count
     }
     with tempfile.TemporaryDirectory() as folder:
-        learned = {(ORACLE, left): f"{__name__}:NeedsOfTurns" for left in range(len(streams))}
-        for number, (name, settings) in enumerate(LEARNED.items()):
-            for left, given in enumerate(streams):
-                others = [other for other in streams if other.stream.name != given.stream.name]
-                if others:
-                    path = save(fit(others, **settings), Path(folder) / f"{left}-{number}.json")
-                    learned[name, left] = f"linear(weights={path})"
-
-        def rules_of(name: str) -> list[tuple[Embedded, str]]:
-            return [(given, learned.get((name, left), name)) for left, given in enumerate(streams)]
-
-        names = [*rules, *(name for name in LEARNED if (name, 0) in learned), ORACLE]
-        for name in names:
+        names = {name: [name] * len(streams) for name in rules}
+        for name, settings in LEARNED.items() if len(streams) > 1 else ():
+            paths = [
+                save(
+                    fit(_others(item, streams), **settings),
+                    Path(folder, f"{name.count('+')}-{left}.json"),
+                )
+                for left, item in enumerate(streams)
+            ]
+            names[name] = [f"linear(weights={path})" for path in paths]
+        names[ORACLE] = [f"{__name__}:NeedsOfTurns"] * len(streams)
+        for name, of_streams in names.items():
             table[name] = {}
             for capacity in capacities:
                 key = f"{name}, {capacity}"
-                if (known := journal.get(key)) is None:
-                    runs = [
-                        [
-                            score(given, await keep_texts(given, rule, capacity, seed))
-                            for given, rule in rules_of(name)
-                        ]
-                        for seed in range(SEEDS if name == "random" else 1)
-                    ]
-                    known = journal.add(key, asdict(cell(runs)))
-                table[name][str(capacity)] = Cell(**known)
-    for name, worth in zip(ALL_READ, (_novelty, _fitted), strict=True):
-        ranked = [np.argsort(-worth(given, streams), kind="stable") for given in streams]
+                if key not in journal:
+                    runs = []
+                    for seed in range(SEEDS if name == RANDOM else 1):
+                        pairs = zip(streams, of_streams, strict=True)
+                        kept = [await keep_texts(*pair, capacity, seed) for pair in pairs]
+                        runs.append([score(*pair) for pair in zip(streams, kept, strict=True)])
+                    journal.add(key, asdict(Cell.of(runs)))
+                table[name][str(capacity)] = Cell(**journal[key])
+    for name, rank in zip(ALL_READ, (_novelty, _fitted), strict=True):
+        ranked = [np.argsort(-rank(item, streams), kind="stable") for item in streams]
         table[name] = {}
         for capacity in capacities:
-            run = [
-                score(
-                    given,
-                    order[
-                        : capacity if equal == "entries" else _fits(given, order, capacity)
-                    ].tolist(),
-                )
-                for given, order in zip(streams, ranked, strict=True)
-            ]
-            table[name][str(capacity)] = cell([run])
-    table[UNLIMITED] = {
-        "all": cell([[score(given, range(len(given.stream.texts))) for given in streams]])
-    }
+            run = []
+            for item, order in zip(streams, ranked, strict=True):
+                count = capacity if equal == "entries" else _fitting(item, order, capacity)
+                run.append(score(item, order[:count].tolist()))
+            table[name][str(capacity)] = Cell.of([run])
+    everything = [score(item, range(len(item.stream.texts))) for item in streams]
+    table[UNLIMITED] = {"all": Cell.of([everything])}
     return table
 
 
-def words_of(given: Embedded) -> Numbers:
-    """Of each text, shape (n,)."""
-    return np.array([float(len(text.split())) for text in given.stream.texts])
+def _others(item: Embedded, streams: Sequence[Embedded]) -> list[Embedded]:
+    return [other for other in streams if other.stream.name != item.stream.name]
 
 
-async def _keep_words(given: Embedded, rule: str, capacity: int, seed: int) -> list[int]:
-    """Return the kept texts at equal words: as many as `capacity` texts of mean length."""
-    words = words_of(given)
-    entries, places = capacity, await keep(given, rule, capacity, seed=seed)
-    for _ in range(_TRIES):
+def _words(item: Embedded) -> Numbers:
+    return np.array([float(len(text.split())) for text in item.stream.texts])
+
+
+async def _keep_words(item: Embedded, rule: str, capacity: int, seed: int) -> list[int]:
+    """Keep texts at equal words; two corrections of the number of entries come close enough."""
+    words = _words(item)
+    entries, places = capacity, await keep(item, rule, capacity, seed)
+    for _ in range(2):
         entries = max(1, round(entries * capacity * words.mean() / max(1.0, words[places].sum())))
-        places = await keep(given, rule, entries, seed=seed)
+        places = await keep(item, rule, entries, seed)
     return places
 
 
-def _fits(given: Embedded, order: npt.NDArray[np.intp], capacity: int) -> int:
-    """How many of the first in `order` have no more words than `capacity` texts of mean length."""
-    words = words_of(given)
+def _fitting(item: Embedded, order: npt.NDArray[np.intp], capacity: int) -> int:
+    words = _words(item)
     return int(np.searchsorted(np.cumsum(words[order]), capacity * words.mean(), side="right"))
 
 
@@ -178,42 +240,38 @@ def draw_random(streams: Sequence[Embedded], capacity: int, count: int) -> list[
     The rule `random` differs: it drops one at every create, so old texts are rare.
     """
     rng = np.random.default_rng(0)
-    every = (
-        [rng.permutation(len(given.texts))[:capacity] for given in streams] for _ in range(count)
-    )
-    return [
-        cell([[score(given, some.tolist()) for given, some in zip(streams, drawn, strict=True)]])
-        for drawn in every
-    ]
+    cells = []
+    for _ in range(count):
+        drawn = [rng.permutation(len(item.texts))[:capacity].tolist() for item in streams]
+        cells.append(Cell.of([[score(*pair) for pair in zip(streams, drawn, strict=True)]]))
+    return cells
 
 
-def _novelty(given: Embedded, streams: Sequence[Embedded]) -> Numbers:
-    return features_of(given)[:, FEATURES.index("novelty")]
+def _novelty(item: Embedded, streams: Sequence[Embedded]) -> Numbers:
+    return features_of(item)[:, FEATURES.index("novelty")]
 
 
-def _fitted(given: Embedded, streams: Sequence[Embedded]) -> Numbers:
+def _fitted(item: Embedded, streams: Sequence[Embedded]) -> Numbers:
     """Return scores with standardised vectors, fitted on other streams; 0 without any."""
-    others = [other for other in streams if other.stream.name != given.stream.name]
+    others = _others(item, streams)
     if not others:
-        return np.zeros(len(given.texts))
-    found = fit(others, embedding=True, standardise=True, ridge=_PENALTY)
+        return np.zeros(len(item.texts))
+    found = fit(others, embedding=True, standardise=True, ridge=60.0)
     weights = np.array([found["weights"][name] for name in FEATURES])
-    scores: Numbers = features_of(given) @ weights + given.texts @ np.array(found["vector"])
+    scores: Numbers = features_of(item) @ weights + item.texts @ np.array(found["vector"])
     return scores
 
 
-def markdown(table: dict[str, dict[str, Cell]]) -> str:
-    """As it stands in docs/bounded_memory.md: all / any evidence kept / evidence recall."""
+def markdown(table: Table) -> str:
+    """Render all / any evidence kept / evidence recall."""
     columns = list(next(iter(table.values())))
     lines = [f"| kept | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for name, row in table.items():
-        shown = [
-            f"{one.all_kept:.3f}/{one.any_kept:.3f}/{one.recall:.3f}"
-            if (one := row.get(column))
-            else ""
-            for column in columns
-        ]
+        cells = [""] * len(columns)
+        for place, column in enumerate(columns):
+            if one := row.get(column):
+                cells[place] = f"{one.all_kept:.3f}/{one.any_kept:.3f}/{one.recall:.3f}"
         if "all" in row:
-            shown[-1] = f"recall {row['all'].recall:.3f}"
-        lines.append(f"| {name} | {' | '.join(shown)} |")
+            cells[-1] = f"recall {row['all'].recall:.3f}"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

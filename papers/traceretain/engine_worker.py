@@ -82,7 +82,7 @@ def main() -> None:
             found = {"text": state.feedback, "won": bool(state["won"])}
             if asked.get("plan"):
                 found["plan"] = engine.plan()
-        except Exception as error:  # said to the other process, which knows what to do
+        except Exception as error:  # the other process decides
             found = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(found), file=answers, flush=True)
 

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from papers.experience import Bank, Experience
-from papers.journal import Journal
-from papers.traceretain.agent import Hint, Played, play
-from papers.traceretain.engine import Engine
+from papers.experiment import Journal, progress
+from papers.traceretain.engine import Games, Hint, Played, play
 from papers.traceretain.games import Game
 
-_VERSION = "1"
-"""Of the agent: outcomes of another one are not taken over."""
+AGENT_VERSION = "1"
+"""Stored outcomes of another version are not used."""
 
 
 class Player:
-    """Plays each game with each hint once; the agent and the engine decide nothing by chance.
+    """Plays each game with each hint once; agent and engine are deterministic.
 
     Args:
-        engine: On which.
-        journal: Keeps outcomes.
+        engine: Plays.
+        journal: Stores outcomes.
         limit: Most steps.
-        progress: Gets progress.
     """
 
-    def __init__(
-        self, engine: Engine, journal: Journal, limit: int, progress: Callable[[str], None]
-    ) -> None:
-        self._engine, self._journal, self._tell = engine, journal, progress
+    def __init__(self, engine: Games, journal: Journal, limit: int) -> None:
+        self._engine, self._journal = engine, journal
         self.limit = limit
         self.played = 0
 
@@ -51,27 +47,26 @@ class Player:
         return int(length)
 
     def play(self, game: Game, hint: Hint) -> Played:
-        """One episode."""
+        """Play one episode, or return its stored outcome."""
         ask = partial(play, self._engine, game, hint, self.limit)
-        won, steps, found = self._once(
-            game, f"{self.limit}{json.dumps(hint)}", lambda: astuple(ask())
-        )
+        key = f"{self.limit}{json.dumps(hint)}"
+        won, steps, found = self._once(game, key, lambda: astuple(ask()))
         return Played(won, steps, tuple((what, kind) for what, kind in found))
 
     def _once(self, game: Game, what: str, ask: Callable[[], Any]) -> Any:
-        parts = "\0".join([_VERSION, game.problem, *game.receptacles, what])
+        parts = "\0".join([AGENT_VERSION, game.problem, *game.receptacles, what])
         known = len(self._journal)
         found = self._journal.once(hashlib.sha256(parts.encode()).hexdigest()[:24], ask)
         if len(self._journal) > known:
             self.played += 1
             if self.played % 50 == 0:
-                self._tell(f"traceretain: {self.played} episodes played on the engine")
+                progress(f"traceretain: {self.played} episodes played on the engine")
         return found
 
 
 @dataclass
 class Stream:
-    """What became of each task, in order."""
+    """Outcomes of tasks in order."""
 
     most_steps: int = 50
     games: list[str] = field(default_factory=list)
@@ -82,12 +77,9 @@ class Stream:
 
     @property
     def value(self) -> float:
-        """What CEM ranks by: success + .5 (1 - steps / most) + .5 P@5."""
-        return (
-            fmean(self.won)
-            + 0.5 * (1 - fmean(self.steps) / self.most_steps)
-            + 0.5 * fmean(self.precision)
-        )
+        """CEM's objective: success + .5 (1 - steps / most) + .5 P@5."""
+        speed = 1 - fmean(self.steps) / self.most_steps
+        return fmean(self.won) + 0.5 * speed + 0.5 * fmean(self.precision)
 
 
 async def run_tasks(
@@ -102,51 +94,42 @@ async def run_tasks(
     """Play the games in order.
 
     Args:
-        player: Of the episodes.
+        player: Plays the episodes.
         games: The stream.
         bank: None is an agent without memory.
-        retrieved: Records that a task is shown.
-        failures: Failed records with the same task that follow each real one (the noisy writes).
+        retrieved: Records shown for a task.
+        failures: Failed records of the same task after each real one (the noisy writes).
         write: Whether the bank is written to.
     """
     stream = Stream(player.limit)
     for game in games:
         shown = [] if bank is None else await bank.retrieve(game.task, retrieved)
-        records = [(record, record.details or {}) for record, _ in shown]
-        hint = next((_hint(details) for record, details in records if record.outcome == 1), ())
+        successes = [record.details or {} for record, _ in shown if record.outcome == 1]
+        hint = next((tuple(map(tuple, details["found"])) for details in successes), ())
         played = player.play(game, hint)
         stream.games.append(game.name)
         stream.won.append(played.won)
         stream.steps.append(played.steps)
-        relevant = [
-            record.outcome == 1 and is_relevant(details["signature"], game)
-            for record, details in records
-        ]
-        stream.precision.append(fmean(relevant) if relevant else 0.0)
+        relevant = sum(is_relevant(details["signature"], game) for details in successes)
+        stream.precision.append(relevant / len(shown) if shown else 0.0)
         stream.similarity.append(fmean(similarity for _, similarity in shown) if shown else 0.0)
         if bank is not None and write:
-            await bank.end(_experience(game, played))
-            await bank.fill([_experience(game, Played(False, player.limit, ()))] * failures)
+            await bank.end(make_experience(game, played))
+            failed = make_experience(game, Played(False, player.limit, ()))
+            await bank.fill([failed] * failures)
     return stream
 
 
 def is_relevant(signature: Sequence[str], game: Game) -> bool:
-    """A record of that signature is of the game's family, with its object or its receptacle."""
+    """Return whether a record is of the game's family, with its object or its receptacle."""
     family, thing, _, receptacle = game.signature
     return signature[0] == family and (signature[1] == thing or signature[3] == receptacle)
 
 
-def _experience(game: Game, played: Played) -> Experience:
-    details = {
-        "steps": played.steps,
-        "signature": list(game.signature),
-        "found": [list(pair) for pair in played.found],
-    }
-    told = ", ".join(f"{what} in {kind}" for what, kind in played.found)
-    return Experience(
-        game.task, f"{'done' if played.won else 'failed'}: {told}", float(played.won), details
-    )
-
-
-def _hint(details: Mapping[str, Any]) -> Hint:
-    return tuple((what, kind) for what, kind in details["found"])
+def make_experience(game: Game, played: Played) -> Experience:
+    """Return the record of an episode."""
+    found = [list(pair) for pair in played.found]
+    details = {"steps": played.steps, "signature": list(game.signature), "found": found}
+    places = ", ".join(f"{what} in {kind}" for what, kind in played.found)
+    execution = f"{'done' if played.won else 'failed'}: {places}"
+    return Experience(game.task, execution, float(played.won), details)

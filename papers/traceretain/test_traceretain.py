@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from atommem.errors import ConfigError, OutageError
-from papers.amac.test_amac import drawn
 from papers.experience import Bank
+from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published
-from papers.journal import Journal
-from papers.report import Report
-from papers.traceretain.agent import play
-from papers.traceretain.engine import Engine, engine_python
+from papers.test_experiment import unit_vectors
+from papers.traceretain.__main__ import Bench, compare, sign_test, solvable
+from papers.traceretain.engine import Engine, find_engine, play
 from papers.traceretain.episodes import Player, Stream, is_relevant, run_tasks
-from papers.traceretain.experiment import Bench, compare, sign_test, solvable
 from papers.traceretain.games import FAMILIES, Game, make_games
 
 PAPER = load_published("traceretain")
@@ -45,7 +43,7 @@ class Household:
         self.closed = {shown[name] for name in re.findall(r"\(openable (\S+)\)", start)}
         self.done: set[tuple[str, str]] = set()
         self.at = self.held = ""
-        return {"text": "", "won": False, **({"plan": ["look"]} if plan else {})}
+        return {"text": "", "won": False, "plan": ["look"]}
 
     def step(self, command: str) -> dict[str, Any]:
         """One command; what is not possible changes nothing."""
@@ -103,13 +101,13 @@ def engine_names(identifiers: list[str]) -> dict[str, str]:
     return {name: f"{kind} {i}" for kind, found in kinds.items() for i, name in enumerate(found, 1)}
 
 
-def player(tmp_path: Path, engine: Any) -> Player:
-    return Player(engine, Journal(tmp_path / "played.jsonl"), 50, lambda text: None)
+def make_player(tmp_path: Path, engine: Any) -> Player:
+    return Player(engine, Journal(tmp_path / "played.jsonl"), 50)
 
 
-def kept(games: list[Game]) -> StoredVectors:
-    texts = sorted({game.task for game in games})
-    return StoredVectors(texts, drawn(0, len(texts), 12))
+def task_vectors() -> StoredVectors:
+    texts = sorted({game.task for game in GAMES})
+    return StoredVectors(texts, unit_vectors(0, len(texts), 12))
 
 
 def test_games_are_of_six_families_and_follow_from_their_seed() -> None:
@@ -118,51 +116,45 @@ def test_games_are_of_six_families_and_follow_from_their_seed() -> None:
     assert make_games(30, 2, PAPER) != GAMES
     for game in GAMES:
         assert len(set(game.receptacles)) == len(game.receptacles)
-        # The goal does not hold at the start: nothing of the kind lies where it shall be put.
-        for thing, place in [
-            line.split()[1:] for line in game.problem.splitlines() if "(inReceptacle" in line
-        ][:1]:
-            assert thing.split("_bar_")[0] == game.object
-            assert game.receptacle not in place.rstrip(")").split("_bar_")
+        # The goal does not hold at the start.
+        thing, place = re.findall(r"\(inReceptacle (\S+) (\S+)\)", game.problem)[0]
+        assert thing.split("_bar_")[0] == game.object
+        assert game.receptacle not in place.split("_bar_")
 
 
-def test_the_agent_wins_and_a_hint_shortens_the_way() -> None:
+def test_agent_wins_and_a_hint_shortens_the_way() -> None:
     alone = [play(Household(), game, (), 100) for game in GAMES]
     assert all(played.won for played in alone)
-    told = [play(Household(), game, one.found, 100) for game, one in zip(GAMES, alone, strict=True)]
-    assert all(played.won for played in told)
-    assert sum(played.steps for played in told) < 0.7 * sum(played.steps for played in alone)
+    pairs = zip(GAMES, alone, strict=True)
+    hinted = [play(Household(), game, one.found, 100) for game, one in pairs]
+    assert all(played.won for played in hinted)
+    assert sum(one.steps for one in hinted) < 0.7 * sum(one.steps for one in alone)
 
 
-def test_an_episode_is_played_once(tmp_path: Path) -> None:
+def test_player_plays_an_episode_once(tmp_path: Path) -> None:
     engine = Household()
-    first = player(tmp_path, engine).play(GAMES[0], ())
-    again = player(tmp_path, engine)
+    first = make_player(tmp_path, engine).play(GAMES[0], ())
+    again = make_player(tmp_path, engine)
     assert again.play(GAMES[0], ()) == first
     assert engine.loads == 1
     again.play(GAMES[0], (("object", "shelf"),))
     assert engine.loads == 2
 
 
-async def test_failed_copies_push_successes_out_of_a_fifo_and_not_past_failures_first(
-    tmp_path: Path,
-) -> None:
+async def test_failed_copies_evict_successes_from_fifo_only(tmp_path: Path) -> None:
     games = [GAMES[i % 6] for i in range(18)]
     found = {}
     for rule in ("fifo", "failures_first"):
-        bank = Bank(kept(GAMES), capacity=8, retention=rule)
-        stream = await run_tasks(
-            player(tmp_path, Household()), games, bank, retrieved=5, failures=3
-        )
+        bank = Bank(task_vectors(), capacity=8, retention=rule)
+        player = make_player(tmp_path, Household())
+        stream = await run_tasks(player, games, bank, retrieved=5, failures=3)
         found[rule] = stream.precision[-6:]
         assert len(bank) == 8
-        assert all(record.details is not None for record in bank.records())
-    assert sum(found["fifo"]) == 0, "eight records hold two episodes, and every task came six ago"
+    assert sum(found["fifo"]) == 0, "eight records hold two episodes; every task came six ago"
     assert sum(found["failures_first"]) > 0
 
 
-def test_what_is_relevant_and_the_sign_test_by_hand() -> None:
-    """Relevant is the family with the object or the receptacle."""
+def test_is_relevant_and_sign_test_by_hand() -> None:
     game = Game("g", "clean", "mug", "shelf", (), "")
     for family, thing, place, relevant in (
         ("clean", "mug", "desk", True),
@@ -171,44 +163,31 @@ def test_what_is_relevant_and_the_sign_test_by_hand() -> None:
         ("cool", "mug", "shelf", False),
     ):
         assert is_relevant([family, thing, family, place], game) == relevant
-    assert (
-        sign_test(Stream(won=[True] * 9 + [False]), Stream(won=[False] * 8 + [True] * 2))
-        == "+8/-1, p 0.0391"
-    )
-    assert sign_test(Stream(won=[True]), Stream(won=[True])) == "+0/-0, p 1"
+    one, other = Stream(won=[True] * 9 + [False]), Stream(won=[False] * 8 + [True] * 2)
+    assert sign_test(one, other) == "+8/-1, p 0.0391"
+    assert sign_test(one, one) == "+0/-0, p 1"
 
 
 def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> None:
-    paper = {
-        **PAPER,
-        "capacity": 6,
-        "cem": {**PAPER["cem"], "population": 4, "elite": 2, "iterations": 1},
-    }
-    engine = player(tmp_path, Household())
+    cem = {**PAPER["cem"], "population": 4, "elite": 2, "iterations": 1}
+    paper = {**PAPER, "capacity": 6, "cem": cem}
+    player = make_player(tmp_path, Household())
     report = Report("traceretain", "")
-    solvable(report, engine, GAMES[:3], lambda text: None)
-    bench = Bench(
-        paper, engine, kept(GAMES), GAMES[:18], 12, tmp_path / "cem.json", lambda text: None
-    )
+    solvable(report, player, GAMES[:3])
+    bench = Bench(paper, player, task_vectors(), GAMES[:18], 12, tmp_path / "cem.json")
     bench.tune(GAMES[18:24])
     compare(report, bench, [42])
-    rows = {str(row[0]): row for row in report.tables[1].rows}
-    assert {
-        "unbounded",
-        "unbounded, newer first",
-        "failures first",
-        "traceretain cem",
-    } <= rows.keys()
+    rules = {str(row[0]) for row in report.tables[1].rows}
+    assert {"unbounded", "unbounded, newer first", "failures first", "traceretain cem"} <= rules
     assert len(report.tables) == 6
     assert not report.checks[0].holds, "the stand-in's plan wins nothing"
 
 
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ALFWORLD_PYTHON", raising=False)
-    with pytest.raises(ConfigError, match="pip install alfworld"):
-        engine_python(None)
-    with pytest.raises(ConfigError, match="no such file"):
-        engine_python(str(tmp_path / "python"))
+    for flag in (None, str(tmp_path / "python")):
+        with pytest.raises(ConfigError, match=r"no such interpreter.*pip install alfworld"):
+            find_engine(flag)
     with (
         Engine("/bin/true", tmp_path / "log") as engine,
         pytest.raises(OutageError, match="has ended"),
@@ -217,13 +196,13 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_alfworlds_engine_plans_and_plays_them(tmp_path: Path) -> None:
+def test_alfworld_plans_and_plays_the_games(tmp_path: Path) -> None:
     if not os.environ.get("ALFWORLD_PYTHON"):
         pytest.skip("needs ALFWORLD_PYTHON, an environment with alfworld and textworld[pddl]")
-    with Engine(engine_python(None), tmp_path / "log") as engine:
-        real = player(tmp_path, engine)
+    with Engine(find_engine(None), tmp_path / "log") as engine:
+        player = make_player(tmp_path, engine)
         for game in make_games(12, 5, PAPER)[1::5]:
-            assert 0 < real.plan_length(game) < 15
+            assert 0 < player.plan_length(game) < 15
             played = play(engine, game, (), 100)
             assert played.won
             stand_in = play(Household(), game, (), 100)

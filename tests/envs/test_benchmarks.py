@@ -1,4 +1,4 @@
-"""The readers of multi-hop benchmarks, on invented rows in every layout."""
+"""The readers of benchmarks with paragraphs and of the web, on invented rows in every layout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.hotpotqa import read_aliases
 from atommem.envs.benchmarks.registry import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.task import Document
 from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import (
@@ -59,7 +59,7 @@ def strings(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("layout", "write"),
-    [(columns, write_parquet), (objects, write_lines), (strings, write_lines)],
+    [(dict, write_json), (columns, write_parquet), (objects, write_lines), (strings, write_lines)],
 )
 def test_hotpotqa_reads_every_layout(
     tmp_path: Path, layout: Callable[[dict[str, Any]], dict[str, Any]], write: Callable[..., Path]
@@ -73,8 +73,7 @@ def test_hotpotqa_accepts_repeated_paragraphs_and_indices_past_the_end(tmp_path:
     facts = [["Orla 0", 2], ["Bran 0", 0], ["Orla 0", 1]]
     row = hotpot_row(context=[*context[1:3], context[2]], supporting_facts=facts)
     (read,) = BENCHMARKS["hotpotqa"].read(write_json(tmp_path / "x.json", [row]))
-    assert [p.title for p in read.paragraphs] == ["Orla 0", "Bran 0"]
-    assert all(p.gold for p in read.paragraphs)
+    assert [(p.title, p.gold) for p in read.paragraphs] == [("Orla 0", True), ("Bran 0", True)]
     assert read.metadata["supporting"] == [["Orla 0", None], ["Bran 0", 0], ["Orla 0", 1]]
     assert read.metadata["hops"] == 2
 
@@ -86,14 +85,11 @@ def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
     assert first.paragraphs == HOTPOT.paragraphs, "the space between sentences is restored"
     assert (first.source, first.answers, second.answers) == (twowiki.name, ("Port 0",), ("Port 2",))
     names = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
-    aliases = write_lines(tmp_path / "id_aliases.json", [names])
-    named = with_aliases(twowiki, aliases)
-    assert [row.answers for row in named.read(path)] == [
-        ("Port 0", "Harbour", "Porter"),
-        ("Port 2",),
-    ]
-    with pytest.raises(DataError, match=r"row 1: field 'demonyms' is missing"):
-        read_aliases(write_lines(tmp_path / "bad.json", [{"Q_id": "Q0", "aliases": []}]))
+    named = with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
+    answers = [row.answers for row in named.read(path)]
+    assert answers == [("Port 0", "Harbour", "Porter"), ("Port 2",)]
+    with pytest.raises(DataError, match="row 1: Object missing required field `demonyms`"):
+        with_aliases(twowiki, write_lines(tmp_path / "bad.json", [{"Q_id": "Q0", "aliases": []}]))
 
 
 def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
@@ -118,7 +114,7 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
 
 
-def test_truncated_file_raises_with_its_place(tmp_path: Path) -> None:
+def test_truncated_file_raises_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "x"
     lines = write_lines(path, [musique_row(), musique_row(1)]).read_bytes()
     path.write_bytes(lines[:-30])
@@ -139,23 +135,83 @@ def test_read_rows_without_pyarrow_names_the_extra(
         list(read_rows(path))
 
 
-def test_find_prefers_the_official_file_and_accepts_shards(tmp_path: Path) -> None:
+def test_read_rows_replaces_lone_surrogates_and_ignores_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('[{"a\\ud800": ["\\ud83d\\ude00 \\udc00"]}]', encoding="utf-8-sig")
+    (row,) = read_rows(path)
+    assert row.values == {"a\ufffd": ["\U0001f600 \ufffd"]}
+
+
+def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> None:
     hotpotqa = get_benchmark("hotpotqa")
+    with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file"):
+        hotpotqa.find("train", tmp_path)
     folder = tmp_path / "hotpotqa" / "distractor"
     folder.mkdir(parents=True)
-    shards = [write_json(folder / f"train-0000{i}-of-00002.parquet", []) for i in (0, 1)]
-    assert hotpotqa.find("train", tmp_path) == shards
+    first = write_json(folder / "train-00000-of-00002.parquet", [])
+    with pytest.raises(DataError, match=r"has 1 shards such as train-00000.*expected 2"):
+        hotpotqa.find("train", tmp_path)
+    second = write_json(folder / "train-00001-of-00002.parquet", [])
+    assert hotpotqa.find("train", tmp_path) == [first, second]
     official = write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])
-    assert hotpotqa.find("train", tmp_path) == [official]
-    assert hotpotqa.find("train", official.parent) == [official]
-    with pytest.raises(DataError, match="is the train file by its name: give --split train"):
+    for place in (tmp_path, official.parent, official):
+        assert hotpotqa.find("train", place) == [official]
+    with pytest.raises(DataError, match="is the train file by its name"):
         hotpotqa.find("dev", official)
-
-
-def test_find_without_the_file_names_what_it_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="benchmark is 'squad'; known are hotpotqa"):
+    with pytest.raises(ConfigError, match="benchmark=squad: unknown"):
         get_benchmark("squad")
-    with pytest.raises(DataError, match=r"looked for hotpot_train_v1\.1\.json, .*Give the file"):
-        get_benchmark("hotpotqa").find("train", tmp_path)
-    with pytest.raises(DataError, match="no such file or folder"):
-        get_benchmark("hotpotqa").find("dev", tmp_path / "nowhere")
+
+
+WEB_ROWS: dict[str, dict[str, Any]] = {
+    "gaia": {"task_id": "g1", "Question": "How many?", "Level": "2", "Final answer": 17},
+    "webwalkerqa": {
+        "question": "谁？",  # noqa: RUF001
+        "answer": "北京",
+        "root_url": "https://a.example/",
+        "info": {"Type": "single_source", "Difficulty_Level": "easy", "Language": "zh"},
+    },
+    "asearcher": {"question": "Who?", "answer": ["Ann"], "aug_answer": ["Anna", "Ann"], "qid": 7},
+    "webdancer": {"question": "Who?", "answer": "Ann", "tag": "e2hqa"},
+    "browsecomp_plus": {
+        "query_id": "769",
+        "query": "Who was it?",
+        "answer": "Ann",
+        "evidence_docs": [{"docid": "5", "text": "x", "url": "u"}],
+    },
+}
+
+
+def read_web(path: Path, benchmark: str, **changes: Any) -> QARow:
+    (row,) = WEB_BENCHMARKS[benchmark].read(write_lines(path, [WEB_ROWS[benchmark] | changes]))
+    assert row.source == benchmark
+    return row
+
+
+def test_web_questions_have_answers_and_attributes(tmp_path: Path) -> None:
+    rows = {name: read_web(tmp_path / name, name) for name in WEB_ROWS}
+    assert rows["gaia"].metadata == {"level": 2, "file_name": "", "category": "level 2"}
+    assert rows["gaia"].answers == ("17",)
+    assert read_web(tmp_path / "x", "gaia", **{"Final answer": "?"}).answers == (), "secret"
+    walker = rows["webwalkerqa"].metadata
+    assert (walker["lang"], walker["category"]) == ("zh", "zh single_source")
+    assert walker["root_url"] == "https://a.example/"
+    assert (rows["asearcher"].id, rows["asearcher"].answers) == ("7", ("Ann", "Anna"))
+    assert rows["webdancer"].metadata == {"category": "e2hqa"}
+    plus = rows["browsecomp_plus"]
+    assert (plus.id, plus.metadata) == ("769", {"evidence": [["5", "u"]]})
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "changes", "message"),
+    [
+        ("gaia", {"Level": "4"}, "row 1: Invalid enum value '4' - at `Level`"),
+        ("webwalkerqa", {"info": []}, "row 1: Expected `object`, got `array` - at `info`"),
+        ("asearcher", {"answer": [], "aug_answer": None}, "row 1: field 'answer' is empty"),
+        ("browsecomp_plus", {"query": "x" * 50}, "'query' is encrypted"),
+    ],
+)
+def test_web_row_with_a_wrong_field_raises(
+    tmp_path: Path, benchmark: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read_web(tmp_path / "x", benchmark, **changes)

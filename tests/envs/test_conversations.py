@@ -1,4 +1,4 @@
-"""LongMemEval, MemoryAgentBench and BEAM in their published formats, with invented rows."""
+"""LoCoMo, LongMemEval, MemoryAgentBench, BEAM and MemAgent in their published formats."""
 
 from __future__ import annotations
 
@@ -8,95 +8,28 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.longdoc.fact_recall import gold_documents
+from atommem.envs.benchmarks.locomo import OFFICIAL, read_locomo, read_wording
+from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.scoring.answers import score_question
-from atommem.envs.task import Task, describe_task
+from atommem.envs.scoring.metrics import hint
+from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks, save_tasks
-from tests.envs.benchmark_rows import write_json, write_lines, write_parquet
-
-
-def longmemeval_row(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A question about three sessions, which stand in another order than their dates."""
-    row = {
-        "question_id": f"lme{number}",
-        "question_type": "single-session-user",
-        "question": "Where did I buy the kiln?",
-        "answer": "In Brent",
-        "question_date": "2023/06/01 (Thu) 10:00",
-        "haystack_session_ids": ["s2", "s1", "s3"],
-        "haystack_dates": [
-            "2023/05/20 (Sat) 02:21",
-            "2023/05/01 (Mon) 10:00",
-            "2023/05/30 (Tue) 11:15",
-        ],
-        "haystack_sessions": [
-            [
-                {"role": "user", "content": "I bought a kiln in Brent.", "has_answer": True},
-                {"role": "assistant", "content": "How nice!", "has_answer": False},
-            ],
-            [
-                {"role": "user", "content": "Tell me about clay."},
-                {"role": "assistant", "content": "Clay is soil."},
-            ],
-            [{"role": "user", "content": "Bye."}],
-        ],
-        "answer_session_ids": ["s2"],
-    }
-    return {**row, **changes}
-
-
-def memory_agent_bench_row(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A text with twelve questions."""
-    empty = ("question_types", "question_dates", "keypoints", "previous_events")
-    row = {
-        "context": f"Text {number}. The pots are blue.",
-        "questions": [f"Question {i} of {number}?" for i in range(12)],
-        "answers": [["blue", "Blue"] for _ in range(12)],
-        "metadata": {
-            "source": "ruler_qa1_197K",
-            "qa_pair_ids": [f"ruler_{number}_no{i}" for i in range(12)],
-            **dict.fromkeys(empty),
-        },
-    }
-    return {**row, **changes}
-
-
-def turns(first: int, *texts: str, date: str | None = None) -> list[dict[str, Any]]:
-    """Turns of BEAM, of user and assistant in turn, as parquet has them (with every column)."""
-    return [
-        {
-            "role": "assistant" if i % 2 else "user",
-            "content": text + ("" if i % 2 else " ->-> 1,1"),
-            "id": first + i,
-            "index": None if i % 2 else "1,1",
-            "question_type": None if i % 2 else "main_question",
-            "time_anchor": None if i else date,
-        }
-        for i, text in enumerate(texts)
-    ]
-
-
-def probing() -> dict[str, Any]:
-    """Probing questions of some abilities, with the gold answer under the name of each."""
-    common = {"difficulty": "easy", "rubric": ["LLM response should state: Brent"]}
-    abstention = {"question": "Who sold it?", "ideal_response": "The chat does not tell."}
-    extraction = {"question": "Where is the kiln?", "answer": "In Brent."}
-    update = {"question": "And now?", "answer": "In Lorne."}
-    summary = {"question": "Sum up.", "ideal_summary": "A kiln moves."}
-    return {
-        "abstention": [abstention | common],
-        "information_extraction": [extraction | common | {"source_chat_ids": [0, 3]}],
-        "knowledge_update": [update | common | {"source_chat_ids": {"updated_info": [2]}}],
-        "summarization": [summary | {"source_chat_ids": [[0], [2]]}],
-    }
-
-
-def beam_row(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A conversation of two batches, with its questions in Python's notation, as in parquet."""
-    first = turns(0, "The kiln is in Brent.", "I see.", date="March-15-2024")
-    second = turns(2, "I moved it to Lorne.", "Noted.", date="April-01-2024")
-    row = {"conversation_id": str(number), "chat": [first, second]}
-    return {**row, "probing_questions": repr(probing()), **changes}
+from atommem.errors import ConfigError, DataError
+from tests.envs.benchmark_rows import (
+    CONTEXT,
+    MEMAGENT_QUESTION,
+    beam_row,
+    beam_turns,
+    locomo_row,
+    longmemeval_row,
+    memagent_row,
+    memagent_train_row,
+    memory_agent_bench_row,
+    probing,
+    write_json,
+    write_lines,
+    write_parquet,
+)
 
 
 def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
@@ -107,6 +40,70 @@ def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
     save_tasks(listed, tmp_path / "ours.parquet")
     assert load_tasks(tmp_path / "ours.parquet") == listed
     return listed
+
+
+def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
+    (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [locomo_row()]))
+    assert (task.id, task.source) == ("locomo-conv-1-000", "locomo")
+    assert [(document.title, document.text, document.gold) for document in task.documents] == [
+        ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday.", True),
+        ("7:15 pm on 2 May, 2021", "Bran: Nice! [shares an image: a photo of a bowl]", False),
+        ("9:00 am on 3 June, 2021", "Orla: I sold the kiln.", True),
+    ]
+    assert [(question.metadata["category"], *question.answers) for question in task.questions] == [
+        ("multi_hop", "bowls, a kiln"),
+        ("temporal", "2021"),
+        ("open_domain", "Likely yes"),
+        ("single_hop", "The kiln"),
+        ("adversarial", "not mentioned"),
+    ]
+    assert task.questions[0].metadata["evidence"] == ["D2:1", "D10:1"]
+    assert [len(gold_documents(task, question)) for question in task.questions] == [2, 1, 0, 1, 1]
+    assert all(question.text.endswith(hint("conversation")) for question in task.questions)
+
+
+def test_locomo_evidence_without_turn_warns_and_is_kept(tmp_path: Path) -> None:
+    asked = [{"question": "?", "answer": "x", "evidence": ["D2:1", "D4:36", "D"], "category": 1}]
+    path = write_json(tmp_path / "x.json", [locomo_row(qa=asked)])
+    with pytest.warns(UserWarning, match=r"row 1: evidence of .* names D4:36, D"):
+        (task,) = load_tasks(path)
+    assert task.questions[0].metadata["evidence_without_turn"] == ["D4:36", "D"]
+
+
+def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
+    rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
+    orders = set()
+    for task in read_locomo(write_json(tmp_path / "x.json", rows), 1, OFFICIAL):
+        (question,) = task.questions
+        assert hint("conversation") not in question.text
+        if question.metadata["category"] == "temporal":
+            assert question.text.startswith("When? (Tell the approximate date")
+        if question.metadata["category"] != "adversarial":
+            continue
+        options = question.metadata["options"]
+        assert sorted(options.values()) == ["Not mentioned in the conversation", "the kiln"]
+        assert question.text.endswith(f"(a) {options['a']} (b) {options['b']}")
+        right, wrong = sorted("ab", key=lambda letter: options[letter] == "the kiln")
+        for answer, score in ((right, 1), (f"({right})", 1), (f" ({wrong.upper()}) ", 0)):
+            found = score_question(question, answer, "locomo")
+            assert found["em"] == found["f1"] == score
+        orders.add(right)
+    assert orders == {"a", "b"}
+
+
+def test_locomo_wording_of_a_file_replaces_the_official_one(tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text("temporal: '{question} Say when.'\n")
+    wording = read_wording(str(path))
+    assert wording == {**OFFICIAL, "temporal": "{question} Say when."}
+    asked = [{"question": "What is {a}?", "answer": "x", "category": 2}]
+    rows = write_json(tmp_path / "x.json", [locomo_row(qa=asked)])
+    (task,) = read_locomo(rows, wording=wording)
+    assert task.questions[0].text == "What is {a}? Say when.", "braces in a question stay"
+    for text in ("temporal: 3", "other: none", "new: '{question}'", "a: ["):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="wording"):
+            read_wording(str(path))
 
 
 def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:
@@ -121,8 +118,7 @@ def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) ->
         "user: Bye.",
     ]
     assert task.documents[0].title.startswith("2023/05/01")
-    (gold,) = gold_documents(task, question)
-    assert gold.text == "user: I bought a kiln in Brent."
+    assert gold_documents(task, question) == [task.documents[2]]
     assert question.text.startswith("Where did I buy the kiln? (Asked on 2023/06/01 (Thu) 10:00.)")
 
 
@@ -162,7 +158,7 @@ def test_memory_agent_bench_has_ten_questions_a_task(tmp_path: Path) -> None:
         ("ruler_qa2_421K", "Question 0 of 0?"),
     ],
 )
-def test_memory_agent_bench_question_has_the_form_of_an_answer(
+def test_memory_agent_bench_question_names_the_form_of_its_answer(
     tmp_path: Path, part: str, end: str
 ) -> None:
     row = memory_agent_bench_row()
@@ -199,8 +195,65 @@ def test_beam_reads_nested_batches_and_plans(tmp_path: Path) -> None:
     ]
     row = beam_row(chat=batches, probing_questions=json.dumps(probing()))
     assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
-    anew = turns(0, "I moved it to Lorne.", "Noted.", date="April-01-2024")
+    anew = beam_turns(0, "I moved it to Lorne.", "Noted.", date="April-01-2024")
     for later in (second, anew):
         plans = [{"plan-1": [first], "plan-2": None}, {"plan-1": None, "plan-2": [later]}]
         row = beam_row(chat=plans, probing_questions=probing())
         assert load_tasks(write_json(tmp_path / "c.json", [row])) == [plain]
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_json])
+@pytest.mark.parametrize(
+    ("row", "source"),
+    [(memagent_train_row(MEMAGENT_QUESTION, ["Port"]), "hotpotqa"), (memagent_row(), "memagent")],
+)
+def test_memagent_rows_of_training_and_evaluation_are_tasks(
+    tmp_path: Path, write: Any, row: dict[str, Any], source: str
+) -> None:
+    (task,) = load_tasks(write(tmp_path / "x", [row]))
+    name = f"{source}-00000"
+    question = Question(MEMAGENT_QUESTION, ("Port",), f"{name}-0")
+    assert task == Task(name, (question,), (), CONTEXT, source, {"index": 7, "num_docs": 2})
+
+
+PAIR = ["Bran?", "Orla?"]
+ALIASES = ("Port", "Harbour")
+AS_STRING = {"prompt": PAIR[0], "reward_model": '{"ground_truth": "Port"}'}
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        (memagent_train_row(PAIR, [[*ALIASES], ["Orla"]]), [ALIASES, ("Orla",)]),
+        (memagent_train_row(PAIR, ["Port", "Orla"]), [("Port",), ("Orla",)]),
+        (memagent_train_row(PAIR[:1]), [ALIASES]),
+        (memagent_row(answers="Port", input=PAIR[0]), [("Port",)]),
+        ({"context": "x", **AS_STRING}, [("Port",)]),
+    ],
+)
+def test_memagent_answers_are_read_in_all_forms(
+    tmp_path: Path, row: dict[str, Any], answers: list[tuple[str, ...]]
+) -> None:
+    (task,) = load_tasks(write_json(tmp_path / "x", [row]))
+    assert [question.answers for question in task.questions] == answers
+    assert [question.text for question in task.questions] == PAIR[: len(answers)]
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "message"),
+    [
+        (memagent_train_row(), {"reward_model": {"ground_truth": []}}, "'reward_model' is empty"),
+        (memagent_train_row(), {"prompt": []}, "'prompt' has no question"),
+        (locomo_row(), {"conversation": {"session_1": []}}, "conversation.session_1_date_time"),
+        (longmemeval_row(), {"haystack_dates": ["2023"]}, "'haystack_dates'"),
+        (memory_agent_bench_row(), {"answers": [["a"]] * 11}, "for 11 questions, but the row asks"),
+        (beam_row(), {"probing_questions": "__import__('os')"}, "neither JSON nor Python's"),
+    ],
+)
+def test_row_with_a_wrong_field_raises_with_its_place(
+    tmp_path: Path, row: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    path = write_json(tmp_path / "x.json", [row | changes])
+    with pytest.raises(DataError, match=message) as caught:
+        load_tasks(path)
+    assert f"{path}: row 1" in str(caught.value)

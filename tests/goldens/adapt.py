@@ -314,15 +314,14 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     from atommem.serve.app import make_app
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations
-    from atommem.serve.resources import Resources
     from atommem.serve.schema import open_database
     from atommem.serve.served_model import ServedModel
 
     policy = ScriptedPolicy(tokenizer, script)
     engine = Runtime.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
     log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    model = ServedModel.from_engine(engine, "scripted", "scripted")
-    app = make_app(Conversations(Resources(model, log)))
+    model = ServedModel.from_runtime(engine, "scripted", "scripted")
+    app = make_app(Conversations(model, log))
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
     )

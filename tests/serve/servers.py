@@ -23,7 +23,6 @@ from atommem.policy.scripted import ScriptedPolicy
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
-from atommem.serve.resources import Resources
 from atommem.serve.schema import open_database
 from atommem.serve.served_model import ServedModel
 from tests.fakes import WordTokenizer
@@ -80,10 +79,9 @@ def scripted(
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
-    engine = Runtime.open(
-        policy or ScriptedPolicy(tokenizer, script), tokenizer=tokenizer, **settings
-    )
-    return ServedModel.from_engine(engine, "scripted", checkpoint)
+    policy = policy or ScriptedPolicy(tokenizer, script)
+    runtime = Runtime.open(policy, tokenizer=tokenizer, **settings)
+    return ServedModel.from_runtime(runtime, "scripted", checkpoint)
 
 
 def make_conversations(
@@ -91,10 +89,7 @@ def make_conversations(
 ) -> Conversations:
     """Conversations in a SQLite file or the database of a URL."""
     url = f"sqlite:///{db}" if isinstance(db, Path) else db
-    turns = ("active", "turn_seconds")
-    shared = {name: bounds.pop(name) for name in turns if name in bounds}
-    log = ConversationLog(open_database(url))
-    return Conversations(Resources(model or scripted(), log, **shared), **bounds)
+    return Conversations(model or scripted(), ConversationLog(open_database(url)), **bounds)
 
 
 @dataclass
@@ -179,9 +174,9 @@ def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
     """The kinds of all events, after checking that the operations have no gap and replay."""
     log = conversations.log
     name = conversation.rpartition("/")[2]
-    operations = log.load(name, "local", "none", full=True).operations
+    operations = log.load(name, "local", "none").operations
     assert replay(operations) == log.memory_at(name)
-    assert [row["seq"] for row in log.operations(name, 0)] == list(range(len(operations)))
+    assert [row["seq"] for row in log.operations(name)] == list(range(len(operations)))
     return [event.kind for event in log.events(name)]
 
 

@@ -11,10 +11,9 @@ import httpx
 import pytest
 
 from atommem.errors import OutageError, PromptTooLongError
-from atommem.serve import conversation
+from atommem.serve import conversations as conversations_module
 from atommem.serve.conversations import Conversations
-from atommem.serve.events import Event
-from atommem.serve.wire import Message, item_body
+from atommem.serve.wire import Message
 from tests.serve.servers import (
     ask,
     entries,
@@ -23,7 +22,6 @@ from tests.serve.servers import (
     items,
     make_conversations,
     new_conversation,
-    running,
     until,
 )
 
@@ -138,19 +136,15 @@ def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
         assert answer.result().status_code == 200
 
 
-async def test_loaded_session_equals_the_one_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversation, "SNAPSHOT_INTERVAL", 32)
+async def test_loaded_session_equals_the_one_in_memory(tmp_path: Path) -> None:
     one, other = (make_conversations(tmp_path / "log.db") for _ in range(2))
     name = one.log.create("local", {"goal": "case 3"}).id
     for number in range(20):
         async with one.use(name, "local") as held:
-            await held.add([item_body(Message(content=f"case {number} {number % 7}"))])
+            await held.add([Message(content=f"case {number} {number % 7}").body()])
             await held.read()
     async with one.use(name, "local") as held, other.use(name, "local") as twin:
         memory = held.session.memory
-        assert twin.state.snapshot is not None
         assert twin.session.memory.contents == memory.contents
         assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
         assert twin.session.turns == 20
@@ -161,15 +155,14 @@ async def test_loaded_session_equals_the_one_in_memory(
 async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Conversations) -> None:
     name = conversations.log.create("local", {}).id
     async with conversations.use(name, "local") as held:
-        (item,) = await held.add([item_body(Message(content="Cid sings."))])
-        await held.note(Event("deleted", parent=item.version))
+        (item,) = await held.add([Message(content="Cid sings.").body()])
+        await held.delete_item(item.body["id"])
         assert held.state.unread == {}
     assert conversations.log.load(name, "local", "none").unread == {}
-    async with conversations.use(name, "local", full=True) as held:
+    async with conversations.use(name, "local") as held:
         texts = {"Ann": "Ann lives in Rome.", "Bob": "Bob lives in Oslo."}
-        new = [item_body(Message(content=text, name=source)) for source, text in texts.items()]
-        await held.add(new)
-        await held.delete(conversations.log.items_of_source(name, "local", "Ann"), "Ann")
+        await held.add([Message(content=texts[name], name=name).body() for name in texts])
+        await held.forget("Ann")
         await held.read()
         found = [entry.text for entry in held.session.memory.contents.entries.values()]
         assert found == [texts["Bob"]]
@@ -183,15 +176,15 @@ async def test_goal_set_by_another_gateway_applies_to_the_next_item(
     for goal in ("Where is Ann?", "Where is Bob?"):
         conversations.log.update(name, "local", {"goal": goal})
         async with conversations.use(name, "local") as held:
-            (item,) = await held.add([item_body(Message(content="Ann lives in Rome."))])
+            (item,) = await held.add([Message(content="Ann lives in Rome.").body()])
             assert item.body["questions"] == [goal]
     await conversations.close()
 
 
-def test_conversations_beyond_open_count_are_loaded_again(tmp_path: Path) -> None:
-    conversations = make_conversations(tmp_path / "log.db", max_open=2)
-    with running(conversations) as server, server.http() as http:
-        paths = [new_conversation(http, f"secret {number}") for number in range(4)]
-        for number, path in enumerate(paths):
-            assert ask(http, path, "secret")[1] == f"secret {number}"
-        assert conversations.open_count == 2
+def test_conversations_beyond_the_idle_bound_are_loaded_again(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations_module, "MAX_IDLE", 2)
+    paths = [new_conversation(http, f"secret {number}") for number in range(4)]
+    for number, path in enumerate(paths):
+        assert ask(http, path, "secret")[1] == f"secret {number}"

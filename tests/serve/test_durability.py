@@ -81,9 +81,9 @@ class Client:
 def check_log(log: ConversationLog, path: str) -> set[str]:
     """Return the texts of all created entries, after checking that nothing is half there."""
     name = path.rpartition("/")[2]
-    events, operations = log.events(name), log.load(name, "local", "none", full=True).operations
+    events, operations = log.events(name), log.load(name, "local", "none").operations
     replay(operations)
-    rows = log.operations(name, 0)
+    rows = log.operations(name)
     assert [row["seq"] for row in rows] == list(range(len(rows)))
     steps = [event for event in events if event.kind == "step"]
     assert [step.step for step in steps] == list(range(len(steps)))

@@ -5,6 +5,8 @@ Run it where langgraph-checkpoint is installed: pip install 'atommem[langgraph]'
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,9 @@ import pytest
 from tests.serve.servers import Running, items
 
 base = pytest.importorskip("langgraph.store.base")
-
-from langgraph.store.memory import InMemoryStore  # noqa: E402
-
-from atommem.serve.langgraph_store import AtomMemStore  # noqa: E402
-
+_FILE = Path(__file__).parents[2] / "examples" / "langgraph" / "atommem_store.py"
+AtomMemStore = runpy.run_path(str(_FILE))["AtomMemStore"]
+InMemoryStore = pytest.importorskip("langgraph.store.memory").InMemoryStore
 ANN, BOB = ("users", "ann"), ("users", "b/o-b")
 VALUES: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (ANN, "home", {"text": "Ann lives in Rome."}),

@@ -1,9 +1,10 @@
-"""`RequestMiddleware`: keys, hosts, origins, and a log without text of clients."""
+"""Keys, hosts, origins, a log without text of clients, and the page."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +124,18 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
     assert answers[-1].json()["error"]["message"] == "the server failed."
     last = json.loads(found[-1])
     assert (last["level"], last["error"], last["owner"]) == ("error", "RuntimeError", "ann")
+
+
+def test_page_has_no_inline_code_and_no_other_origins(server: Running) -> None:
+    http = server.http()
+    pages = {name: http.get(f"/ui{name}") for name in ("", "/page.css", "/page.js")}
+    assert {page.status_code for page in pages.values()} == {200}
+    assert set(re.findall(r'(?:src|href)="ui/([^"]+)"', pages[""].text)) == {"page.css", "page.js"}
+    (policy,) = {page.headers["content-security-policy"] for page in pages.values()}
+    assert "unsafe" not in policy
+    for directive in ("default-src 'none'", "script-src 'self'", "require-trusted-types-for"):
+        assert directive in policy
+    assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]*\ssrc=)", pages[""].text)
+    unsafe = r"https?://|innerHTML|outerHTML|insertAdjacent|document\.write|\beval\("
+    assert not any(re.search(unsafe, page.text) for page in pages.values())
+    assert http.get("/ui/..%2fapp.py").status_code == 404

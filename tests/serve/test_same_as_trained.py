@@ -20,7 +20,6 @@ from atommem.memory.log import Operation
 from atommem.policy.contract import Sampling
 from atommem.policy.scripted import ScriptedPolicy
 from atommem.run import RunConfig
-from atommem.serve.served_model import Float16Embedder
 from atommem.train.rollout.rollouts import Rollouts
 from tests.fakes import WordTokenizer
 from tests.serve.servers import items, make_conversations, note_taker, running, scripted
@@ -46,7 +45,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     tokenizer = WordTokenizer()
     world = {"chunking": chunking, "chunk_tokens": 30, "questions_shown": [shown]}
     environment = environment_config("longdoc", **world)
-    embedder = Float16Embedder(make_embedder(EmbedderConfig(embedder="hashing")))
+    embedder = make_embedder(EmbedderConfig(embedder="hashing"))
     task = next(generate(WorldConfig(), 1, 3))
     policy = ScriptedPolicy(tokenizer, note_taker)
 
@@ -77,7 +76,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
             model="scripted", conversation=name, input=question.text
         )
         steps = http.get(f"/v1/conversations/{name}/steps", params={"limit": 100}).json()["data"]
-        served = server.conversations.log.load(name, "local", "none", full=True).operations
+        served = server.conversations.log.load(name, "local", "none").operations
 
     assert len(steps) == len(trained.steps) > 3
     assert [step["prompt_ids"] for step in steps] == [step.prompt_ids for step in trained.steps]

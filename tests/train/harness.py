@@ -20,8 +20,8 @@ from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode
 from atommem.train.checkpoints import GenerationSettings
-from atommem.train.logs.console import GRPO_COLUMNS, use_console
-from atommem.train.logs.episodes import trace_writer
+from atommem.train.console import GRPO_COLUMNS, use_console
+from atommem.train.episode_logs import trace_writer
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.backends import LocalBackend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts

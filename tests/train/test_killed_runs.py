@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from atommem.envs.task_files import save_tasks
 from atommem.train.checkpoints import PARTIAL, last_checkpoint
-from atommem.train.logs.console import METRICS_FILE, read_metrics
+from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.stop_request import EXIT_INTERRUPTED
 from atommem.train.train_cli import main
 from tests.train.harness import ROOT, environment, make_tasks, save_model

@@ -16,13 +16,13 @@ from atommem.config import CONFIG_FILE
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, OutageError
 from atommem.train.checkpoints import PARTIAL, last_checkpoint, list_checkpoints
+from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.errors import (
     CheckpointError,
     DivergedError,
     RolloutFailedError,
     TrainingInterrupted,
 )
-from atommem.train.logs.console import METRICS_FILE, read_metrics
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from tests.train.harness import (
     at,

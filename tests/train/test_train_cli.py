@@ -10,7 +10,7 @@ import pytest
 from atommem.config import load_config
 from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError
-from atommem.train.logs.console import METRICS_FILE, read_metrics
+from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
 from atommem.train.train_config import ColdStartConfig, TrainConfig

@@ -1,1 +1,0 @@
-"""`atommem train --dry_run`: checks settings and estimates memory and time."""

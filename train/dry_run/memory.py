@@ -99,22 +99,22 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
     states = {"8bit": 2, "sgd": 0, "adafactor": 0, "lion": width}
     state = p.master + next((size for name, size in states.items() if name in run.optim), 2 * width)
     has_reference = run.beta != 0 and not model.lora  # LoRA's is the model without its adapter
+    reference = has_reference * model.parameters * p.frozen * launch.share(WEIGHTS)
     gathers = launch.stage >= WEIGHTS
     whole = gathers and run.rollout == "local" and not run.has_second_model
     # Float32 weights under autocast are cast once per forward pass, and the copies are kept.
     is_cast = p.compute < p.frozen and not gathers
-    stays = run.has_second_model or not run.sleeps
-    training, budget = ("training",), "lower micro_batch_tokens"
+    scored = round(load.scored_tokens / load.micro_batches)
+    training, rollouts = ("training",), ("rollout",)
+    sampling_phases = PHASES if run.has_second_model or not run.sleeps else rollouts
+    budget, vllm = "lower micro_batch_tokens", "sample with vLLM (use_vllm: true)"
     activations = budget if run.checkpointing else "set gradient_checkpointing: true"
     sampling = "lower vllm_gpu_memory_utilization, or rollout_batch_tokens without vLLM"
-    vllm, http = "sample with vLLM (use_vllm: true)", "use an embedding server (embedder: http)"
-    scored = round(load.scored_tokens / load.micro_batches)
-    reference = has_reference * model.parameters * p.frozen * launch.share(WEIGHTS)
     parts = [
         Part("weights", resident * weights * launch.share(WEIGHTS)),
         Part("optimizer", resident * model.trainable * state * launch.share(OPTIMIZER)),
         Part("reference model", reference, remedy="set beta: 0"),
-        Part("embedder", embedder, remedy=http),
+        Part("embedder", embedder, remedy="use an embedding server (embedder: http)"),
         Part("CUDA context", 0.0 if run.device.is_cpu else CUDA_CONTEXT),
         Part("gradients", gradients * launch.share(GRADIENTS), training),
         Part("buckets of DDP", gradients if launch.name == "ddp" else 0.0),
@@ -122,9 +122,9 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
         Part("LM head", head_bytes(run, scored), training, budget),
         Part("gathered layers", gathers * gathered_bytes(run), training),
         Part("cast weights", is_cast * model.parameters * p.compute, training),
-        Part("gathered weights", whole * model.parameters * p.compute, ("rollout",), vllm),
+        Part("gathered weights", whole * model.parameters * p.compute, rollouts, vllm),
         Part("sampling model", run.has_second_model * model.parameters * p.frozen, remedy=vllm),
-        Part("rollout", rollout, PHASES if stays else ("rollout",), sampling),
+        Part("rollout", rollout, sampling_phases, sampling),
     ]
     return [part for part in parts if part.bytes]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.config import EmbedderConfig
-from atommem.environment import EnvironmentFactory, TaskShape, make_environments
+from atommem.environment import TaskShape, make_environments
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
@@ -69,14 +69,9 @@ class Plan:
         return max(self.phases.values()) <= self.run.device.memory
 
     @property
-    def seconds(self) -> float:
-        """Seconds of an update."""
-        return self.timelines[0].seconds
-
-    @property
     def hours(self) -> float:
         """Hours of the run."""
-        return self.workload.updates * self.seconds / 3600
+        return self.workload.updates * self.timelines[0].seconds / 3600
 
 
 def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
@@ -102,13 +97,12 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
 
     # On the CPU, so that settings of a device that is not here can be checked.
     found = parse(stage, [*argv, "--use_cpu", "true"], adapt)
-    args, run_config, model_config = found.args, found.run, found.model
-    memory, embedder, environment = run_config.memory, run_config.embedder, run_config.environment
+    args, memory = found.args, found.run.memory
     RuleSet(memory.admission, memory.retention)
-    model = measure(model_config)
+    model = measure(found.model)
     if stage == "sft":
         return None
-    dtype = getattr(model_config, "dtype", None) or getattr(args, "dtype", None) or "float32"
+    dtype = getattr(found.model, "dtype", None) or getattr(args, "dtype", None) or "float32"
     dtype = model.dtype if dtype == "auto" else dtype
     rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
     run = Run(
@@ -125,15 +119,18 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
     tokenizer, counted_by = workload.find_tokenizer(model.name)
-    environments = make_environments(environment, tokenizer)
-    data = data_shape(args.data, environments, settings)
+    environments = make_environments(found.run.environment, tokenizer)
+    documents, questions = settings.dry_run_documents, settings.dry_run_questions
+    source = f"assumed, without {args.data}: {documents} documents, {questions:g} questions"
+    assumed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
+    data = environments.shape(args.data, assumed)
     prompt = workload.measure_prompt(memory, environments, args.template_kwargs)
     completion = workload.completion_shape(args, settings, model.config.model_type)
     load = workload.estimate_workload(
         args, launch.processes, data, prompt, completion, run.share_prefixes
     )
     costs = timeline.estimate_costs(run, load, settings.dry_run_utilisation)
-    embedder_bytes = _embedder_bytes(embedder, device.is_cpu)
+    embedder = _embedder_bytes(found.run.embedder, device.is_cpu)
     sampling = _rollout_bytes(args, run, load)
     assumptions = [
         f"data: {data.source}",
@@ -141,18 +138,19 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         f"completions: {completion.mean:.0f} tokens on average ({completion.source})",
         f"speed: {settings.dry_run_utilisation:.0%} of peak FLOPs (--dry_run_utilisation)",
     ]
-    if embedder_bytes is None:
-        assumptions.append(f"memory without the embedder {embedder.embedder_model}, not found here")
+    if embedder is None:
+        name = found.run.embedder.embedder_model
+        assumptions.append(f"memory without the embedder {name}, not found here")
     plan = Plan(
         run=run,
         workload=load,
-        parts=estimate_memory(run, load, embedder=embedder_bytes or 0.0, rollout=sampling),
+        parts=estimate_memory(run, load, embedder=embedder or 0.0, rollout=sampling),
         costs=costs,
         timelines=_timelines(args, run, load, costs),
         settings=_values(found, settings),
         assumptions=assumptions,
     )
-    plan.warnings.extend(_warnings(plan, args))
+    plan.warnings = _warnings(plan, args)
     return plan
 
 
@@ -168,25 +166,18 @@ def _values(found: Settings, settings: DryRunConfig) -> dict[str, dict[str, Any]
     return values
 
 
-def data_shape(path: str, environments: EnvironmentFactory, settings: DryRunConfig) -> TaskShape:
-    """Return the lengths of the tasks in a file, or those that `settings` describe."""
-    documents, questions = settings.dry_run_documents, settings.dry_run_questions
-    source = f"assumed, without {path}: {documents} documents, {questions:g} questions"
-    assumed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
-    return environments.shape(path, assumed)
-
-
 def _timelines(args: Any, run: Run, load: Workload, costs: timeline.Costs) -> list[Timeline]:
-    """Simulate the run, then alternatives on its devices."""
-    ahead = args.max_staleness if run.stage == "async" else 0
-    replaced = "now" if getattr(args, "dynamic_sampling", 0) else "no"
+    """Estimate the run, then alternatives on its devices."""
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
     processes, devices = run.launch.processes, run.launch.processes + samplers
-    own = Schedule("this run", samplers, ahead, replaced, bool(getattr(args, "carried_groups", 0)))
-    every = (own, *timeline.schedules(devices, ahead))
+    own = Schedule("this run", samplers, getattr(args, "max_staleness", 0))
+    replaced = bool(getattr(args, "dynamic_sampling", 0))
     return [
-        timeline.simulate(one, costs, load, devices=devices, processes=processes) for one in every
+        timeline.estimate_timeline(
+            one, costs, load, devices=devices, processes=processes, replaced=replaced
+        )
+        for one in (own, *timeline.schedules(devices))
     ]
 
 
@@ -229,18 +220,15 @@ def _warnings(plan: Plan, args: Any) -> list[str]:
         )
     files = [file for file in (args.data, args.eval_data) if file and not Path(file).is_file()]
     found += [f"{file} does not exist yet: `atommem data build` makes it." for file in files]
-    return found if plan.fits else [*found, _what_to_change(plan)]
-
-
-def _what_to_change(plan: Plan) -> str:
-    """Name the largest part of the phase that needs the most."""
-    phase = max(plan.phases, key=plan.phases.__getitem__)
-    part = max((part for part in plan.parts if phase in part.phases), key=lambda part: part.bytes)
-    return (
-        f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the "
-        f"{plan.run.device.memory / 1e9:.0f} GB of {plan.run.device.name}. Its largest part is "
-        f"{part.name} with {part.bytes / 1e9:.1f} GB: {part.remedy}."
-    )
+    if not plan.fits:
+        phase = max(plan.phases, key=plan.phases.__getitem__)
+        part = max((part for part in plan.parts if phase in part.phases), key=lambda p: p.bytes)
+        found.append(
+            f"the peak of {plan.phases[phase] / 1e9:.1f} GB ({phase}) exceeds the "
+            f"{run.device.memory / 1e9:.0f} GB of {run.device.name}. Its largest part is "
+            f"{part.name} with {part.bytes / 1e9:.1f} GB: {part.remedy}."
+        )
+    return found
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -262,35 +250,29 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         f"{model.trainable:,} trained; {model.source}) on {run.launch.processes} x "
         f"{run.device.name}, {run.launch.name} ({run.launch.source}), rollouts: {run.rollout}"
     )
-    what = f"{load.steps:.1f} steps each, {load.group} of a task; {load.tasks:,} tasks in all"
-    rows = [
-        ("episodes", f"{load.episodes:,}", what),
-        ("rows", f"{load.rows:,}", f"at most {load.longest_row:,} of {model.context:,} tokens"),
-        (
-            "tokens of a row",
-            f"{load.prompt_tokens + load.completion_tokens:,.0f}",
-            f"prompt {load.prompt_tokens:,.0f}, completion {load.completion_tokens:,.0f}",
-        ),
-        ("unique tokens", f"{load.unique_tokens:,}", f"of {load.raw_tokens:,}"),
-        ("micro-batches", f"{load.micro_batches:,}", f"of about {load.micro_batch:,} tokens"),
-    ]
-    _print_table(console, "One update, one process", [], rows)
-    gigabytes = [
-        (part.name, *(f"{part.bytes / 1e9:,.2f}" if p in part.phases else "" for p in PHASES))
-        for part in plan.parts
-    ]
-    gigabytes.append(("total", *(f"{total / 1e9:,.2f}" for total in plan.phases.values())))
-    _print_table(console, "Memory, one process", ["GB", *PHASES], gigabytes)
+    console.print(
+        f"One update of one process: {load.episodes:,} episodes of {load.steps:.1f} steps, "
+        f"{load.group} of a task; {load.rows:,} rows of {load.prompt_tokens:,.0f} prompt and "
+        f"{load.completion_tokens:,.0f} completion tokens (at most {load.longest_row:,} of "
+        f"{model.context:,}); {load.unique_tokens:,} unique tokens of {load.raw_tokens:,}, in "
+        f"{load.micro_batches:,} micro-batches of about {load.micro_batch:,}"
+    )
+    table = Table("GB", *PHASES, title="Memory, one process", title_justify="left")
+    for part in plan.parts:
+        gigabytes = f"{part.bytes / 1e9:,.2f}"
+        table.add_row(part.name, *(gigabytes if phase in part.phases else "" for phase in PHASES))
+    table.add_row("total", *(f"{total / 1e9:,.2f}" for total in plan.phases.values()))
+    console.print(table)
     fits = "fits" if plan.fits else "does not fit"
     peak, memory = max(plan.phases.values()) / 1e9, run.device.memory / 1e9
     console.print(f"peak {peak:,.2f} GB, {fits} the {memory:,.0f} GB of {run.device.name}")
-    lines = [
-        (line.name, f"{line.seconds:,.0f}", f"{line.overlap:.0%}", f"{line.idle:.0%}")
-        for line in plan.timelines
-    ]
-    heads = ["", "s an\nupdate", "sampling\nwhile training", "devices\nidle"]
-    _print_table(console, "Timeline, simulated", heads, lines)
-    total = f"{load.updates:,} updates of {plan.seconds:,.0f} s, {plan.hours:,.1f} h"
+    table = Table("s an update", "all", "sampling", "training", title="Timeline, estimated")
+    for line in plan.timelines:
+        seconds = (line.seconds, line.sampling, line.training)
+        table.add_row(line.name, *(f"{value:,.0f}" for value in seconds))
+    console.print(table)
+    own = plan.timelines[0].seconds
+    total = f"{load.updates:,} updates of {own:,.0f} s, {plan.hours:,.1f} h"
     console.print(f"the run: {total}", style="bold")
     changed = [
         f"{name}={json.dumps(item['value'], default=str).strip(chr(34))} ({item['source']})"
@@ -304,14 +286,3 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         console.print(f"warning: {warning}", style="bold yellow", highlight=False, markup=False)
     if not plan.warnings:
         console.print("nothing stands in the way of this run.", style="bold green")
-
-
-def _print_table(
-    console: Console, title: str, heads: list[str], rows: Iterable[tuple[str, ...]]
-) -> None:
-    table = Table(*heads, title=title, title_justify="left", show_header=bool(heads))
-    for row in rows:
-        table.add_row(*row)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    console.print(table)

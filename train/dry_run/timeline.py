@@ -1,16 +1,14 @@
-"""How long an update takes: costs of a device as formulas, and a simulated timeline of several.
+"""How long an update takes, by formulas from a device's data sheet; nothing is measured.
 
 A parameter costs 2 FLOPs a token in a forward pass and twice that in a backward pass; attention
-costs ``4 q c L`` a token with c tokens of context (q: heads x head size, L: layers). Episodes are
-sampled side by side and differ in length, so that the last ones run alone. Nothing is measured.
+costs ``4 q c L`` a token with c tokens of context (q: heads x head size, L: layers).
 """
 
 from __future__ import annotations
 
-import heapq
-import random
-from dataclasses import dataclass, field
-from math import exp, inf, log, sqrt
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import NormalDist
 
 from atommem.train.dry_run.memory import Run, key_value_bytes_per_token
 from atommem.train.dry_run.shapes import ModelShape
@@ -20,12 +18,12 @@ DECODE_BANDWIDTH = 0.6
 """Share of a device's memory bandwidth that decoding reaches."""
 LOCAL_LAYER_SECONDS = 0.7e-3
 """Overhead of launching one layer's kernels in a decoding step outside of vLLM, on a GPU."""
-SYNC_BANDWIDTH = 20e9
-"""Bytes/s at which new weights reach an engine: assumed."""
-WAKE_SECONDS = 2.0
-"""For a colocated engine to wake and sleep in an update: assumed."""
-UPDATES, WITHOUT_VARIANCE = 12, 0.3
-"""Simulated rollouts; share of groups without variance, where they are replaced: assumed."""
+SYNC_BANDWIDTH, WAKE_SECONDS = 20e9, 2.0
+"""Bytes/s of new weights to an engine; for a colocated one to wake and sleep: assumed."""
+WITHOUT_VARIANCE = 0.3
+"""Share of groups without variance, where they are replaced: assumed."""
+SPREAD = 0.3
+"""Standard deviation over mean of the tokens of an episode, log-normal: assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,105 +85,61 @@ def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """An order of sampling and training.
-
-    Attributes:
-        samplers: Devices that only sample; 0: all sample, then train.
-        ahead: Updates' worth of groups that may start early (`max_staleness`).
-        replaced: Whether groups without variance are replaced: no, in rounds (after all others), or
-            now (as they end).
-        carried: Whether running episodes continue after an update (`carried_groups`).
-    """
+    """Devices that only sample (0: all sample, then train), and `max_staleness`."""
 
     name: str
     samplers: int = 0
-    ahead: int = 0
-    replaced: str = "no"
-    carried: bool = False
+    staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Seconds of an update; shares of overlapping sampling and training, and of idle devices."""
+    """Seconds of an update of a schedule, and of its sampling and training."""
 
     name: str
     seconds: float
-    overlap: float
-    idle: float
+    sampling: float
+    training: float
 
 
-@dataclass(slots=True)
-class _Sampler:
-    """One device: tokens that every running episode has sampled, and a heap of their ends."""
-
-    clock: float = 0.0
-    running: list[tuple[float, int]] = field(default_factory=list)
-
-
-def schedules(devices: int, ahead: int) -> list[Schedule]:
+def schedules(devices: int) -> list[Schedule]:
     """Return alternatives to compare: all devices colocated, or half of them sampling."""
-    rounds = Schedule("colocated, groups without variance replaced in rounds", replaced="rounds")
-    now = Schedule("colocated, replaced as they end", replaced="now")
-    carried = Schedule("colocated, replaced, episodes carried over", replaced="now", carried=True)
     half = devices // 2
     apart = [
-        Schedule(f"asynchronous, {half} sampling, staleness {steps}", half, steps, replaced="now")
-        for steps in (0, max(1, ahead))
+        Schedule(f"asynchronous, {half} sampling, staleness {steps}", half, steps)
+        for steps in (0, 1)
     ]
-    return [rounds, now, carried, *(apart if half else [])]
+    return [Schedule("colocated"), *(apart if half else [])]
 
 
-def simulate(
-    schedule: Schedule, costs: Costs, load: Workload, *, devices: int, processes: int
+def estimate_timeline(
+    schedule: Schedule,
+    costs: Costs,
+    load: Workload,
+    *,
+    devices: int,
+    processes: int,
+    replaced: bool,
 ) -> Timeline:
-    """Simulate `UPDATES` rollouts on `devices`; `costs` and `load` are of one of `processes`.
+    """Estimate an update on `devices`; `costs` and `load` are of one of `processes`.
 
-    The length of an episode is log-normal.
+    Episodes are sampled side by side: together they cost ``sequence`` a token each, and ``decode``
+    a token of the longest. With a staleness, new episodes take the places of those that have ended,
+    so that nothing waits for the longest, and sampling and training overlap.
+
+    Args:
+        replaced: Whether groups without variance are sampled again.
     """
-    rng, wide = random.Random(0), sqrt(log(1 + load.spread**2))
-    samplers = [_Sampler() for _ in range(schedule.samplers or devices)]
-    alone, trainers = not schedule.samplers, devices - schedule.samplers
-    updates, episodes = load.sharing * load.iterations, load.episodes * load.sharing * processes
-    training = updates * costs.training * processes / trainers + costs.sync + costs.switch * alone
-    groups, group, tokens = load.tasks, episodes // load.tasks, load.steps * load.completion_tokens
-    prompt_seconds = costs.prompts / (load.episodes * tokens)
-    left: dict[int, int] = {}
-    started = done = ready = useless = released = 0
-    now = busy = both = 0.0
-    until = inf
-    while done < UPDATES:
-        is_training = until < inf
-        if schedule.replaced == "now" or not left:
-            released = useless
-        allowed = (done + schedule.ahead + 1 + schedule.carried) * groups + released
-        while started < allowed and not (alone and is_training):
-            lightest = min(samplers, key=lambda sampler: len(sampler.running))
-            for _ in range(group):
-                length = tokens * exp(rng.gauss(-(wide**2) / 2, wide))
-                heapq.heappush(lightest.running, (lightest.clock + length, started))
-            left[started], started = group, started + 1
-        if not is_training and ready >= groups:
-            ready, until, is_training = ready - groups, now + training, True
-        active = (
-            [] if alone and is_training else [sampler for sampler in samplers if sampler.running]
-        )
-        rates = [
-            costs.decode + len(sampler.running) * (costs.sequence + prompt_seconds)
-            for sampler in active
-        ]
-        ends = [(s.running[0][0] - s.clock) * rate for s, rate in zip(active, rates, strict=True)]
-        step = min([*ends, until - now])
-        now, busy = now + step, busy + step * (len(active) + trainers * is_training)
-        both += step if active and is_training else 0.0
-        for sampler, rate in zip(active, rates, strict=True):
-            sampler.clock += step / rate
-            while sampler.running and sampler.running[0][0] <= sampler.clock * (1 + 1e-12):
-                number = heapq.heappop(sampler.running)[1]
-                left[number] -= 1
-                if not left[number]:
-                    del left[number]
-                    is_useless = schedule.replaced != "no" and rng.random() < WITHOUT_VARIANCE
-                    ready, useless = ready + (not is_useless), useless + is_useless
-        if now >= until:
-            done, until = done + 1, inf
-    return Timeline(schedule.name, now / UPDATES / updates, both / now, 1 - busy / (now * devices))
+    samplers, updates = schedule.samplers or devices, load.sharing * load.iterations
+    episodes = load.episodes * load.sharing * processes / samplers
+    tokens, wide = load.steps * load.completion_tokens, sqrt(log(1 + SPREAD**2))
+    quantile = NormalDist().inv_cdf(1 - 0.5 / max(1.0, episodes * samplers))
+    longest = 1.0 if schedule.staleness else max(1.0, exp(wide * quantile - wide**2 / 2))
+    prompts = costs.prompts * episodes / load.episodes
+    sampling = prompts + tokens * (costs.decode * longest + costs.sequence * episodes)
+    sampling /= 1 - WITHOUT_VARIANCE * replaced
+    trainers = devices - schedule.samplers
+    training = updates * costs.training * processes / trainers + costs.sync
+    training += 0.0 if schedule.samplers else costs.switch
+    seconds = max(sampling, training) if schedule.staleness else sampling + training
+    return Timeline(schedule.name, seconds / updates, sampling / updates, training / updates)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from atommem.actions import MEMORY_KINDS
@@ -17,7 +16,6 @@ from atommem.memory.log import MemoryView
 from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
 from atommem.tokens import ApproximateTokenizer
-from atommem.trace import read_trace
 from atommem.train.dry_run_config import DryRunConfig
 from atommem.train.rollout.rollouts import TaskOrder
 
@@ -25,9 +23,6 @@ ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
 """Expected tokens of an entry and a query, and fill of the scratchpad."""
 THINKING_TOKENS = 570.5
 """Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
-SPREAD = 0.3
-"""Standard deviation over mean of what an episode samples, without traces."""
-MOST_TRACES = 500
 
 
 def find_tokenizer(name: str) -> tuple[Any, str]:
@@ -65,59 +60,44 @@ def measure_prompt(
         environments.tokenizer, dialect, memory, environments, chat_template_kwargs
     )
     nothing = MemoryView(capacity=memory.capacity)
-    first, last = environments.phases[0], environments.phases[-1]
     reading, answering = (
-        len(builder.build(environments.blank(phase), nothing)) for phase in (first, last)
+        len(builder.build(environments.blank(environments.phases[phase]), nothing))
+        for phase in (0, -1)
     )
-    kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)} - set(
-        memory.disabled_actions
-    )
+    kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)}
+    kinds -= set(memory.disabled_actions)
     longest = memory.scratchpad_tokens if "scratchpad" in kinds else 0
     expected = longest * SCRATCHPAD_SHARE
     if {"create", "read"} <= kinds:
         shown = min(memory.retrieve_k, memory.capacity or memory.retrieve_k)
-        expected += shown * min(ENTRY_TOKENS, memory.entry_tokens) + min(
-            QUERY_TOKENS, memory.query_tokens
-        )
+        expected += shown * min(ENTRY_TOKENS, memory.entry_tokens)
+        expected += min(QUERY_TOKENS, memory.query_tokens)
         longest += shown * memory.entry_tokens + memory.query_tokens
     return PromptShape(reading, answering, expected, longest, memory.layout == "prefix")
 
 
 class CompletionShape(NamedTuple):
-    """Tokens of a completion; `spread` is that of an episode (standard deviation over mean)."""
+    """Tokens of a completion."""
 
     mean: float
     longest: int
-    spread: float
     source: str
 
 
 def completion_shape(args: Any, settings: DryRunConfig, model_kind: str) -> CompletionShape:
-    """Return the lengths of completions, from traces, settings or thinking.
+    """Return the lengths of completions.
 
     With thinking (Qwen3, unless ``enable_thinking`` is false) they are as long as the paper's;
     without, a quarter of max_completion_length.
-
-    Raises:
-        ConfigError: The folder of traces holds none.
     """
-    longest, spread = int(args.max_completion_length or 1024), SPREAD
-    if folder := settings.dry_run_traces:
-        files = sorted(Path(folder).rglob("*.jsonl"))[:MOST_TRACES]
-        episodes = [read_trace(file).episode for file in files]
-        steps = [[step.completion_tokens for step in episode.steps] for episode in episodes]
-        tokens = [sum(lengths) for lengths in steps if lengths]
-        if not tokens:
-            raise ConfigError(f"dry_run_traces={folder}: it holds no trace with a step.")
-        mean, spread = sum(tokens) / sum(map(len, steps)), pstdev(tokens) / (fmean(tokens) or 1.0)
-        source = f"those of {len(tokens)} traces"
-    elif settings.dry_run_completion_tokens:
+    longest = int(args.max_completion_length or 1024)
+    if settings.dry_run_completion_tokens:
         mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
     elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
         mean, source = THINKING_TOKENS, "the paper's, with thinking; an untrained policy may differ"
     else:
         mean, source = max(1.0, longest / 4), "a quarter of max_completion_length"
-    return CompletionShape(min(mean, longest), longest, spread, source)
+    return CompletionShape(min(mean, longest), longest, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +110,6 @@ class Workload:
         episodes, group: Of this process, and how many of them share a task and so prefixes.
         steps: Of an episode.
         prompt_tokens, completion_tokens: Means of a step.
-        spread: See `CompletionShape`.
         sampled_row, longest_row: Longest step with the expected memory, and at its limits.
         rows: Steps of all episodes.
         raw_tokens, unique_tokens: Of all rows; unique ones count shared prefixes once.
@@ -145,7 +124,6 @@ class Workload:
     steps: float
     prompt_tokens: float
     completion_tokens: float
-    spread: float
     sampled_row: int
     longest_row: int
     rows: int
@@ -183,13 +161,11 @@ def estimate_workload(
     batch, generations = args.per_device_train_batch_size, args.num_generations
     sharing = getattr(args, "steps_per_generation", None) or 1
     iterations = getattr(args, "updates_per_rollout", sharing) // sharing
-    total = batch * processes * sharing
-    tasks = total // generations
-    if total % generations:
+    tasks, left = divmod(batch * processes * sharing, generations)
+    if left:
         raise ConfigError(
-            f"num_generations={generations}: it does not divide the {total} episodes of a rollout "
-            f"({processes} processes x per_device_train_batch_size {batch} x steps_per_generation "
-            f"{sharing})."
+            f"num_generations={generations}: it does not divide the episodes of a rollout, "
+            f"{processes} processes x {batch} x steps_per_generation {sharing}. Change one."
         )
     sampled, group = completion.mean, min(generations, batch)
     questions = data.questions * data.question_tokens
@@ -221,7 +197,6 @@ def estimate_workload(
         steps=steps,
         prompt_tokens=raw / steps - sampled,
         completion_tokens=sampled,
-        spread=completion.spread,
         sampled_row=ceil(longest + completion.longest),
         longest_row=ceil(longest + prompt.longest_memory - prompt.memory + completion.longest),
         rows=round(batch * steps),

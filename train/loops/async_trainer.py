@@ -4,16 +4,15 @@ How it uses trl 1.16: TRL makes the model, the optimizer and the logs, and count
 Its data loader prefetches micro-batches of a stream, so with staleness 0 it would wait for samples
 that need the next weights. Here the loader only counts updates: `training_step` takes the groups of
 one update from the worker and trains on their rows (`atommem.train.loops.update_step`), with the
-ratio against the log-probabilities at sampling. `tests/train/loops/test_trl_seam.py` guards the
-private names.
+ratio against the log-probabilities at sampling. `tests/train/test_trl_seam.py` guards the private
+names.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -33,8 +32,7 @@ from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.logs.episodes import SYNC, WAIT, RolloutLog, rollout_means
-from atommem.train.loops.grpo_trainer import EpisodesHook
+from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog, rollout_means
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, update_counter
@@ -49,9 +47,8 @@ from atommem.train.rollout.held_out import (
     report_held_out,
 )
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
-from atommem.train.rollout.server_backend import make_server_pool
-from atommem.train.rollout.weight_sync import check_servable, make_weight_sync
-from atommem.train.train_config import EpisodeConfig
+from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
+from atommem.train.rollout.weight_sync import check_servable
 
 Result = TypeVar("Result")
 
@@ -68,9 +65,6 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         on_episodes: Called with the episodes of every update, on the main process.
         held_out: Tasks to evaluate on, as `eval_strategy` says.
         kwargs: Further arguments of `ResumableTrainer` and `AsyncGRPOTrainer`.
-
-    Raises:
-        ConfigError: There are too few tasks, or groups do not divide the batch.
     """
 
     _tag_names = ["trl", "async-grpo", "atommem"]  # noqa: RUF012  # as TRL declares it
@@ -102,8 +96,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.on_episodes = on_episodes
         self.held_out = held_out
         runner = make_runner(args.device) if args.process_index == 0 else None
+        self._rollout_log = RolloutLog([], MemoryConfig())
         worker = None
         if runner is not None:
+            described = map(runner.agent.environments.describe, tasks)
+            self._rollout_log = RolloutLog(described, runner.agent.memory)
             worker = RolloutWorker(
                 runner=runner,
                 tasks=tasks,
@@ -122,7 +119,9 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         copies = runner is not None and self._weight_sync is None
         # TRL's asynchronous trainer takes no evaluation tasks, which transformers' strategy needs.
         strategy, args.eval_strategy = args.eval_strategy, "no"
-        with _peak_flops_off_gpu():
+        # TRL looks up the peak FLOPs of a GPU.
+        peak = patch.object(trl_async, "get_peak_flops_per_device", lambda *_: None)
+        with nullcontext() if torch.cuda.is_available() else peak:
             super().__init__(
                 model=model,
                 reward_funcs=environment_reward,
@@ -148,10 +147,6 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
             on_policy=False,
             reference=self._make_reference(model) if args.beta and not lora else None,
         )
-        self._rollout_log = RolloutLog([], MemoryConfig())
-        if runner is not None:
-            described = map(runner.agent.environments.describe, tasks)
-            self._rollout_log = RolloutLog(described, runner.agent.memory)
 
     def _make_reference(self, model: str) -> Any:
         """Make the model of the KL term as `GRPOTrainer` does, for full weights."""
@@ -174,12 +169,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
     ) -> torch.Tensor:
         """Run one update; returns this rank's loss."""
         model.train()  # TRL files metrics under "train" by this mode
-        batch = self._next_batch()
-        started = time.perf_counter()
-        loss, log = self._update.run(model, batch)
-        self.check_loss(log.pop("loss", 0.0))
-        self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
-        return loss
+        return self.run_update(model, self._next_batch())
 
     def _next_batch(self) -> Batch:
         """Make the rows of the next update, all of them on the main process; collective."""
@@ -211,9 +201,12 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
     def _log_groups(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
-        # In the worker's thread, where the clock is running.
         activity = self.rollout_worker.runner.agent.activity
-        sums = self.rollout_worker.call(self._rollout_log.sums, episodes, activity)
+
+        async def sums_in_loop() -> dict[str, float]:
+            return self._rollout_log.sums(episodes, activity)  # where the clock is running
+
+        sums = self.run_async(sums_in_loop())
         summary = rollout_means(sums, 1)
         flat = [not has_variance([e.reward for e in group.episodes]) for group in groups]
         summary["frac_reward_zero_std"] = sum(flat) / len(flat)
@@ -223,12 +216,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         self.check_failed_fraction(len(errors), len(episodes), errors)
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
         summary["num_tokens"] = float(self.state.num_input_tokens_seen)
-        self.log_with_update(summary)
         versions = [v for group in groups for steps in group.versions for v in steps]
         if stale := [self.model_version - version for version in versions]:
-            mean = (float(sum(stale)), float(len(stale)))
-            self._metrics["train"]["sample/staleness_mean"].append(mean)
-            self._metrics["train"]["sample/staleness_max"].append(float(max(stale)))
+            summary["sample/staleness_mean"] = sum(stale) / len(stale)
+            summary["sample/staleness_max"] = float(max(stale))
+        self.log_with_update(summary)
 
     def _log_step_metrics(self) -> None:
         """Do nothing: TRL's metrics are of its stream of micro-batches."""
@@ -251,9 +243,7 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
 
     def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine in the event loop of the episodes, on the main process."""
-        return self.rollout_worker.loop.spawn(work).result()
-
-    # Evaluation ---------------------------------------------------------------------------------
+        return self.rollout_worker.spawn(work).result()
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -278,12 +268,11 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         return report_held_out(self, payload[0], metric_key_prefix)
 
 
-def batch_of(groups: Sequence[Group], args: EpisodeConfig) -> Batch:
+def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> Batch:
     """Make the batch of the groups of one update."""
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes]
-    size = len(groups[0].episodes)
-    by_episode = group_advantages(rewards, size, str(args.scale_rewards))
+    by_episode = group_advantages(rewards, len(groups[0].episodes), str(args.scale_rewards))
     advantages = [[a] * len(e.steps) for e, a in zip(episodes, by_episode, strict=True)]
     sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
     return Batch.of(args, episodes, advantages, sizes)
@@ -327,6 +316,16 @@ class CopyPolicy(LocalPolicy):
             self._lock.release()
 
 
+class _NoTransfer:
+    """TRL's weight transfer on other processes, and where `make_weight_sync` does the work."""
+
+    def init_weight_transfer(self) -> None:
+        """Do nothing."""
+
+    def destroy(self) -> None:
+        """Do nothing."""
+
+
 def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunner:
     """Make the runner of the main process, on servers or on a copy of the model on `device`."""
     args: Any = rollouts.args
@@ -340,20 +339,3 @@ def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunn
         max_batch_tokens=args.rollout_batch_tokens,
     )
     return rollouts.runner(copy)
-
-
-class _NoTransfer:
-    """TRL's weight transfer on other processes, and where a `WeightSync` does the work."""
-
-    def init_weight_transfer(self) -> None:
-        """Do nothing."""
-
-    def destroy(self) -> None:
-        """Do nothing."""
-
-
-def _peak_flops_off_gpu() -> contextlib.AbstractContextManager[Any]:
-    """Keep TRL from looking up the peak FLOPs of a GPU that is not there."""
-    if torch.cuda.is_available():
-        return contextlib.nullcontext()
-    return patch.object(trl_async, "get_peak_flops_per_device", lambda accelerator, dtype: None)

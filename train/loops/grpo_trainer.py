@@ -3,7 +3,7 @@
 How it uses trl 1.16: TRL makes the models (fused LM head, adapter, reference), the optimizer and
 the logs. Two of its methods are replaced: the data loader only counts updates, and `training_step`
 is one update. It runs the episodes of a rollout, makes a row of every step, and trains on them
-(`atommem.train.loops.update_step`). `tests/train/loops/test_trl_seam.py` guards the private names.
+(`atommem.train.loops.update_step`). `tests/train/test_trl_seam.py` guards the private names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +26,16 @@ from trl import GRPOTrainer
 from atommem.episode import Episode, add_sums
 from atommem.errors import OutageError
 from atommem.process import no_full_collection
-from atommem.train.logs.console import OnEpisode
-from atommem.train.logs.episodes import EPISODES, SYNC, WAIT, RolloutLog, rollout_means
+from atommem.rollout import EpisodeRunner
+from atommem.train.console import episode_bar
+from atommem.train.episode_logs import (
+    EPISODES,
+    SYNC,
+    WAIT,
+    EpisodesHook,
+    RolloutLog,
+    rollout_means,
+)
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import (
     Batch,
@@ -38,19 +45,12 @@ from atommem.train.loops.update_step import (
     save_batches,
     update_counter,
 )
-from atommem.train.objective.advantages import has_variance
+from atommem.train.objective.advantages import group_advantages, has_variance
 from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import EpisodeSize
 from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.branches import branch_data, draw_branch_points, run_branches
-from atommem.train.rollout.groups import (
-    RolloutGroup,
-    gather_outcomes,
-    plan_groups,
-    run_groups,
-    step_advantages,
-)
+from atommem.train.rollout.groups import gather_outcomes, plan_groups, run_groups
 from atommem.train.rollout.held_out import (
     held_out_jobs,
     held_out_records,
@@ -61,9 +61,6 @@ from atommem.train.rollout.rollouts import TaskOrder
 from atommem.train.train_config import TrainConfig
 
 Result = TypeVar("Result")
-
-EpisodesHook = Callable[[int, Sequence[Episode]], None]
-"""Called after each rollout with the update's number (from 0) and this rank's episodes."""
 
 
 class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
@@ -78,9 +75,6 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         on_episodes: Called with the episodes of every rollout.
         held_out: Tasks to evaluate on, as `eval_strategy` says.
         kwargs: Further arguments of `ResumableTrainer` and `GRPOTrainer`.
-
-    Raises:
-        ConfigError: There are fewer tasks than one update needs.
     """
 
     _tag_names = ["trl", "grpo", "atommem"]  # noqa: RUF012  # as TRL declares it
@@ -121,7 +115,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             args.micro_batch_tokens,
             self._tokenizer.pad_token_id,
             prefix_sharing=args.prefix_sharing,
-            on_policy=args.updates_per_rollout == 1 and not args.carried_groups,
+            on_policy=args.updates_per_rollout == 1,
             reference=self.ref_model,
         )
         self.tasks = tasks
@@ -130,8 +124,6 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         self.backend = make_backend(self.model)
         self._sampled, self._batches = -1, list[Batch]()
         """The running rollout (from 0), and the batches of its updates."""
-        self._carried: list[RolloutGroup] | None = None
-        """Groups started in the rollout before; None before the first one of this process."""
         self._loop = asyncio.Runner()
         agent = self.backend.runner.agent
         self._rollout_log = RolloutLog(map(agent.environments.describe, tasks), agent.memory)
@@ -165,12 +157,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         rollout, update = divmod(self.state.global_step, self.args.updates_per_rollout)
         if self._sampled != rollout:
             self._sampled, self._batches = rollout, self._sample_batches(model, rollout)
-        batch = self._batches[update % len(self._batches)]
-        started = time.perf_counter()
-        loss, log = self._update.run(model, batch)
-        self.check_loss(log.pop("loss", 0.0))
-        self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
-        return loss
+        return self.run_update(model, self._batches[update % len(self._batches)])
 
     def _sample_batches(self, model: Any, rollout: int) -> list[Batch]:
         """Run the episodes of a rollout; returns the batch of each of its updates.
@@ -179,11 +166,10 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         `num_iterations` times; the loss of each is divided by their mean size.
         """
         args, updates = self.args, self.args.steps_per_generation or 1
-        episodes, advantages, sizes = self._collect(rollout)
+        episodes, advantages, sizes = self.collect(rollout)
         first = self.accelerator.process_index * len(episodes)
-        # Where another engine sampled, its log-probabilities differ slightly from the model's. The
-        # old ones of carried groups are of the weights that sampled them.
-        rescore = args.use_vllm and not self._update.on_policy and not args.carried_groups
+        # Where another engine sampled, its log-probabilities differ slightly from the model's.
+        rescore = args.use_vllm and not self._update.on_policy
         batches = []
         for update in range(updates):
             # Parts of the global batch, so that they are the same on any number of ranks.
@@ -194,7 +180,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             batches.append(self._update.with_old_logprobs(model, batch) if rescore else batch)
         return batches
 
-    def _collect(self, rollout: int) -> tuple[list[Episode], list[list[float]], list[EpisodeSize]]:
+    def collect(self, rollout: int) -> tuple[list[Episode], list[list[float]], list[EpisodeSize]]:
         """Run this rank's share of a rollout; collective.
 
         The global batch is group after group, and each rank has an equal share of it.
@@ -208,55 +194,35 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         group_size = args.num_generations or 1
         size = order.groups_per_update * group_size // self.accelerator.num_processes
         own = range(rank * size, (rank + 1) * size)
-        # Seeds depend on the run's seed and the rollout alone, so that a resumed run repeats them.
-        sampling = self.backend.runner.agent.sampling
-        seed = order.seed(rollout * order.groups_per_update)
-        runner = self.backend.runner.using(sampling=replace(sampling, seed=seed))
-        enough, ahead = len({i // group_size for i in own}), args.carried_groups
-        planned = chain.from_iterable(
-            plan_groups(args, order, self.tasks, later, own) for later in count(rollout)
-        )
-        fresh = islice(planned, 0 if self._carried is None else ahead, enough + ahead)
-        begun = [*(self._carried or []), *fresh]
+        groups = plan_groups(args, order, self.tasks, rollout, own)
+        runner = self.rollout_runner(rollout)
         self._publish()
-        groups, self._carried = self._run(
-            lambda on_episode: run_groups(runner, begun, enough, on_episode),
-            sum(len(group.samples) for group in begun),
-        )
-        episodes = [episode for group in groups for episode in group.episodes]
-        outcomes = gather_outcomes(self.accelerator, args, groups)
-        rewards, sizes = outcomes.rewards, outcomes.sizes
-        starts = range(0, len(rewards), group_size)
+        self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
+        outcomes = gather_outcomes(self.accelerator, groups, args.overlong_filtering)
+        rewards, starts = outcomes.rewards, range(0, len(outcomes.rewards), group_size)
         flat = [
             outcomes.replaced[i] or not has_variance(rewards[i : i + group_size]) for i in starts
         ]
         log = {"frac_reward_zero_std": sum(map(bool, flat)) / len(flat)}
-        if ahead:
-            log["carried_groups"] = float(sum(group.carried for group in groups))
         if args.dynamic_sampling:
             replaced = sum(outcomes.replaced[i] for i in starts)
             log["dynamic_sampling/replaced_groups"] = float(replaced)
-        replaced_episodes = [episode for group in groups for episode in group.replaced]
-        seconds = time.perf_counter() - started
-        self._log_rollout(
-            [*episodes, *replaced_episodes], rewards, log | {"seconds/rollout": seconds}
-        )
-        advantages = step_advantages(args, episodes, rewards, own)
-        if args.rerolls:
-            points = draw_branch_points(groups, f"{args.seed}/{self.state.global_step}")
-            samples = range(group_size, group_size + args.rerolls)
-            branches = self._run(
-                lambda on_episode: run_branches(runner, points, samples, on_episode),
-                len(points) * len(samples),
-                "rerolls",
-            )
-            data = branch_data(args, points, branches)
-            episodes, advantages = episodes + data.episodes, advantages + data.advantages
-            sizes = sizes + gather_object(data.sizes)
-            varies = gather_object(data.has_variance)
-            zero_std = varies.count(False) / max(len(varies), 1)
-            self.log_with_update({"rerolls/groups": len(varies), "rerolls/zero_std": zero_std})
-        return episodes, advantages, sizes
+        log["seconds/rollout"] = time.perf_counter() - started
+        episodes = [episode for group in groups for episode in group.episodes]
+        others = [episode for group in groups for episode in group.replaced]
+        self._log_rollout([*episodes, *others], rewards, log)
+        by_episode = group_advantages(rewards, group_size, str(args.scale_rewards))
+        advantages = [
+            [by_episode[index]] * len(episode.steps)
+            for index, episode in zip(own, episodes, strict=True)
+        ]
+        return episodes, advantages, outcomes.sizes
+
+    def rollout_runner(self, rollout: int) -> EpisodeRunner:
+        """Return the runner of a rollout, whose seeds a resumed run repeats."""
+        sampling = self.backend.runner.agent.sampling
+        seed = self._order.seed(rollout * self._order.groups_per_update)
+        return self.backend.runner.using(sampling=replace(sampling, seed=seed))
 
     def _publish(self) -> None:
         """Give the sampling side the current weights; collective."""
@@ -268,16 +234,16 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
                 broken = error
         self.sync_stop(broken)
 
-    def _run(
+    def run_rollout(
         self,
-        make_work: Callable[[OnEpisode | None], Coroutine[Any, Any, Result]],
+        make_work: Callable[[Any], Coroutine[Any, Any, Result]],
         episodes: int,
         name: str = "episodes",
     ) -> Result:
         """Run this rank's part of a rollout; returns its result when all ranks have theirs.
 
         Args:
-            make_work: Given a callback for each episode that ends.
+            make_work: Gets the callback for each episode that ends.
             episodes: How many there are.
             name: Of the progress bar.
         """
@@ -285,7 +251,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         broken: Exception | None = None
         result: Result | None = None
         gc.collect()  # the episodes of the update before are garbage now
-        bar = self.progress.rollout(episodes, name) if self.progress else nullcontext()
+        bar = episode_bar(self.console, name, episodes) if self.console else nullcontext()
         try:
             with self.backend.rollout(self), bar as on_episode, clock.busy(EPISODES):
                 result = self.run_async(self.stop_request.guard(make_work(on_episode)))
@@ -293,8 +259,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             broken = error
         with clock.busy(WAIT):
             self.sync_stop(broken)
-        assert result is not None, "sync_stop has raised if a rank gave up its rollout"
-        return result
+        return result  # type: ignore[return-value]  # sync_stop raises where there is none
 
     def _log_rollout(
         self, episodes: Sequence[Episode], rewards: Sequence[float | None], log: dict[str, float]
@@ -302,13 +267,8 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         """Log a rollout; `episodes` are this rank's, `rewards` of all trained ones."""
         activity = self.backend.runner.agent.activity
         parts = gather_object([self._rollout_log.sums(episodes, activity)])
-        sums = add_sums(parts)
-        log = (
-            rollout_means(sums, len(parts))
-            | log
-            | add_sums(gather_object([self.backend.metrics()]))
-        )
-        self.log_with_update(log)
+        sums, backends = add_sums(parts), gather_object([self.backend.metrics()])
+        self.log_with_update(rollout_means(sums, len(parts)) | log | add_sums(backends))
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
         errors = [episode.error for episode in episodes if episode.failed]
@@ -331,7 +291,7 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         agent = self.backend.runner.agent
         runner = self.backend.runner.using(sampling=held_out_sampling(self.args, agent.sampling))
         self._publish()
-        episodes = self._run(
+        episodes = self.run_rollout(
             lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"
         )
         records = held_out_records(agent.environments, jobs, episodes)

@@ -18,9 +18,6 @@ from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
 
-from atommem.config import EmbedderConfig
-from atommem.embedding import make_embedder
-from atommem.embedding.embedder import Embedder
 from atommem.errors import ConfigError
 from atommem.hub import not_loaded, only_here
 from atommem.policy.local import read_tokenizer
@@ -30,7 +27,7 @@ CPU_TILE_WIDTH = 512
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """Load the tokenizer of ``config.model_name_or_path``; ConfigError if there is none."""
+    """Load the tokenizer of ``config.model_name_or_path``."""
     name = str(config.model_name_or_path)
     try:
         return read_tokenizer(
@@ -40,12 +37,6 @@ def load_tokenizer(config: ModelConfig) -> Any:
         raise ConfigError(
             f"model_name_or_path={name}: no tokenizer could be loaded. {not_loaded(name, error)}"
         ) from error
-
-
-def load_embedder(config: EmbedderConfig) -> Embedder:
-    """Load the embedder, whole on every rank."""
-    with loading_whole():
-        return make_embedder(config)
 
 
 @contextmanager
@@ -67,9 +58,6 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
 
     A path is passed on, with its loading arguments in ``args.model_init_kwargs``, because TRL loads
     the reference model from the same place. A folder with a peft adapter is loaded here, trainable.
-
-    Raises:
-        ConfigError: An adapter is asked for on top of an adapter.
     """
     loading = {
         "revision": config.model_revision,
@@ -139,8 +127,7 @@ def tune_lm_head_for_cpu(device_type: str) -> None:
     """Make TRL's LM head fast on CPU; no effect elsewhere.
 
     Its tiles of 32,768 columns suit GPUs: on CPU each row begins a new memory page. Without Triton
-    it also projects positions that are not scored, to keep shapes static for compilers. TRL offers
-    no argument for either, but reads both module constants at every call.
+    it also projects positions that are not scored. TRL reads both constants at every call.
     """
     if device_type == "cpu":
         trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE_WIDTH

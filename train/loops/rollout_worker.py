@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any, TypeVar
 
 from atommem.episode import Episode
@@ -21,9 +20,9 @@ from atommem.train.rollout.rollouts import TaskOrder
 Result = TypeVar("Result")
 
 RERUNS = 3
-"""How often an episode that an outage ended is run again while other episodes get through."""
+"""How often an episode that an outage ended is run again."""
 RERUN_SECONDS = 1.0
-"""Wait before an episode is run again; doubles each time, at most 30."""
+"""Wait before an episode is run again; doubles each time."""
 POLL_SECONDS = 0.2
 """Between two checks for a stop request while waiting for groups or an evaluation."""
 
@@ -44,27 +43,6 @@ class Group:
     versions: Sequence[Sequence[int]]
 
 
-class LoopThread:
-    """An event loop in a daemon thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="atommem-rollout", daemon=True
-        )
-        self._thread.start()
-
-    def spawn(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run `work` in the loop; thread-safe."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    def close(self) -> None:
-        """End the loop and the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
 class _TaggedPolicy:
     """One episode's view of the policy, which records the weight version of each completion.
 
@@ -72,21 +50,18 @@ class _TaggedPolicy:
     older than it is, never newer.
     """
 
-    def __init__(
-        self, policy: Policy, version: Callable[[], int], on_completion: Callable[[], None]
-    ) -> None:
+    def __init__(self, policy: Policy, worker: RolloutWorker) -> None:
         self._policy = policy
-        self._version = version
-        self._on_completion = on_completion
+        self._worker = worker
         self.samples_what_waits = getattr(policy, "samples_what_waits", False)
         self.versions: list[int] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Complete as the policy does."""
-        version = self._version()
+        version = self._worker.version
         completion = await self._policy.complete(prompt_ids, sampling)
         self.versions.append(version)
-        self._on_completion()
+        self._worker.note_progress()
         return completion
 
     async def close(self) -> None:
@@ -105,15 +80,12 @@ class RolloutWorker:
     new version those of one more. The trainer takes groups by number, so each is fresh enough, and
     with ``max_staleness=0`` the worker waits for every update.
 
-    An episode that an outage ended is run again: without limit while nothing gets through (the
-    trainer's `check_health` ends such a run), else `RERUNS` times. After that it is a failed
-    episode of its group.
+    An episode that an outage ended is run again `RERUNS` times. After that it is a failed episode
+    of its group.
 
     Attributes:
         runner: Its policy and embedder are closed when the worker stops.
-        tasks: The training tasks.
         order: Task and seed of each group.
-        group_size: Episodes of a group.
         groups_per_version: Groups that weights of one version are meant for.
         max_staleness: Most versions between sampling and training.
         total: Groups of the whole run.
@@ -132,45 +104,44 @@ class RolloutWorker:
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        self.loop = LoopThread()
         self.rollout_buffer: queue.Queue[Group] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self.version = 0
         self._early: dict[int, Group] = {}
         self._limit = 0
-        self._completions = 0
         self._progress = time.monotonic()
-        self._last_outage: str | None = None
+        self._last_outage = "no outage was reported"
         self._granted = asyncio.Event()
         self._slots = asyncio.Semaphore(self.max_in_flight or self.group_size * self.total or 1)
         self._running: Future[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
 
     # RolloutWorkerProtocol ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start running episodes with the published weights."""
-        first = self.first()
+        first, each = self.first(), self.groups_per_version
         # The first version serves what is left of its updates.
-        self._limit = (
-            first
-            + (1 + self.max_staleness) * self.groups_per_version
-            - first % self.groups_per_version
-        )
-        self._note_progress()
-        self._running = self.loop.spawn(self._run(first))
+        self._limit = first - first % each + (1 + self.max_staleness) * each
+        self.note_progress()
+        self._running = self.spawn(self._run(first))
 
     def stop(self) -> None:
         """Cancel running episodes, close policy and embedder, and end the thread."""
         if self._running is not None:
             self._running.cancel()
-        self.loop.spawn(self._close()).result()
-        self.loop.close()
+        self.spawn(self._close()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def update_model_version(self, model_version: int) -> None:
         """Allow more groups: weights of this version have been published."""
         self.version = model_version
         if self._running is not None:
-            self.loop.loop.call_soon_threadsafe(self._grant)
+            self._loop.call_soon_threadsafe(self._grant)
 
     def check_health(self, stale_after_s: float) -> None:
         """Raise if no group can be expected any more.
@@ -183,14 +154,21 @@ class RolloutWorker:
             self._running.result()
         silent = time.monotonic() - self._progress
         if silent > stale_after_s:
-            outage = self._last_outage
-            reason = f"the last outage: {outage}" if outage else "no outage was reported"
             raise OutageError(
                 f"no completion for {silent:.0f} s (heartbeat_stale_after_s={stale_after_s:.0f}); "
-                f"{reason}. Resume from the last checkpoint when the policy's servers answer."
+                f"the last outage: {self._last_outage}. Resume from the last checkpoint when the "
+                "policy's servers answer."
             )
 
     # Beyond the protocol --------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run `work` in the loop of the episodes; thread-safe."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def note_progress(self) -> None:
+        """Remember that a completion has arrived."""
+        self._progress = time.monotonic()
 
     def take(
         self, numbers: Iterable[int], stale_after_s: float, stopped: Callable[[], bool]
@@ -198,10 +176,7 @@ class RolloutWorker:
         """Wait for the groups of an update, by number; fewer if `stopped` returns true.
 
         By number and not as they end, because updates would otherwise consist of short tasks, and
-        long ones would be too old.
-
-        Raises:
-            OutageError, Exception: See `check_health`.
+        long ones would be too old. Raises as `check_health` does.
         """
         groups = []
         for number in numbers:
@@ -215,21 +190,12 @@ class RolloutWorker:
                 groups.append(self._early.pop(number))
         return groups
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call `function` in the thread of the episodes; returns its result."""
-
-        async def run() -> Result:
-            return function(*arguments)
-
-        return self.loop.spawn(run()).result()
-
     def run_beside(
         self, jobs: Sequence[tuple[Any, int]], sampling: Sampling, stopped: Callable[[], bool]
     ) -> list[Episode]:
         """Run one episode per (task, sample) beside training, and wait; none if `stopped`."""
-        policy = _TaggedPolicy(self.runner.agent.policy, lambda: self.version, self._note_progress)
-        runner = self.runner.using(policy=policy, sampling=sampling)
-        work = self.loop.spawn(runner.run_all(jobs))
+        policy = _TaggedPolicy(self.runner.agent.policy, self)
+        work = self.spawn(self.runner.using(policy=policy, sampling=sampling).run_all(jobs))
         while not stopped():
             try:
                 return work.result(timeout=POLL_SECONDS)
@@ -241,15 +207,8 @@ class RolloutWorker:
 
     def _grant(self) -> None:
         self._limit += self.groups_per_version
-        self._note_progress()
+        self.note_progress()
         self._granted.set()
-
-    def _note_progress(self) -> None:
-        self._progress = time.monotonic()
-
-    def _note_completion(self) -> None:
-        self._completions += 1
-        self._note_progress()
 
     # In the loop ----------------------------------------------------------------------------------
 
@@ -272,33 +231,25 @@ class RolloutWorker:
             *(self._run_episode(task, sample, seed) for sample in range(self.group_size))
         )
         episodes, versions = zip(*ended, strict=True)
-        self.metrics_queue.put(
-            {
-                "rollout/group_s": time.monotonic() - clock,
-                "rollout/groups_waiting": float(self.rollout_buffer.qsize()),
-            }
-        )
+        self.metrics_queue.put({"rollout/group_s": time.monotonic() - clock})
         self.rollout_buffer.put(Group(index, episodes, versions))
 
     async def _run_episode(self, task: Any, sample: int, seed: int) -> tuple[Episode, list[int]]:
-        before, own = self._completions, 0
-        for attempt in count():
+        agent = self.runner.agent
+        sampling = replace(agent.sampling, seed=seed)
+        attempt = 0
+        while True:
+            policy = _TaggedPolicy(agent.policy, self)
             async with self._slots:
-                agent = self.runner.agent
-                policy = _TaggedPolicy(agent.policy, lambda: self.version, self._note_completion)
-                runner = self.runner.using(
-                    policy=policy, sampling=replace(agent.sampling, seed=seed)
+                episode = await self.runner.using(policy=policy, sampling=sampling).run(
+                    task, sample
                 )
-                episode = await runner.run(task, sample)
-            if not episode.failed:
+            if not episode.failed or attempt == RERUNS:
                 return episode, policy.versions
-            self._last_outage = episode.error
+            self._last_outage = str(episode.error)
             self.metrics_queue.put({"rollout/outages_total": 1.0})
-            own += len(policy.versions)
-            if attempt >= RERUNS and self._completions - before > own:
-                return episode, policy.versions
-            await asyncio.sleep(min(30.0, RERUN_SECONDS * 2**attempt))
-        raise AssertionError("unreachable: count() does not end")
+            await asyncio.sleep(RERUN_SECONDS * 2**attempt)
+            attempt += 1
 
     async def _close(self) -> None:
         await self.runner.agent.policy.close()

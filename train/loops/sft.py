@@ -28,15 +28,7 @@ _NOT_TRACES = ("episodes.jsonl", "metrics.jsonl")
 
 
 class ColdStartTrainer(ResumableTrainer, SFTTrainer):
-    """TRL's SFTTrainer on token ids, resumable.
-
-    Args:
-        model: A model, or the path or hub name of one.
-        args: Settings.
-        dataset: Columns ``input_ids`` and ``labels`` (`sft_dataset`).
-        tokenizer: Pads batches.
-        kwargs: Further arguments of `ResumableTrainer` and `SFTTrainer`.
-    """
+    """TRL's SFTTrainer on token ids (`sft_dataset`), resumable."""
 
     def __init__(
         self, model: Any, args: ColdStartConfig, dataset: Dataset, tokenizer: Any, **kwargs: Any
@@ -49,13 +41,7 @@ class ColdStartTrainer(ResumableTrainer, SFTTrainer):
 
 
 def sft_dataset(rows: Sequence[Demonstration], max_length: int | None = None) -> Dataset:
-    """Make TRL's dataset of the rows' token ids, with the loss on completions only.
-
-    Raises:
-        ConfigError: There are no rows, or one is longer than `max_length`.
-    """
-    if not rows:
-        raise ConfigError("there are no demonstrations to learn from.")
+    """Make TRL's dataset of the rows' token ids, with the loss on completions only."""
     lengths = [len(prompt) + len(completion) for prompt, completion in rows]
     if max_length is not None and max(lengths) > max_length:
         count = sum(length > max_length for length in lengths)
@@ -96,10 +82,12 @@ def trace_demonstrations(
         ConfigError: There are no traces, none has `min_reward`, or they have another dialect.
         TraceError: A file is not a trace.
     """
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+    files = [file for file in files if file.name not in _NOT_TRACES]
     dialect = get_dialect(memory.dialect, memory.templates)
     environments = make_environments(environment, tokenizer)
     builder = PromptBuilder.of(tokenizer, dialect, memory, environments, chat_template_kwargs)
-    files = _trace_files(Path(path))
     rows: list[Demonstration] = []
     for file in files:
         trace = read_trace(file)
@@ -119,18 +107,10 @@ def trace_demonstrations(
         ]
     if not rows:
         raise ConfigError(
-            f"min_reward={min_reward:g}: none of the {len(files)} traces in {path} has that reward."
+            f"data={path}: none of its {len(files)} traces (*.jsonl) has a reward of at least "
+            f"min_reward={min_reward:g}."
         )
     return rows
-
-
-def _trace_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = sorted(file for file in path.rglob("*.jsonl") if file.name not in _NOT_TRACES)
-    if not files:
-        raise ConfigError(f"data={path}: this is not a trace or a folder with traces (*.jsonl).")
-    return files
 
 
 def _completion_ids(step: Step, tokenizer: Any) -> list[int]:

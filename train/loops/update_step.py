@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,7 @@ class Batch:
         sizes: Sequence[EpisodeSize],
         on_policy: bool = False,
     ) -> Batch:
-        """Make rows of this rank's `episodes`, equal ones merged if on-policy.
-
-        `sizes` are those of all ranks.
-        """
+        """Make rows of this rank's `episodes`, merged if on-policy; `sizes` are all ranks'."""
         with_kl = args.beta != 0  # type: ignore[attr-defined]  # a field of both subclasses
         rows = episode_rows(
             episodes, advantages, args.normalization, args.overlong_filtering, with_kl
@@ -101,6 +98,8 @@ class UpdateStep:
         self.accelerator = accelerator
         self.loss = loss
         self.on_policy = on_policy
+        self._pad_token_id = pad_token_id
+        self._reference = reference
         reduce_in_float32(accelerator)
         unwrapped = accelerator.unwrap_model(model)
         obstacle = tree_obstacle(unwrapped)
@@ -111,8 +110,6 @@ class UpdateStep:
         self.planner = MicroBatchPlanner(
             cost, token_budget, self.prefix_sharing, accelerator.process_index
         )
-        self._pad_token_id = pad_token_id
-        self._reference = reference
         if self.prefix_sharing:
             register_tree_attention()
             if reference is not None:
@@ -158,10 +155,7 @@ class UpdateStep:
 
     @torch.no_grad()
     def with_old_logprobs(self, model: Any, batch: Batch) -> Batch:
-        """Return the rows with log-probabilities under the current weights.
-
-        Collective; rows change ranks.
-        """
+        """Return the rows with log-probabilities under the current weights; rows change ranks."""
         micro_batches = self._plan(batch.rows)
         with self._sharing(model), self.accelerator.autocast():
             for rows in micro_batches:
@@ -176,17 +170,13 @@ class UpdateStep:
     def _plan(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Plan this rank's micro-batches; an empty one gets a row of weight 0."""
         pad = [self._pad_token_id]
-        return [
-            rows or [Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)]
-            for rows in self.planner.plan(rows)
-        ]
+        empty = Row(pad, pad, [0.0], 0, advantage=0.0, weight=0.0)
+        return [micro_batch or [empty] for micro_batch in self.planner.plan(rows)]
 
     def _sharing(self, model: Any) -> AbstractContextManager[Any]:
-        return (
-            use_tree_attention(self.accelerator.unwrap_model(model))
-            if self.prefix_sharing
-            else nullcontext()
-        )
+        if not self.prefix_sharing:
+            return nullcontext()
+        return use_tree_attention(self.accelerator.unwrap_model(model))
 
     def _inputs(self, rows: Sequence[Row]) -> MicroBatch:
         inputs = pack_rows(rows) if self.prefix_sharing else pad_rows(rows, self._pad_token_id)
@@ -236,11 +226,8 @@ class UpdateStep:
 
         FSDP2 would keep unsharded gradients meanwhile, so it reduces in every micro-batch.
         """
-        if (
-            last
-            or self.accelerator.distributed_type == DistributedType.DEEPSPEED
-            or self.accelerator.is_fsdp2
-        ):
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        if last or deepspeed or self.accelerator.is_fsdp2:
             return nullcontext()
         return self.accelerator.no_sync(model)
 
@@ -257,21 +244,19 @@ def environment_reward(**_: Any) -> list[float]:
     raise AssertionError("episodes are scored by their environment")
 
 
-_ARRAYS = ("prompt_ids", "completion_ids", "logprobs", "old_logprobs")
-
-
 def save_batches(folder: Path, rank: int, rollout: int, batches: Sequence[Batch]) -> None:
     """Save this rank's batches of a rollout, for a checkpoint between two updates on it."""
-    states = []
-    for batch in batches:
-        rows = []
-        for row in batch.rows:
-            arrays = {name: torch.from_numpy(getattr(row, name)) for name in _ARRAYS}
-            scalars = {"episode": row.episode, "advantage": row.advantage, "weight": row.weight}
-            rows.append({**arrays, **scalars})
-        states.append({"normalizer": batch.normalizer, "rows": rows})
+    states = [(batch.normalizer, [_row_state(row) for row in batch.rows]) for batch in batches]
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"rollout": rollout, "batches": states}, folder / f"rollout_{rank}.pt")
+    torch.save((rollout, states), folder / f"rollout_{rank}.pt")
+
+
+def _row_state(row: Row) -> dict[str, Any]:
+    values = {item.name: getattr(row, item.name) for item in fields(row) if item.init}
+    return {
+        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
 
 
 def load_batches(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]:
@@ -283,14 +268,9 @@ def load_batches(folder: Path, rank: int, ranks: int) -> tuple[int, list[Batch]]
     if not files:
         return -1, []
     # A rank without a file has no rows, but needs the number of batches.
-    states = [torch.load(file, weights_only=True) for file in files[rank::ranks] or files[:1]]
+    saved = [torch.load(file, weights_only=True) for file in files[rank::ranks] or files[:1]]
     batches = []
-    for parts in zip(*(state["batches"] for state in states), strict=True):
-        rows = [_load_row(row) for part in parts for row in part["rows"] if rank < len(files)]
-        batches.append(Batch(rows, parts[0]["normalizer"]))
-    return states[0]["rollout"], batches
-
-
-def _load_row(state: dict[str, Any]) -> Row:
-    arrays = {name: state[name].numpy() for name in _ARRAYS}
-    return Row(**{**state, **arrays})
+    for parts in zip(*(states for _, states in saved), strict=True):
+        rows = [Row(**row) for _, rows in parts for row in rows if rank < len(files)]
+        batches.append(Batch(rows, parts[0][0]))
+    return saved[0][0], batches

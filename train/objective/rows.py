@@ -29,7 +29,6 @@ class Row:
         prompt_ids, completion_ids: Token ids as they were sampled; views of `ids`.
         logprobs: Log-probabilities of `completion_ids` at sampling (nats), float32.
         episode: Index of the episode in the rank's batch.
-        advantage: Of the step.
         weight: Of each completion token in the loss (`token_weight`).
         old_logprobs: Under the weights before the first update on the row; default `logprobs`.
         ids: Prompt and completion, int32.
@@ -51,7 +50,8 @@ class Row:
         self.ids = np.concatenate([prompt, completion])
         self.prompt_ids, self.completion_ids = np.split(self.ids, [len(prompt)])
         self.logprobs = np.asarray(self.logprobs, dtype=np.float32)
-        self.old_logprobs = self.logprobs if self.old_logprobs is None else self.old_logprobs
+        old = self.logprobs if self.old_logprobs is None else self.old_logprobs
+        self.old_logprobs = np.asarray(old, dtype=np.float32)
 
     def __len__(self) -> int:
         """Tokens of prompt and completion."""
@@ -93,11 +93,7 @@ class EpisodeSize:
 
     @classmethod
     def of(cls, episode: Episode, overlong_filtering: bool = False) -> EpisodeSize:
-        """Return the size of `episode`; 0 if it is not trained on (`is_trained`).
-
-        Raises:
-            DataError: The episode has no reward although it did not fail, or a NaN.
-        """
+        """Return the size of `episode`; 0 if it is not trained on (`is_trained`)."""
         if episode.reward is not None and not isfinite(episode.reward):
             raise DataError(f"task {episode.task_id!r}: the reward {episode.reward} is not finite.")
         if episode.reward is None and not episode.failed:
@@ -159,20 +155,10 @@ def episode_rows(
     overlong_filtering: bool = False,
     with_kl: bool = False,
 ) -> list[Row]:
-    """Make one row per trained step, in order.
+    """Make one row per trained step, in order; `advantages` has, for each episode, one per step.
 
     Omitted are episodes that are not trained on, steps without a sampled token and, unless the loss
     has a KL term, steps with advantage 0: their gradient is 0.
-
-    Args:
-        episodes: A rank's episodes.
-        advantages: For each episode, one per step.
-        normalization: Decides the weights.
-        overlong_filtering: See `is_trained`.
-        with_kl: Whether the loss has a KL term.
-
-    Raises:
-        ValueError: A step has no prompt ids (`Agent.keep_prompts` was off).
     """
     rows: list[Row] = []
     for index, (episode, by_step) in enumerate(zip(episodes, advantages, strict=True)):
@@ -189,8 +175,9 @@ def episode_rows(
                     "training episodes with an agent that has keep_prompts=True."
                 )
             weight = token_weight(length, size, normalization)
-            row = Row(step.prompt_ids, step.token_ids, step.logprobs, index, advantage, weight)
-            rows.append(row)
+            rows.append(
+                Row(step.prompt_ids, step.token_ids, step.logprobs, index, advantage, weight)
+            )
     return rows
 
 

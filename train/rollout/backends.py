@@ -19,20 +19,15 @@ from atommem.train.train_config import TrainConfig
 class Backend:
     """Samples episodes from the weights that are being trained.
 
-    Args:
-        runner: Runs this rank's episodes. Ranks make different numbers of model calls, so nothing
-            in it may be a collective operation.
+    `runner` runs this rank's episodes. Ranks make different numbers of model calls, so nothing in
+    it may be a collective operation.
     """
 
     def __init__(self, runner: EpisodeRunner) -> None:
         self.runner = runner
 
     def publish(self, trainer: Any) -> None:
-        """Give the sampling side the trainer's weights; all ranks, before every rollout.
-
-        Raises:
-            OutageError: The sampling side cannot be reached.
-        """
+        """Give the sampling side the trainer's weights; all ranks, before every rollout."""
 
     def rollout(self, trainer: Any) -> AbstractContextManager[None]:
         """Enter a rollout, on every rank."""

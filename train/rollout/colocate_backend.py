@@ -28,8 +28,7 @@ class ColocateBackend(Backend):
     before it wakes: there is no room for both. Calls come in the order of TRL's ``VLLMGeneration``.
 
     Args:
-        runner: Its policy is `policy`.
-        policy: The engine.
+        runner: Its policy is the engine.
         publisher: Saves the adapter; None if all weights are trained.
         sleeps: Whether the engine frees its memory between rollouts (``vllm_enable_sleep_mode``).
     """
@@ -37,12 +36,11 @@ class ColocateBackend(Backend):
     def __init__(
         self,
         runner: EpisodeRunner,
-        policy: VllmEnginePolicy,
         publisher: AdapterPublisher | None,
         sleeps: bool,
     ) -> None:
         super().__init__(runner)
-        self.policy = policy
+        self.policy: Any = runner.agent.policy
         self._publisher = publisher
         self._sleeps = sleeps
         self._asleep = self._loaded = False
@@ -109,19 +107,13 @@ def make_colocate_backend(rollouts: Rollouts, model: Any) -> ColocateBackend:
     policy = VllmEnginePolicy(engine, rollouts.tokenizer)
     publisher = AdapterPublisher(Path(args.output_dir) / "adapters") if adapted else None
     runner = rollouts.runner(policy, args.max_in_flight)
-    return ColocateBackend(runner, policy, publisher, args.vllm_enable_sleep_mode)
+    return ColocateBackend(runner, publisher, args.vllm_enable_sleep_mode)
 
 
 def make_engine(args: TrainConfig, model: Any) -> Any:
-    """Make vLLM's engine of the trained model, with the settings of TRL's colocated engine.
-
-    Raises:
-        ConfigError: vLLM is not installed or cannot take the weights, or the model has no path.
-    """
+    """Make vLLM's engine of the trained model, with the settings of TRL's colocated engine."""
     adapted = isinstance(model, PeftModel)
     base = model.get_base_model() if adapted else model
-    if not base.config.name_or_path:
-        raise ConfigError("the model has no name_or_path: save it, so that vLLM can load it.")
     # In this process, not one that vLLM starts: weights are passed in memory.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -133,9 +125,8 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         from vllm.utils.network_utils import get_open_port
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
-        raise ConfigError(
-            f"vllm_mode=colocate needs vLLM: pip install 'atommem[vllm]' ({error})."
-        ) from error
+        message = f"vllm_mode=colocate needs vLLM: pip install 'atommem[vllm]' ({error})."
+        raise ConfigError(message) from error
     os.environ.setdefault("MASTER_PORT", str(get_open_port()))
     adapter: dict[str, Any] = {}
     if adapted:

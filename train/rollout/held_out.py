@@ -13,10 +13,9 @@ from atommem.policy.contract import Sampling
 
 if TYPE_CHECKING:
     from atommem.train.resumable_trainer import ResumableTrainer
-    from atommem.train.train_config import EpisodeConfig
 
 
-def held_out_jobs(args: EpisodeConfig, tasks: Sequence[Any]) -> list[tuple[Any, int]]:
+def held_out_jobs(args: Any, tasks: Sequence[Any]) -> list[tuple[Any, int]]:
     """Return (task, sample) of every episode of an evaluation."""
     return [(task, sample) for task in tasks for sample in range(args.num_generations_eval or 1)]
 
@@ -42,38 +41,29 @@ def report_held_out(
 ) -> dict[str, float]:
     """Log an evaluation as `Trainer.evaluate` does, the same on all ranks; returns its metrics.
 
+    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
+    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
+    sources, and `atommem.episode_stats.means`.
+
     Raises:
         RolloutFailedError: Too many episodes failed.
     """
     failed = [record.error for record in records if record.failed]
     trainer.check_failed_fraction(len(failed), len(records), failed, "the evaluation")
-    metrics = {f"{prefix}_{name}": value for name, value in held_out_metrics(records).items()}
-    trainer.model.eval()  # TRL files metrics by this mode
-    trainer.log(dict(metrics))
-    trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
-    return metrics
-
-
-def held_out_metrics(records: Sequence[Any]) -> dict[str, float]:
-    """Return what is logged of an evaluation.
-
-    Every score by its name (``em``, ``f1``, or ``reward``; means over questions) with ``em_low``
-    and ``em_high`` (95% interval), ``n`` of the main score, ``em/SOURCE`` if there are several
-    sources, and `atommem.episode.means`.
-    """
     summary = summarize(records)
     scores = summary["metrics"]
     metrics: dict[str, float] = dict(summary["means"])
     for name, estimate in scores.items():
-        metrics |= {
-            name: estimate["mean"],
-            f"{name}_low": estimate["low"],
-            f"{name}_high": estimate["high"],
-        }
+        bounds = {f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
+        metrics |= {name: estimate["mean"], **bounds}
     if summary["metric"] in scores:
         metrics["n"] = scores[summary["metric"]]["n"]
     sources = sorted({record.source for record in records if record.source})
     for source in sources if len(sources) > 1 else []:
         part = summarize(record for record in records if record.source == source)["metrics"]
         metrics |= {f"{name}/{source}": estimate["mean"] for name, estimate in part.items()}
+    metrics = {f"{prefix}_{name}": value for name, value in metrics.items()}
+    trainer.model.eval()  # TRL files metrics by this mode
+    trainer.log(dict(metrics))
+    trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
     return metrics

@@ -14,15 +14,13 @@ from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits
 from atommem.run import RunConfig, build_agent
-from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Everything of a training episode but its policy."""
+    """Everything of a training episode but its policy; `args` is an `EpisodeConfig`."""
 
-    args: TrainConfig | AsyncTrainConfig
+    args: Any
     tokenizer: Any
     embedder: Embedder
     memory: MemoryConfig
@@ -31,13 +29,12 @@ class Rollouts:
     def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
         """Make the episode loop around `policy`."""
         args = self.args
-        sampling = Sampling(
-            temperature=args.temperature, max_tokens=args.max_completion_length or 1024
-        )
         run = RunConfig(
             memory=self.memory,
             environment=self.environment,
-            sampling=sampling,
+            sampling=Sampling(
+                temperature=args.temperature, max_tokens=args.max_completion_length or 1024
+            ),
             chat_template_kwargs=args.template_kwargs,
         )
         agent = build_agent(
@@ -63,9 +60,6 @@ class TaskOrder:
         groups_per_update: Groups of one update.
         shuffle: Whether every epoch has its own order.
         seed: Of the run.
-
-    Raises:
-        ConfigError: There are fewer tasks than one update needs.
     """
 
     def __init__(self, tasks: int, groups_per_update: int, shuffle: bool, seed: int) -> None:

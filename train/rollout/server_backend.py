@@ -1,21 +1,34 @@
-"""Sampling from vLLM servers; every rank talks to them by itself."""
+"""Sampling from vLLM servers, and how they get the trained weights.
+
+LoRA adapters are saved to a folder that every server loads. Full weights go to one server over
+NCCL with TRL's client; `vllm serve --data-parallel-size N` makes a server of N engines.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import broadcast_object_list
 from peft import PeftModel
 
-from atommem.episode import add_sums
-from atommem.errors import OutageError
+from atommem.errors import ConfigError, OutageError
 from atommem.policy.server_pool import ServerPool
 from atommem.rollout import EpisodeRunner
 from atommem.train.rollout.backends import Backend
 from atommem.train.rollout.rollouts import Rollouts
-from atommem.train.rollout.weight_sync import WeightSync, make_weight_sync
+from atommem.train.rollout.weight_sync import (
+    KEPT,
+    AdapterPublisher,
+    describe_weights,
+    named_weights,
+)
 from atommem.train.train_config import TrainConfig
 
 COUNTERS = (
@@ -23,10 +36,166 @@ COUNTERS = (
     "vllm:prefix_cache_queries_total",
     "vllm:prompt_tokens_total",
 )
+FULL_WEIGHTS = (
+    "For full weights start the server as VLLM_SERVER_DEV_MODE=1 vllm serve MODEL "
+    '--weight-transfer-config \'{"backend":"nccl"}\'; or train a LoRA adapter (use_peft: true), '
+    "with servers started with --enable-lora."
+)
+
+
+class AdapterSync:
+    """LoRA: the adapter is saved to a folder, and every server loads it under a new name."""
+
+    def __init__(self, publisher: AdapterPublisher) -> None:
+        self._publisher = publisher
+        self._main = False
+
+    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+        """Save and load the adapter, and unload outdated ones; all ranks together.
+
+        Every rank with a pool makes all servers load it: loading twice is a no-op, and ranks need
+        not agree on which servers are lost.
+
+        Raises:
+            OutageError: The adapter cannot be written, or no server takes it.
+        """
+        adapter, outdated = self._publisher.save(trainer)
+        if pool is None:
+            return
+        trainer.run_async(pool.use_adapter(adapter))
+        self._main = trainer.accelerator.is_main_process
+        if self._main:
+            for old in outdated:
+                trainer.run_async(_unload(pool, old.name))
+            self._publisher.remove(outdated)
+
+    async def close(self, pool: ServerPool) -> None:
+        """Unload and delete all adapters."""
+        if self._main:
+            for old in self._publisher.close():
+                await _unload(pool, old.name)
+
+
+async def _unload(pool: ServerPool, name: str) -> None:
+    await asyncio.gather(*(server.admin.unload_adapter(name) for server in pool.serving))
+
+
+class FullWeightSync:
+    """Sends all parameters of the trained model to a server.
+
+    A server that was lost is connected again before the next update; one that breaks during a
+    transfer ends the run.
+
+    Args:
+        timeout: Seconds that the server may take to get ready.
+        connect: Makes the client; `connect_nccl` but for tests.
+    """
+
+    def __init__(self, timeout: float, connect: Callable[..., Any] | None = None) -> None:
+        self._timeout = timeout
+        self._connect = connect or connect_nccl
+        self._client: Any = None
+
+    def publish(self, trainer: Any, pool: ServerPool | None) -> None:
+        """Send every parameter; all ranks together, of which only the main one needs a pool.
+
+        Raises:
+            ConfigError: The server, or this machine, cannot use NCCL.
+            OutageError: The server is gone, or broke during the transfer.
+        """
+        problem: Exception | None = None
+        is_main = trainer.accelerator.is_main_process
+        if is_main:
+            try:
+                self._join(trainer, pool)
+            except Exception as error:  # raised on all ranks
+                problem = error
+        problem = broadcast_object_list([problem])[0]
+        if problem is not None:
+            raise problem
+        weights = _SharedIterator(named_weights(trainer))
+        broken: Exception | None = None
+        if is_main:
+            try:
+                self._client.pause()  # also clears the prefix cache of the old weights
+                self._client.send_weights(weights)
+                self._client.resume()
+            except Exception as error:  # the other ranks are still gathering, and must not hang
+                broken = error
+        for _ in weights:  # gathering a parameter takes all ranks
+            pass
+        if broken is not None:
+            raise OutageError(f"the server broke during a weight transfer: {broken!r}")
+
+    async def close(self, pool: ServerPool) -> None:
+        """Leave the NCCL group."""
+        self._leave()
+
+    def _join(self, trainer: Any, pool: ServerPool | None) -> None:
+        assert pool is not None, "the main process talks to the server"
+        if len(pool.servers) > 1:
+            raise ConfigError(
+                f"vllm_server_base_url has {len(pool.servers)} servers: full weights go to one. "
+                "Use `vllm serve --data-parallel-size`, or train a LoRA adapter (use_peft: true)."
+            )
+        (server,) = pool.servers
+        if self._client is not None and server.serving:
+            return
+        # A server that was dropped may have restarted outside of the NCCL group.
+        self._leave()
+        self._client = self._connect(server.url, trainer, self._timeout)
+
+    def _leave(self) -> None:
+        if self._client is not None:
+            self._client.destroy()
+        self._client = None
+
+
+WeightSync = AdapterSync | FullWeightSync
+
+
+class _SharedIterator:
+    """An iterator for the thread that sends, and the one that drains it after an error."""
+
+    def __init__(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self._iterator = iterator
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        with self._lock:
+            return next(self._iterator)
+
+
+def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:
+    """Return TRL's weight transfer client, connected; it sends in the dtype of the server."""
+    from trl.experimental.async_grpo.vllm_client import VLLMClient
+    from trl.experimental.async_grpo.weight_transfer import WeightTransferClient
+
+    client = VLLMClient(url, timeout)
+    try:
+        client.wait_for_server_ready()
+        device = str((client.get_server_info().get("device_config") or {}).get("device", ""))
+        if device == "cpu" or not torch.cuda.is_available():
+            raise ConfigError(f"{url}: NCCL needs GPUs on both sides. {FULL_WEIGHTS}")
+        dtype = client.get_dtype().removeprefix("torch.")
+        transfer = WeightTransferClient(client, describe_weights(trainer, dtype))
+        transfer.init_weight_transfer()
+    except ImportError as error:
+        raise ConfigError(f"full weights need vLLM in this process: {error}") from error
+    except (OSError, RuntimeError) as error:
+        raise OutageError(f"{url}: {error}. {FULL_WEIGHTS}") from error
+    send = transfer.send_weights
+    transfer.send_weights = lambda weights: send(
+        (name, weight.to(getattr(torch, dtype))) for name, weight in weights
+    )
+    return transfer
 
 
 class ServerBackend(Backend):
-    """Samples from vLLM servers.
+    """Samples from vLLM servers; every rank talks to them by itself.
 
     Args:
         runner: Its policy is `pool`.
@@ -39,14 +208,10 @@ class ServerBackend(Backend):
         self.pool = pool
         self._sync = sync
         self._lost = 0
-        self._growth: dict[str, float] = {}
+        self._growth: Counter[str] | None = None
 
     def publish(self, trainer: Any) -> None:
-        """Give all servers the current weights.
-
-        Raises:
-            OutageError: None of them takes them.
-        """
+        """Give all servers the current weights; OutageError if none of them takes them."""
         self._sync.publish(trainer, self.pool)
 
     @contextmanager
@@ -57,61 +222,39 @@ class ServerBackend(Backend):
             return
         before = trainer.run_async(self._read_counters())
         yield
-        growth = counter_growth(before, trainer.run_async(self._read_counters()))
-        self._growth = add_sums([self._growth, growth])
+        after = trainer.run_async(self._read_counters())
+        # A counter that went back belongs to a server that restarted, and does not count.
+        self._growth = (self._growth or Counter()) + (after - before)
 
     def metrics(self) -> dict[str, float]:
         """Return prompt tokens, prefix cache hits, and servers lost and serving (main process)."""
-        measured, self._growth = rollout_metrics(self._growth), {}
-        if measured:
-            measured["servers/lost"] = self.pool.drops - self._lost
-            measured["servers/serving"] = len(self.pool.serving)
-        self._lost = self.pool.drops
-        return measured
+        growth, self._growth = self._growth, None
+        lost, self._lost = self.pool.drops - self._lost, self.pool.drops
+        if growth is None:
+            return {}
+        hits, queries, prompts = (float(growth[name]) for name in COUNTERS)
+        return {
+            "vllm/prompt_tokens": prompts,
+            "vllm/prefix_cache_hits": hits,
+            "vllm/prefix_cache_hit_rate": hits / queries if queries else 0.0,
+            "servers/lost": float(lost),
+            "servers/serving": float(len(self.pool.serving)),
+        }
 
     async def close(self) -> None:
         """Remove adapters and close connections."""
         await self._sync.close(self.pool)
         await self.pool.close()
 
-    async def _read_counters(self) -> dict[str, dict[str, float]]:
-        """Read the counters of each server that answers, by URL."""
-
-        async def read(url: str, control: Any) -> tuple[str, dict[str, float]]:
-            try:
-                return url, await control.metrics()
-            except OutageError:
-                return url, {}
-
-        servers = [read(server.url, server.admin) for server in self.pool.serving]
-        return dict(await asyncio.gather(*servers))
-
-
-def counter_growth(
-    before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]
-) -> dict[str, float]:
-    """Return the growth of each of `COUNTERS` over all servers; arguments are by URL, then name.
-
-    A counter that went back belongs to a restarted server, and counts from 0.
-    """
-    growth = dict.fromkeys(COUNTERS, 0.0)
-    for url, counters in after.items():
-        for name in COUNTERS:
-            end, start = counters.get(name, 0.0), before.get(url, {}).get(name, 0.0)
-            growth[name] += end - start if end >= start else end
-    return growth
-
-
-def rollout_metrics(growth: dict[str, float]) -> dict[str, float]:
-    """Return what is logged of a `counter_growth`; nothing if it is empty."""
-    if not growth:
-        return {}
-    hits, queries, prompts = (growth[name] for name in COUNTERS)
-    return {
-        "vllm/prompt_tokens": prompts,
-        "vllm/prefix_cache_hits": hits,
-        "vllm/prefix_cache_hit_rate": hits / queries if queries else 0.0,
-    }
+    async def _read_counters(self) -> Counter[str]:
+        """Add up the counters of the servers that answer."""
+        servers = [server.admin.metrics() for server in self.pool.serving]
+        found = await asyncio.gather(*servers, return_exceptions=True)
+        total: Counter[str] = Counter()
+        for counters in found:
+            if not isinstance(counters, BaseException):
+                total.update({name: counters.get(name, 0.0) for name in COUNTERS})  # type: ignore[arg-type]
+        return total
 
 
 def make_server_backend(rollouts: Rollouts, model: Any) -> ServerBackend:
@@ -132,3 +275,10 @@ def make_server_pool(rollouts: Rollouts, **settings: Any) -> ServerPool:
         scaled_logprobs=True,
         **settings,
     )
+
+
+def make_weight_sync(args: Any, lora: bool, kept: int = KEPT) -> WeightSync:
+    """Make what sends the trained weights; `kept` versions of an adapter stay loaded."""
+    if lora:
+        return AdapterSync(AdapterPublisher(Path(args.output_dir) / "adapters", kept))
+    return FullWeightSync(args.vllm_server_timeout)

@@ -1,0 +1,169 @@
+"""HotpotQA, 2WikiMultihopQA and MuSiQue: questions with paragraphs, the supporting ones gold.
+
+Rows without all of their supporting paragraphs (HotpotQA's fullwiki setting, MuSiQue-Full's
+unanswerable ones) are not `answerable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from atommem.envs.benchmarks.rows import QARow, Row, Text, read_rows
+from atommem.envs.task import Document
+
+HOTPOTQA, TWOWIKI, MUSIQUE = "hotpotqa", "2wikimultihopqa", "musique"
+_OTHER = {HOTPOTQA: ("evidences", TWOWIKI), TWOWIKI: ("level", HOTPOTQA)}
+"""A field that only the other of two benchmarks with one layout has."""
+
+
+class _Aliases(Struct):
+    Q_id: Text
+    aliases: list[str]
+    demonyms: list[str]
+
+
+class _Paragraph(Struct):
+    title: Text
+    paragraph_text: Text
+    is_supporting: bool
+
+
+class _MusiqueRow(Struct):
+    id: Text
+    question: Text
+    answer: Text
+    answer_aliases: list[str]
+    answerable: bool
+    paragraphs: list[_Paragraph]
+    question_decomposition: list[Any]
+
+
+def parse_hotpotqa(row: Row) -> QARow:
+    """Parse a row of HotpotQA (Yang et al. 2018), of the official or Hugging Face's files."""
+    return _parse(row, HOTPOTQA, "", [row.text("answer")])
+
+
+def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) -> QARow:
+    """Parse a row of 2WikiMultihopQA (Ho et al. 2020).
+
+    With `names` (`read_aliases`) aliases and demonyms of the answer count as right, as in the
+    official evaluation v1.1; they are found by the row's `answer_id` (since December 2020).
+    """
+    answers = [row.text("answer")]
+    if names is not None:
+        answers += names.get(row.get("answer_id") or "", ())  # dates, yes and no have no id
+    return _parse(row, TWOWIKI, " ", answers)
+
+
+def read_aliases(path: str | Path) -> dict[str, tuple[str, ...]]:
+    """Read ``id_aliases.json`` (JSON Lines): Wikidata id -> aliases and demonyms.
+
+    Raises:
+        DataError: A row lacks `Q_id`, `aliases` or `demonyms`.
+    """
+    rows = [row.parse(_Aliases) for row in read_rows(path)]
+    return {row.Q_id: tuple(filter(None, [*row.aliases, *row.demonyms])) for row in rows}
+
+
+def parse_musique(row: Row) -> QARow:
+    """Parse a row of MuSiQue (Trivedi et al. 2022), Answerable or Full.
+
+    An unanswerable row shares its id with an answerable one.
+    """
+    nested = {name: row.decoded(name) for name in ("paragraphs", "question_decomposition")}
+    found = row.parse(_MusiqueRow, **nested)
+    answers = [found.answer, *(alias for alias in found.answer_aliases if alias.strip())]
+    paragraphs = [
+        Document(item.title, item.paragraph_text.strip(), item.is_supporting)
+        for item in found.paragraphs
+    ]
+    gold = [document for document in paragraphs if document.gold]
+    if found.answerable and not gold:
+        raise row.error("paragraphs", "has none with is_supporting true, but the row is answerable")
+    return QARow(
+        id=found.id,
+        question=found.question.strip(),
+        answers=tuple(dict.fromkeys(answers)),
+        paragraphs=_unique(paragraphs),
+        source=MUSIQUE,
+        answerable=found.answerable,
+        place=row.place,
+        metadata={
+            "type": found.id.partition("__")[0],
+            "hops": len(found.question_decomposition),
+            "supporting": [[document.title, None] for document in gold],
+        },
+    )
+
+
+def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
+    """Parse a row of HotpotQA's layout, where `separator` stands between two sentences."""
+    sign, other = _OTHER[source]
+    if sign in row.values:
+        raise row.error(sign, f"is one of {other}, but the benchmark is {source}")
+    paragraphs = _pairs(row, "context", list[str], "sentences", "content")
+    facts = _pairs(row, "supporting_facts", int, "sent_id")
+    titles = {title for title, _ in facts}
+    lengths: dict[str, int] = {}
+    for title, sentences in paragraphs:
+        lengths[title] = max(lengths.get(title, 0), len(sentences))
+    documents = [
+        Document(title, separator.join(sentences).strip(), title in titles)
+        for title, sentences in paragraphs
+    ]
+    return QARow(
+        id=row.text("_id", "id"),
+        question=row.text("question").strip(),
+        answers=tuple(dict.fromkeys(answers)),
+        paragraphs=_unique(documents),
+        source=source,
+        answerable=titles <= lengths.keys(),
+        metadata={
+            **{name: row.text(name) for name in ("type", "level") if name in row.values},
+            "hops": len(titles),
+            "supporting": [
+                [title, index if 0 <= index < lengths.get(title, 0) else None]
+                for title, index in facts
+            ],
+        },
+        place=row.place,
+    )
+
+
+def _pairs(row: Row, name: str, kind: Any, *keys: str) -> list[tuple[str, Any]]:
+    """Return title and other half of the items of a field, in any of its four forms.
+
+    They are lists of pairs (official), columns (Hugging Face), lists of objects, or one of these
+    as JSON in a string; `keys` are the names that the other half may have.
+    """
+    value = row.decoded(name)
+    try:
+        if isinstance(value, dict):
+            key = next(key for key in keys if key in value)
+            value = list(zip(value["title"], value[key], strict=True))
+        pairs = [
+            (item["title"], next(item[key] for key in keys if key in item))
+            if isinstance(item, dict)
+            else item
+            for item in value
+        ]
+    except (KeyError, StopIteration, TypeError, ValueError) as error:
+        raise row.error(name, f"does not have pairs of title and {keys[0]}") from error
+    if not pairs:
+        raise row.error(name, "is empty; the official test files have no supporting facts")
+    found: list[tuple[str, Any]] = row.convert(name, pairs, list[tuple[Text, kind]])
+    return found
+
+
+def _unique(documents: Sequence[Document]) -> tuple[Document, ...]:
+    """Drop repeated documents; one is gold if any repetition is."""
+    found: dict[tuple[str, str], Document] = {}
+    for document in documents:
+        key = (document.title, document.text)
+        if key not in found or document.gold:
+            found[key] = document
+    return tuple(found.values())

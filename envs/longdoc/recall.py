@@ -1,0 +1,191 @@
+"""Recall of a question's evidence: whether it entered memory, stayed there, and was shown again.
+
+A *fact* is a sentence of a gold document that holds a gold answer, as whole words after SQuAD's
+normalisation. A text *carries* it if it holds the answer and two more content words (or half of
+them, rounded up, if there are fewer) of the sentence or of the document's title: the answer alone
+may stand in any text by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil
+
+from atommem.envs.chunking import SENTENCE_END, chunks_of_documents
+from atommem.envs.scoring.metrics import normalize
+from atommem.envs.task import Document, Question, Task
+from atommem.episode import Episode
+from atommem.memory.log import Outcome, replay
+
+_VERDICTS = frozenset({"", "yes", "no", "noanswer"})
+_STOP_WORDS = frozenset(
+    [
+        "and",
+        "or",
+        "but",
+        "of",
+        "in",
+        "on",
+        "at",
+        "to",
+        "by",
+        "for",
+        "from",
+        "with",
+        "as",
+        "not",
+        "also",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "has",
+        "have",
+        "had",
+        "it",
+        "its",
+        "he",
+        "she",
+        "his",
+        "her",
+        "they",
+        "their",
+        "that",
+        "this",
+        "which",
+        "who",
+        "whom",
+        "whose",
+        "when",
+        "where",
+        "what",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """An answer as a sentence holds it, normalised, and the content words around it."""
+
+    answer: str
+    words: frozenset[str]
+
+    def carried_by(self, text: str) -> bool:
+        """Whether `text` carries it (see the module)."""
+        padded = _padded(text)
+        common = self.words.intersection(padded.split())
+        return f" {self.answer} " in padded and len(common) >= min(2, ceil(len(self.words) / 2))
+
+
+def gold_documents(task: Task, question: Question) -> list[Document]:
+    """Return the gold documents of a question of `task`, in its order.
+
+    They are at the places in its metadata (``documents``), else those that its supporting facts
+    name by title, else all that are gold.
+    """
+    if "documents" in question.metadata:
+        return [task.documents[place] for place in question.metadata["documents"]]
+    gold = [document for document in task.documents if document.gold]
+    titles = {title for title, _ in question.metadata.get("supporting", ())}
+    return [document for document in gold if document.title in titles] or gold
+
+
+def facts_of(task: Task, question: Question) -> list[Fact]:
+    """Return the facts that answer `question`; none for yes, no, and answers worded otherwise."""
+    answers = dict.fromkeys(map(normalize, question.answers))
+    facts = []
+    for document in gold_documents(task, question):
+        for sentence in _sentences(document.text):
+            padded = _padded(sentence)
+            words = frozenset(f"{normalize(document.title)} {padded}".split()) - _STOP_WORDS
+            facts += [
+                Fact(answer, words - set(answer.split()))
+                for answer in answers
+                if answer not in _VERDICTS and f" {answer} " in padded
+            ]
+    return facts
+
+
+def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
+    """Return for each question three numbers, 0 or 1; nothing if it has no fact.
+
+    ``fact_entered``: an applied create, update or scratchpad write carried a fact.
+    ``fact_kept``: memory carried one when the episode ended.
+    ``fact_retrieved``: a retrieved entry or the scratchpad carried one while the question was asked.
+    """
+    operations = [operation for step in episode.steps for operation in step.operations]
+    written = [
+        operation.after or ""
+        for operation in operations
+        if operation.outcome is Outcome.APPLIED
+        and operation.kind in ("create", "update", "scratchpad")
+    ]
+    contents = replay(operations)
+    kept = [*(entry.text for entry in contents.entries.values()), contents.scratchpad]
+    recalls: list[dict[str, float]] = []
+    for index, question in enumerate(task.questions):
+        facts = facts_of(task, question) if episode.steps else []
+        shown = [
+            text
+            for step in episode.steps
+            if index in step.observation.asked
+            for text in (step.view.scratchpad, *(item.text for item in step.view.retrieved))
+        ]
+        texts = {"fact_entered": written, "fact_kept": kept, "fact_retrieved": shown}
+        recall = {name: _carried(facts, found) for name, found in texts.items()}
+        recalls.append(recall if facts else {})
+    return recalls
+
+
+def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
+    """Return for each question ``evidence_recall``; nothing unless a conversation marks evidence.
+
+    It is LoCoMo's share of a question's evidence turns that were retrieved, for a memory that a
+    policy wrote: a turn counts if it stands in a chunk from which an entry was written that was
+    shown while the question was asked. The longer the chunks, the coarser it is.
+    """
+    marked = [question.metadata.get("documents") or () for question in task.questions]
+    chunks = {
+        step.observation.origin or "": str(piece.values["chunk"])
+        for step in episode.steps
+        for piece in step.observation.stream
+        if "chunk" in piece.values
+    }
+    places = chunks_of_documents(task, list(chunks.values())) if any(marked) and chunks else []
+    if not places or "sample_id" not in task.metadata:
+        return [{} for _ in task.questions]
+    names = list(chunks)
+    origins: dict[int, set[str]] = {}
+    shown: list[set[str]] = [set() for _ in task.questions]
+    for step in episode.steps:
+        for index in step.observation.asked:
+            shown[index].update(*(origins.get(item.entry_id, ()) for item in step.view.retrieved))
+        for operation in step.operations:
+            applied = operation.outcome is Outcome.APPLIED
+            source = operation.source and operation.source.piece
+            if applied and source and operation.kind in ("create", "update"):
+                origins.setdefault(operation.entry_id or 0, set()).add(source)
+    recalls = []
+    for wanted, found in zip(marked, shown, strict=True):
+        hits = [any(names[at] in found for at in places[place]) for place in wanted]
+        recalls.append({"evidence_recall": sum(hits) / len(hits)} if hits else {})
+    return recalls
+
+
+def _carried(facts: list[Fact], texts: Iterable[str]) -> float:
+    return float(any(fact.carried_by(text) for text in texts for fact in facts))
+
+
+def _sentences(text: str) -> list[str]:
+    ends = [0, *(match.end() for match in SENTENCE_END.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(ends) if text[start:end].strip()]
+
+
+@lru_cache(maxsize=2048)
+def _padded(text: str) -> str:
+    return f" {normalize(text)} "

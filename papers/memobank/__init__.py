@@ -1,1 +1,0 @@
-"""MemoBankRL: Table 3 on Memento's own bank, and what is left of it under controls."""

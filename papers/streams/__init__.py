@@ -1,1 +1,0 @@
-"""Addition and deletion of experience on any stream, with three examples."""

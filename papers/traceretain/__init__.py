@@ -1,1 +1,0 @@
-"""TraceRetain (arXiv 2606.29178): retention of trajectories on ALFWorld's own engine."""

@@ -1,0 +1,177 @@
+"""Records: scores of the environment, summaries, and breakdowns by attributes of tasks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from atommem.environment import (
+    QuestionDescription,
+    TaskDescription,
+)
+from atommem.envs.scoring.paired import compare
+from atommem.envs.scoring.records import (
+    EpisodeRecord,
+    QuestionRecord,
+    breakdowns,
+    main_metric,
+    metric_names,
+    record_of,
+    summarize,
+)
+from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.episode import Episode, StopReason
+from atommem.errors import DataError
+
+TASK = TaskDescription(
+    "t", "web", (QuestionDescription("Where?", ("Port",), "q0"), QuestionDescription("Who?"))
+)
+
+
+def episode(reward: float | None = 0.5, **more: Any) -> Episode:
+    stop = StopReason.FAILED if reward is None else StopReason.ANSWERED
+    return Episode("t", 0, reward=reward, stop_reason=stop, **more)
+
+
+def test_description_of_a_task_has_golds_category_and_evidence_positions() -> None:
+    metadata = {"category": "temporal", "supporting": [("A", 0)]}
+    question = Question("Where?", ("Port", "Harbour"), "q", metadata)
+    found = describe_task(Task("t", (question, Question("Who?", ("Orla",))), source="locomo"))
+    first = QuestionDescription("Where?", ("Port", "Harbour"), "q", "temporal")
+    assert found == TaskDescription("t", "locomo", (first, QuestionDescription("Who?", ("Orla",))))
+    documents = tuple(Document(str(number), "text") for number in range(10))
+    attributes = {"type": "bridge", "hops": 2, "supporting": [], "documents": [0, 9]}
+    (described,) = describe_task(
+        Task("t", (Question("?", ("x",), "q", attributes),), documents)
+    ).questions
+    places = {"first evidence": "0-20%", "last evidence": "80-100%"}
+    assert described.attributes == {"type": "bridge", "hops": "2", **places}
+
+
+def test_record_has_the_scores_of_the_environment() -> None:
+    """The record does not score again: it has 0 where the environment gave a gold answer 0."""
+    metrics = ({"em": 0.0, "style": 0.25}, {"em": 1.0})
+    scored = episode(answers=("Port", None), question_metrics=metrics)
+    record = record_of(TASK, scored, ({"fact_kept": 1.0}, {}))
+    first, second = record.questions
+    assert first.metrics == {"em": 0.0, "style": 0.25, "fact_kept": 1.0}
+    assert second.metrics == {"em": 1.0}
+    assert (first.right, second.right) == (False, True)
+    assert (first.answer, second.answer) == ("Port", None)
+    assert (record.source, record.right, record.scores("em")) == ("web", False, [0.0, 1.0])
+    assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_record_of_an_episode_scored_as_a_whole_has_reward_as_main_metric() -> None:
+    record = record_of(TASK, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
+    assert (record.scores("reward"), record.scores("em")) == ([0.5], [])
+    assert metric_names([record]) == ["reward", "success"], "calls are counts"
+    summary = summarize([record, record_of(TaskDescription("u"), episode(1.0))])
+    assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
+    assert summary["means"]["calls"] == 7.0
+    assert not record.right
+
+
+def test_unscored_episode_is_in_no_mean() -> None:
+    unknown = record_of(TASK, replace(episode(0.5, answers=("Port", "x")), reward=None))
+    assert (unknown.right, unknown.failed, unknown.reward) == (None, False, None)
+    scored = record_of(TaskDescription("u"), episode(0.5, metrics={"em": 0.5}))
+    summary = summarize([unknown, scored])
+    assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
+    assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
+
+
+def test_failed_episode_has_no_score() -> None:
+    failed = record_of(TASK, episode(None, error="gone"))
+    assert (failed.questions, failed.scores("reward"), failed.scores("em")) == ((), [], [])
+    assert (summarize([failed])["metrics"], main_metric([failed])) == ({}, "em")
+
+
+@pytest.mark.parametrize("scored", [{"answers": ("x",)}, {"question_metrics": ({"em": 1.0},)}])
+def test_record_of_another_number_of_questions_raises(scored: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="'t' has 2 questions"):
+        record_of(TASK, episode(**scored))
+
+
+def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:
+    asked = tuple(
+        QuestionRecord(
+            f"{task}{number}", "?", "x", ("y",), "", {"em": score, "f1": score}, attributes
+        )
+        for number, (score, attributes) in enumerate(questions)
+    )
+    return EpisodeRecord(task, 0, "hotpotqa", "answered", None, 0.0, {}, asked, {}, 1.0)
+
+
+RECORDS = [
+    record("a", (1.0, {"type": "bridge", "hops": "2", "level": "hard"})),
+    record(
+        "b",
+        (0.0, {"type": "bridge", "hops": "10", "level": "hard"}),
+        (1.0, {"type": "comparison", "hops": "3"}),
+    ),
+    record("c", (0.0, {"type": "comparison", "hops": "2", "level": "hard"})),
+]
+
+
+def test_breakdowns_are_means_over_questions_by_attribute() -> None:
+    """Numbers sort by size; an attribute with one value (level) has no row."""
+    rows = breakdowns(RECORDS, ["em"])
+    assert [(row["by"], row["value"], row["mean"], row["n"]) for row in rows] == [
+        ("type", "bridge", 0.5, 2),
+        ("type", "comparison", 0.5, 2),
+        ("hops", "2", 0.5, 2),
+        ("hops", "3", 1.0, 1),
+        ("hops", "10", 0.0, 1),
+        ("questions", "1", 0.5, 2),
+        ("questions", "2", 0.5, 2),
+    ]
+    assert all(row["low"] <= row["mean"] <= row["high"] for row in rows)
+    lost = [
+        replace(RECORDS[0], stop_reason="context_overflow"),
+        replace(RECORDS[0], stop_reason="failed", questions=()),
+    ]
+    rows = breakdowns([*RECORDS[1:], *lost], ["em"])
+    assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
+
+
+def pair(identifier: str, task: str, metrics: dict[str, float]) -> EpisodeRecord:
+    question = QuestionRecord(identifier, "?", "x", ("y",), "", metrics)
+    return EpisodeRecord(
+        task, 0, "musique", "answered", None, None, {}, (question,), {}, 1.0, group=identifier
+    )
+
+
+def test_group_scores_equal_hand_computed_values() -> None:
+    right = {"em": 1.0, "f1": 1.0, "sufficiency": 1.0}
+    half = {"em": 0.0, "f1": 0.5, "sufficiency": 1.0}
+    records = [
+        pair("a", "a1", half),
+        pair("a", "a2", {"sufficiency": 1.0}),
+        pair("b", "b1", right),
+        pair("b", "b2", {"sufficiency": 0.0}),  # answers the unanswerable: the pair scores 0
+        pair("c", "c1", right),
+        pair("c", "c2", {"sufficiency": 1.0}),
+        pair("d", "d1", right),  # its twin failed: not in the grouped score
+    ]
+    metrics = summarize(records)["metrics"]
+    grouped = metrics["group_answer_sufficiency_f1"]
+    assert (grouped["mean"], grouped["n"]) == (0.5, 3)
+    assert metrics["group_answer_sufficiency_em"]["mean"] == pytest.approx(1 / 3)
+    assert (metrics["f1"]["n"], metrics["f1"]["mean"]) == (4, 3.5 / 4)
+    assert metrics["sufficiency"]["n"] == 7
+    assert "group_answer_sufficiency_f1" not in summarize(RECORDS)["metrics"]
+
+
+def test_compare_pairs_questions_and_counts_tasks() -> None:
+    better = [replace(RECORDS[0]), record("b", (1.0, {}), (1.0, {})), record("d", (1.0, {}))]
+    found = compare(RECORDS, better)
+    assert (found.wins, found.losses, found.ties, found.left_out) == (1, 0, 1, 2)
+    assert found.changes == {"a": 0.0, "b": 0.5}
+    assert found.difference is not None
+    assert found.difference.difference == pytest.approx(1 / 3)
+    nothing = compare(RECORDS, [record("x", (1.0, {}))])
+    assert (nothing.p_value, nothing.to_json()["difference"]) == (1.0, None)

@@ -1,0 +1,250 @@
+"""Scores: EM, F1 and sub-EM against a second implementation, LoCoMo, GAIA, sufficiency, rewards."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atommem.environment import environment_config
+from atommem.envs.benchmarks.registry import get_benchmark
+from atommem.envs.scoring.answers import check_reward, score_answers, score_question
+from atommem.envs.scoring.locomo_scores import stem
+from atommem.envs.scoring.metrics import F1Rule, exact_match, f1, f1_rule, sub_exact_match
+from atommem.envs.scoring.web_scores import gaia_score
+from atommem.envs.task import Question, Task
+from atommem.envs.task_files import load_tasks
+from atommem.errors import ConfigError
+from tests.envs.benchmark_rows import real_data
+from tests.envs.test_judge import make
+from tests.fake_chat import FakeChat
+from tests.fakes import WordTokenizer, longdoc
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "em", "sub_em", "hotpotqa", "musique"),
+    [
+        ("beatles!", ["The Rolling Stones", "The Beatles"], 1, 1, 1, 1),
+        ("The U.S.A.", ["an usa"], 1, 1, 1, 1),
+        ("Ann, Theo", ["theo Ann"], 0, 0, 1, 1),  # articles only as whole words
+        ("Saint\u00a0Petersburg\u2003", ["saint petersburg"], 1, 1, 1, 1),  # Unicode spaces
+        ("caf\u00e9 \u2013 bar", ["caf\u00e9 bar"], 0, 0, 0.8, 0.8),  # only ASCII punctuation goes
+        ("Barack Obama", ["Barack Hussein Obama"], 0, 0, 0.8, 0.8),  # P 2/2, R 2/3
+        ("to be or not to be", ["be to"], 0, 0, 0.5, 0.5),  # counts, not sets: P 2/6, R 2/2
+        ("Paris", ["London", "Paris, France"], 0, 1, 2 / 3, 2 / 3),  # the best over the aliases
+        ("Portland", ["Port"], 0, 1, 0, 0),  # substrings, not words
+        ("yes it is", ["yes"], 0, 1, 0, 0.5),
+        ("noanswer", ["noanswer given"], 0, 1, 0, 2 / 3),
+        ("Port", ["!!"], 0, 0, 0, 0),
+        ("Paris", [], 0, 0, 0, 0),
+        # An answer that normalises to nothing earns nothing.
+        (None, ["Paris", "", "!!!", "An"], 0, 0, 0, 0),
+        ("the", ["Paris", "", "!!!", "An"], 0, 0, 0, 0),
+    ],
+)
+def test_scores_equal_hand_computed_values(
+    prediction: str | None,
+    answers: list[str],
+    em: float,
+    sub_em: float,
+    hotpotqa: float,
+    musique: float,
+) -> None:
+    assert (exact_match(prediction, answers), sub_exact_match(prediction, answers)) == (em, sub_em)
+    found = f1(prediction, answers), f1(prediction, answers, rule="musique")
+    assert found == pytest.approx((hotpotqa, musique))
+
+
+def tokens(text: str) -> list[str]:
+    """Lower case; without ASCII punctuation; without a, an, the as words; split at white space."""
+    letters = [character for character in text.lower() if character not in string.punctuation]
+    words = []
+    for is_word, run in groupby(letters, key=lambda letter: letter.isalnum() or letter == "_"):
+        word = "".join(run)
+        words.append(" " if is_word and word in {"a", "an", "the"} else word)
+    return "".join(words).split()
+
+
+def reference(prediction: str, gold: str, rule: str) -> tuple[float, float]:
+    """Exact match and F1. HotpotQA's F1 takes yes, no and noanswer as a whole or not at all.
+
+    A gold answer without tokens is matched by itself: the rule is ours.
+    """
+    predicted, wanted = tokens(prediction), tokens(gold)
+    em = float(predicted == wanted)
+    if not wanted:
+        em = float(prediction.lower().split() == gold.lower().split() != [])
+    whole = any(side in (["yes"], ["no"], ["noanswer"]) for side in (predicted, wanted))
+    left = list(wanted)
+    for token in predicted:
+        if token in left:
+            left.remove(token)
+    same = len(wanted) - len(left)
+    if not same or (rule == "hotpotqa" and whole):
+        return em, em
+    precision, recall = same / len(predicted), same / len(wanted)
+    return em, 2 * precision * recall / (precision + recall)
+
+
+def check(prediction: str, answers: Sequence[str], rule: F1Rule) -> None:
+    expected = [reference(prediction, gold, rule) for gold in answers] or [(0.0, 0.0)]
+    em, score = (max(scores) for scores in zip(*expected, strict=True))
+    found = exact_match(prediction, answers), f1(prediction, answers, rule)
+    assert found == pytest.approx((em, score), abs=1e-12), (prediction, answers)
+    assert em <= sub_exact_match(prediction, answers) <= 1.0
+
+
+WORDS = ["the", "An", "yes", "No.", "noanswer", "Port", "port,", "Ports", "!?", "—", "—the—"]
+TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)
+
+
+@pytest.mark.slow
+@given(TEXTS, st.lists(TEXTS, max_size=3), st.sampled_from(["hotpotqa", "musique"]))
+@settings(deadline=None)
+def test_scores_of_any_text_equal_the_reference(
+    prediction: str, answers: list[str], rule: F1Rule
+) -> None:
+    check(prediction, answers, rule)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "name"),
+    [
+        ("hotpotqa", "hotpot_dev_distractor_v1.json"),
+        ("2wikimultihopqa", "dev.json"),
+        ("musique", "musique_ans_v1.0_dev.jsonl"),
+    ],
+)
+def test_scores_of_real_rows_equal_the_reference(benchmark: str, name: str) -> None:
+    rows = list(get_benchmark(benchmark).read(real_data(benchmark, name)))
+    rule = f1_rule(rows[0].source)
+    assert rule == ("musique" if benchmark == "musique" else "hotpotqa")
+    for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
+        for prediction in (*row.answers, *other.answers, f"{row.question} {row.answers[0]}"):
+            check(prediction, row.answers, rule)
+
+
+@pytest.mark.parametrize(
+    ("category", "gold", "answer", "expected"),
+    [
+        # Stems: run, marathon.
+        ("single_hop", "running marathons", "She runs a marathon", 2 * 2 / (3 + 2)),
+        ("single_hop", "bread and butter", "butter, bread", 1.0),
+        ("single_hop", "yes", "yes it is", 2 * 1 / (3 + 1)),
+        ("temporal", "7 May 2023", None, 0.0),
+        # The best match of each gold part: "bowls" 1, "kiln" against "old kiln" 2/3.
+        ("multi_hop", "bowls, a kiln", "an old kiln, bowl", (1 + 2 / 3) / 2),
+        ("adversarial", "", "It is Not mentioned.", 1.0),
+        ("adversarial", "", "the kiln", 0.0),
+        ("adversarial", "", None, 0.0),
+    ],
+)
+def test_locomo_f1_equals_hand_computed_values(
+    category: str, gold: str, answer: str | None, expected: float
+) -> None:
+    question = Question("?", (gold or "not mentioned",), metadata={"category": category})
+    assert score_question(question, answer, "locomo")["f1"] == pytest.approx(expected)
+
+
+def test_stem_is_nltk_s_default_mode() -> None:
+    words = {"relational": "relat", "dying": "die", "skies": "sky", "geology": "geolog"}
+    assert {word: stem(word) for word in words} == words
+
+
+def test_locomo_sample_earns_full_f1_with_its_own_answers() -> None:
+    tasks = load_tasks(real_data("locomo", "locomo10.json"))
+    questions = [question for task in tasks for question in task.questions]
+    assert len(questions) == 1020
+    assert sum(question.metadata["category"] == "adversarial" for question in questions) == 232
+    scores = [score_question(item, item.answers[0], "locomo")["f1"] for item in questions]
+    assert {*scores} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "em", "f1", "sub_em"),
+    [
+        ("北京大学。", "北京大学", 1, 1, 1),
+        ("北京饭店", "北京大学", 0, 0.5, 0),  # by characters; by SQuAD's words it is 0
+        ("2023年", "２０２３年", 1, 1, 1),
+        ("“Town\u00a0Hall”", "town hall", 1, 1, 1),
+        ("big town hall", "town hall", 0, 0.8, 1),
+        (None, "x", 0, 0, 0),
+        ("?", "!", 0, 0, 0),
+    ],
+)
+def test_web_scores_in_any_script_equal_hand_computed_values(
+    answer: str | None, gold: str, em: float, f1: float, sub_em: float
+) -> None:
+    expected = pytest.approx({"em": em, "f1": f1, "sub_em": sub_em})
+    assert score_question(Question("q", (gold,)), answer, "webwalkerqa") == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("$1,700.0", "1700", True),
+        ("17 apples", "17", False),
+        ("inf", "17", False),
+        ("B; e", "b,e", True),
+        ("e, b", "b,e", False),
+        ("3, x", "3.0,x", True),
+        ("a.b,c", "ab,c", False),  # punctuation counts within a list
+        ("  sea gull.", "Seagull", True),
+        (None, "None", False),  # the original reads it as the word
+        (" ", "-", False),  # the original normalises both to nothing
+    ],
+)
+def test_gaia_score_follows_the_official_rule(answer: str | None, gold: str, right: bool) -> None:
+    assert gaia_score(answer, [gold]) == gaia_score(answer, ["zzz", gold]) == float(right)
+    assert score_question(Question("q", (gold,)), answer, "gaia")["gaia"] == float(right)
+
+
+@pytest.mark.parametrize(
+    ("answerable", "answer", "expected"),
+    [
+        (True, "Port", {"em": 1.0, "f1": 1.0, "sub_em": 1.0, "sufficiency": 1.0}),
+        (True, "not mentioned", {"em": 0.0, "f1": 0.0, "sub_em": 0.0, "sufficiency": 0.0}),
+        (True, None, {"em": 0.0, "f1": 0.0, "sub_em": 0.0, "sufficiency": 1.0}),
+        (False, "It is not mentioned.", {"sufficiency": 1.0}),
+        (False, "Port", {"sufficiency": 0.0}),
+    ],
+)
+async def test_unanswerable_question_scores_sufficiency_alone(
+    answerable: bool, answer: str | None, expected: dict[str, float]
+) -> None:
+    question = Question("?", ("Port",), "q", {"answerable": answerable})
+    score = await score_answers(Task("t", (question,), source="musique"), [answer], "em")
+    assert dict(score.question_metrics[0]) == expected
+    assert score.reward == expected.get("em")
+
+
+async def test_reward_that_lists_of_candidates_earn_is_refused() -> None:
+    question = Question("Where?", ("Port, Vesk",), metadata={"category": "multi_hop"})
+    task = Task("t", (question,), context="x", source="locomo")
+    score = await score_answers(task, ["Lorne, Port, Oakrest, Vesk, Harbour"], "em")
+    assert (score.reward, score.metrics["f1"]) == (0.0, 1.0)
+    with pytest.raises(ConfigError, match=r"reward=sub_em: .*lists candidates.*em or judge"):
+        environment_config("longdoc", reward="sub_em")
+    environments = longdoc(WordTokenizer(), reward="f1")
+    with pytest.raises(ConfigError, match=r"reward=f1: .*lists candidates.*locomo.*em or judge"):
+        await environments().reset(task)
+    await environments.close()
+    check_reward("f1", "hotpotqa")
+    for reward, message in (("rouge", "Give one of em, f1, judge"), ("gaia", "GAIA's own rule")):
+        with pytest.raises(ConfigError, match=f"reward={reward}: .*{message}"):
+            check_reward(reward, "hotpotqa")
+
+
+async def test_questions_without_gold_answers_have_no_score() -> None:
+    known, unknown = Question("Where?", ("Port",)), Question("Who?", ())
+    judge = make(server := FakeChat("CORRECT"), judge_exact=False)
+    score = await score_answers(Task("t", (known, unknown)), ["Port", "Ann"], "judge", judge)
+    assert (score.reward, score.metrics["em"], score.question_metrics[1]) == (1.0, 1.0, {})
+    assert len(server.bodies) == 1
+    score = await score_answers(Task("t", (unknown, unknown)), ["Ann", None], "em", None)
+    assert (score.reward, score.metrics, score.question_metrics) == (None, {}, ({}, {}))
+    assert score.answers == ("Ann", None)

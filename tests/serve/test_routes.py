@@ -1,0 +1,231 @@
+"""The API's routes: OpenAI's through OpenAI's client, and AtomMem's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.servers import (
+    Running,
+    ask,
+    entries,
+    items,
+    make_conversations,
+    new_conversation,
+    running,
+    scripted,
+)
+
+PARTS = ["Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings."]
+
+
+def message(*texts: str) -> dict[str, Any]:
+    """A user's message in parts."""
+    parts = [{"type": "input_text", "text": text} for text in texts]
+    return {"type": "message", "role": "user", "content": parts}
+
+
+def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) -> None:
+    client = server.client()
+    conversation = client.conversations.create(metadata={"goal": "Where does Ann live?"})
+    new: Any = [message(*PARTS[:2]), message(PARTS[2])]
+    items = client.conversations.items.create(conversation.id, items=new)
+    assert [item.status for item in items.data] == ["completed", "completed"]
+    answer: Any = client.responses.create(
+        model="scripted", conversation=conversation.id, input="Where does Bob live?"
+    )
+    assert answer.output_text == "Bob lives in Oslo."
+    assert answer.conversation.id == conversation.id
+    assert answer.memory[0]["source"]["piece"] == f"{items.data[0].id}, chunk 2/2"
+    held = server.conversations.log.memory_at(conversation.id).entries.values()
+    assert [entry.text for entry in held] == PARTS
+    listed: Any = client.conversations.items.list(conversation.id, order="asc").data
+    assert [item.role for item in listed] == ["user", "user", "user", "assistant"]
+    assert [part.text for part in listed[0].content] == PARTS[:2]
+    again = client.responses.retrieve(answer.id)
+    assert (again.status, again.output_text) == ("completed", answer.output_text)
+    goal = {"goal": "Where does Ann live?"}
+    assert client.conversations.retrieve(conversation.id).metadata == goal
+    assert client.conversations.update(conversation.id, metadata={}).metadata == {}
+    assert client.conversations.delete(conversation.id).deleted
+    for call, name in (
+        (client.conversations.retrieve, conversation.id),
+        (client.conversations.items.list, conversation.id),
+        (client.conversations.delete, conversation.id),
+        (client.responses.retrieve, answer.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call(name)
+
+
+def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> None:
+    client = server.client()
+    new: Any = [message("Ann lives in Rome.")]
+    conversation = client.conversations.create(items=new).id
+    with client.responses.stream(
+        model="scripted", conversation=conversation, input="Where does Ann live?"
+    ) as stream:
+        events: list[Any] = list(stream)
+        assert stream.get_final_response().output_text == "Ann lives in Rome."
+    steps = [event.text for event in events if event.type == "response.reasoning_summary_text.done"]
+    assert [text.partition(",")[0] for text in steps] == ["step 1", "step 2"]
+    assert "read: Where does Ann live?" in steps[0]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert deltas == ["Ann lives in Rome."]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_response_without_conversation_stores_nothing(server: Running) -> None:
+    client = server.client()
+    before = len(server.conversations.log.conversations())
+    question: Any = [message("Ann lives in Rome."), message("Where does Ann live?")]
+    answer = client.responses.create(model="scripted", input=question)
+    assert (answer.output_text, answer.conversation) == ("Ann lives in Rome.", None)
+    answer = client.responses.create(model="scripted", input="Where does Ann live?")
+    assert answer.output_text == "nothing"
+    assert len(server.conversations.log.conversations()) == before
+
+
+def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
+    create: Any = server.client().chat.completions.create
+    history = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Ann lives in Rome."},
+        {"role": "user", "content": "Where does Ann live?"},
+    ]
+    once = create(model="scripted", messages=history)
+    assert once.choices[0].message.content == "Ann lives in Rome."
+    chunks = list(create(model="scripted", messages=history, stream=True))
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(texts) == "Ann lives in Rome."
+    assert any(getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks)
+    conversation = server.client().conversations.create().id
+    body = {"extra_body": {"conversation": conversation}}
+    first = create(model="scripted", messages=history, **body).choices[0].message.content
+    history += [
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "Bob lives in Oslo."},
+        {"role": "user", "content": "Where does Bob live?"},
+    ]
+    second = create(model="scripted", messages=history, **body)
+    assert second.choices[0].message.content == "Bob lives in Oslo."
+    listed: Any = server.client().conversations.items.list(conversation, order="asc").data
+    expected = ["system: Be brief.", *(item["content"] for item in history[1:])]
+    assert [item.content[0].text for item in listed] == [*expected, "Bob lives in Oslo."]
+
+
+def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
+    client = server.client()
+    assert [model.id for model in client.models.list()] == ["scripted"]
+    assert client.models.retrieve("scripted").owned_by == "atommem"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+        client.responses.create(model="gpt", input="Who?")
+    with pytest.raises(openai.NotFoundError, match="there is no conversation"):
+        client.responses.create(model="scripted", conversation="conv_other", input="Who?")
+    with pytest.raises(openai.BadRequestError, match="blank"):
+        client.responses.create(model="scripted", input="  ")
+    image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model="scripted", input=image)
+    before = len(server.conversations.log.conversations())
+    assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
+    assert len(server.conversations.log.conversations()) == before
+    assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"
+
+
+def test_fork_at_an_operation_continues_on_its_own(http: httpx.Client) -> None:
+    path = new_conversation(http, *PARTS, goal="Where?")
+    log = http.get(f"{path}/operations").json()["data"]
+    second = next(line["seq"] for line in log if line.get("entry_id") == 2)
+    fork = http.post(f"{path}/fork", params={"at": second}).raise_for_status().json()
+    twin = f"/v1/conversations/{fork['id']}"
+    assert fork["metadata"] == {"goal": "Where?"}
+    assert entries(http, twin) == entries(http, path, at=second) == {1: PARTS[0]}
+    assert ask(http, twin, "Where does Bob live?")[1] == PARTS[0]
+    assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
+    whole = http.post(f"{path}/fork").json()["id"]
+    assert entries(http, f"/v1/conversations/{whole}") == entries(http, path)
+    assert http.post(f"{path}/fork", params={"at": 10_000}).status_code == 400
+
+
+def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
+    path = new_conversation(http, *PARTS)
+    changed = http.post(f"{path}/entries/2", json={"text": "Bob lives in Bergen."}).json()["data"]
+    found = [(line["kind"], line["actor"], line["before"]) for line in changed]
+    assert found == [("update", "user", PARTS[1])]
+    assert ask(http, path, "Where does Bob live?")[1] == "Bob lives in Bergen."
+    http.delete(f"{path}/entries/1").raise_for_status()
+    assert entries(http, path) == {2: "Bob lives in Bergen.", 3: PARTS[2]}
+    assert http.delete(f"{path}/entries/1").status_code == 400
+    assert http.post(f"{path}/entries/2", json={"text": " \n"}).status_code == 400
+    log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
+    assert [line["seq"] for line in log] == list(range(len(log)))
+    assert [line["kind"] for line in log if line.get("actor") == "user"] == ["update", "delete"]
+    lines = [json.loads(line) for line in http.get(f"{path}/export").text.splitlines()]
+    assert lines[0]["type"] == "conversation"
+    exported = [line for line in lines if line.pop("type") == "operation"]
+    assert exported == log
+
+
+def test_recall_returns_scored_entries_and_changes_nothing(http: httpx.Client) -> None:
+    path = new_conversation(http, *PARTS)
+    before = http.get(f"{path}/memory").json()
+    found = http.get(f"{path}/recall", params={"query": "Oslo"}).json()["data"]
+    assert found[0]["text"] == PARTS[1]
+    assert found[0]["score"] > found[1]["score"]
+    assert http.get(f"{path}/memory").json() == before
+
+
+def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:
+    path = new_conversation(http, *PARTS[:2], name="https://bad.test/a?b=1")
+    item = http.post(f"{path}/items", json=items(PARTS[2])).json()["data"][0]["id"]
+    gone = http.delete(f"{path}/sources/https://bad.test/a%3Fb=1").raise_for_status().json()["data"]
+    assert [line["entry_id"] for line in gone if line["kind"] == "delete"] == [1, 2]
+    assert entries(http, path) == {3: PARTS[2]}
+    http.delete(f"{path}/items/{item}").raise_for_status()
+    assert entries(http, path) == {}
+    listed = http.get(f"{path}/items").json()["data"]
+    assert item not in [found["id"] for found in listed]
+    assert http.get(f"{path}/items/{item}").status_code == 404
+    assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
+
+
+async def test_conversations_switch_to_another_checkpoint_and_embedder(tmp_path: Path) -> None:
+    db = tmp_path / "log.db"
+    with running(make_conversations(db)) as first, first.http() as http:
+        path, *others = [new_conversation(http, *PARTS) for _ in range(3)]
+        new_conversation(http)
+    switched = make_conversations(db, scripted(checkpoint="next", embedder_dim=64))
+    with running(switched) as second, second.http() as http:
+        body = {"conversation": path.rpartition("/")[2], "input": "Who?"}
+        refused = http.post("/v1/responses", json=body)
+        assert refused.status_code == 409
+        assert f"POST {path}/checkpoint" in refused.json()["error"]["message"]
+        assert http.post(f"{path}/checkpoint").raise_for_status().json()["checkpoint"] == "next"
+        assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
+        log = http.get(f"{path}/operations").json()["data"]
+        used = [line["checkpoint"] for line in log]
+        assert used == sorted(used, reverse=True)
+        assert {*used} == {"scripted", "next"}
+        assert entries(http, path, at=1) == {1: PARTS[0]}
+    again = make_conversations(db, scripted(checkpoint="next", embedder_dim=64))
+    assert await again.switch_checkpoints() == 2
+    assert await again.switch_checkpoints() == 0
+    with running(again) as third, third.http() as http:
+        for name in (path, *others):
+            assert ask(http, name, "Where does Ann live?")[1] == PARTS[0]
+
+
+def test_delete_item_keeps_another_item_of_the_same_name(http: httpx.Client) -> None:
+    path = new_conversation(http)
+    for text in PARTS[:2]:
+        http.post(f"{path}/items", json=items(text, name="letter")).raise_for_status()
+    second, first = http.get(f"{path}/items").json()["data"]
+    http.delete(f"{path}/items/{first['id']}").raise_for_status()
+    assert entries(http, path) == {2: PARTS[1]}
+    assert http.get(f"{path}/items/{second['id']}").status_code == 200

@@ -1,0 +1,183 @@
+"""The asynchronous trainer with everything real but the size, on a copy or on servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from atommem.embedding.hashing import HashingEmbedder
+from atommem.episode import Episode
+from atommem.errors import BudgetSpentError
+from atommem.policy.server_pool import ServerPool
+from atommem.rollout import EpisodeRunner
+from atommem.train.async_config import AsyncTrainConfig
+from atommem.train.console import (
+    ASYNC_COLUMNS,
+    METRICS_FILE,
+    read_metrics,
+    use_console,
+)
+from atommem.train.errors import TrainingInterrupted
+from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
+from atommem.train.rollout.rollouts import Rollouts
+from tests.fake_vllm import Cluster
+from tests.train.harness import (
+    BARE,
+    ENVIRONMENT,
+    MEMORY,
+    at,
+    make_element_tokenizer,
+    make_real_trainer,
+    make_tasks,
+    save_model,
+    terminate,
+)
+
+pytestmark = pytest.mark.slow
+
+EMBEDDER = HashingEmbedder(16)
+SHARED: dict[str, Any] = {
+    "max_completion_length": 4,
+    "max_grad_norm": 1.0,
+    "seed": 3,
+    "max_steps": 3,
+}
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    return save_model(tmp_path)
+
+
+def make_trainer(
+    model: Path, out: Path, runner: Any = None, **given: Any
+) -> AsyncMemoryGRPOTrainer:
+    defaults = {"num_generations": 4, "token_budget": 64, "shuffle_dataset": False}
+    arguments = {
+        name: given.pop(name) for name in ("callbacks", "peft_config", "held_out") if name in given
+    }
+    args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
+    tokenizer = make_element_tokenizer()
+    rollouts = Rollouts(args, tokenizer, EMBEDDER, MEMORY, ENVIRONMENT)
+    make = runner or partial(make_runner, rollouts, str(model))
+    trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, make, **arguments)
+    use_console(trainer, ASYNC_COLUMNS)
+    return trainer
+
+
+def assert_same_weights(trainer: Any, other: Any, tolerance: float) -> None:
+    weights = dict(trainer.model.named_parameters())
+    for name, parameter in other.model.named_parameters():
+        torch.testing.assert_close(weights[name], parameter, atol=tolerance, rtol=0)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [entry for entry in read_metrics(folder / METRICS_FILE) if "loss" in entry]
+
+
+def test_async_without_staleness_equals_on_policy_training_and_resumes(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    """Evaluation beside training changes nothing."""
+    shared: dict[str, Any] = {"normalization": "trajectory", "beta": 0.5, "temperature": 0.7}
+    shared |= {"max_steps": 4, "lr_scheduler_type": "constant"}
+    on_policy, _ = make_real_trainer(tmp_path / "on_policy", str(model_folder), **SHARED | shared)
+    on_policy.train()
+    on_policy.close()
+    shared |= {"max_staleness": 0, "save_strategy": "steps", "save_steps": 2}
+    held: dict[str, Any] = {"held_out": make_tasks()[:3], "num_generations_eval": 2}
+    held |= {"eval_data": "held_out.jsonl", "eval_strategy": "steps", "eval_steps": 2}
+    trainer = make_trainer(model_folder, tmp_path / "async", **shared, **held)
+    trainer.train()
+
+    expected, found = metrics(tmp_path / "on_policy"), metrics(tmp_path / "async")
+    assert [entry["em"] for entry in found] == [entry["em"] for entry in expected]
+    assert any(entry["loss"] for entry in expected)
+    for a, b in zip(expected, found, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4, abs=1e-7)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+        assert b["sample/staleness_max"] == 0
+    assert_same_weights(trainer, on_policy, 1e-5)
+    evaluated = [entry for entry in trainer.state.log_history if "eval_em" in entry]
+    assert [(entry["step"], entry["eval_n"]) for entry in evaluated] == [(2, 6), (4, 6)]
+
+    resumed = make_trainer(model_folder, tmp_path / "resumed", **shared)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
+    assert resumed.state.global_step == 4
+    assert_same_weights(resumed, trainer, 1e-6)
+
+
+def test_async_with_a_spent_budget_saves_a_checkpoint(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, begun = EpisodeRunner.run, 0
+
+    async def spending(self: EpisodeRunner, *arguments: Any, **more: Any) -> Episode:
+        nonlocal begun
+        begun += 1
+        if begun > 12:  # two groups of four are an update
+            raise BudgetSpentError("call_budget is spent: 12 calls are recorded. Give more.")
+        return await run(self, *arguments, **more)
+
+    monkeypatch.setattr(EpisodeRunner, "run", spending)
+    trainer = make_trainer(model_folder, tmp_path, max_staleness=0, save_strategy="steps")
+    message = "stopped before update 2.*call_budget is spent.*--resume continues"
+    with pytest.raises(BudgetSpentError, match=message):
+        trainer.train()
+    assert (tmp_path / "checkpoint-1").is_dir()
+
+
+def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    trainer = make_trainer(model_folder, tmp_path, max_staleness=1, save_strategy="steps")
+    trainer.add_callback(at("on_step_begin", 1, terminate))
+    with pytest.raises(TrainingInterrupted, match=r"stopped before update 2.*--resume continues"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-1").is_dir()
+
+
+def lora() -> LoraConfig:
+    """A fresh one: peft notes in it which model it is of."""
+    return LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def on_servers(cluster: Cluster, patience: float = 5.0) -> Any:
+    """Return a factory of runners on the servers of `cluster`."""
+    settings: dict[str, Any] = {
+        "patience": patience,
+        "backoff": 0.01,
+        "transport": cluster.transport,
+    }
+    rollouts = Rollouts(
+        AsyncTrainConfig(**BARE, **SHARED), make_element_tokenizer(), EMBEDDER, MEMORY, ENVIRONMENT
+    )
+    return lambda device: rollouts.runner(
+        ServerPool(cluster.urls, tokenizer=rollouts.tokenizer, **settings)
+    )
+
+
+def test_async_lora_requests_name_the_adapter_of_their_version(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    cluster = Cluster("a", "b")
+    settings: dict[str, Any] = {"peft_config": lora(), "use_vllm": True, "max_staleness": 0}
+    trainer = make_trainer(model_folder, tmp_path / "out", on_servers(cluster), **settings)
+    trainer.train()
+    names = cluster["a"].loads
+    assert cluster["b"].loads == names
+    assert [name.rsplit("-", 1)[1] for name in names] == ["v1", "v2", "v3", "v4"]
+    # Eight episodes of three steps for each update, all from the version that it was on.
+    asked = Counter(cluster["a"].asked + cluster["b"].asked)
+    assert asked == Counter(dict.fromkeys(names[:3], 24))
+    for server in cluster.servers.values():
+        assert list(dict.fromkeys(server.asked)) == names[:3]
+        assert set(server.models) == {"policy", *names[2:]}  # the older ones were unloaded
+    folders = sorted(path.name for path in (tmp_path / "out" / "adapters").iterdir())
+    assert folders == sorted(names[2:])

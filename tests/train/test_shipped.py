@@ -1,0 +1,45 @@
+"""`scripts/bench_shipped.py` has a pair for every shipped recipe and launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from tests.fakes import load_script
+from tests.train.shipped.tiny import DATA, WEB_DATA
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    return load_script("bench_shipped")
+
+
+def test_every_recipe_and_launcher_has_its_pair(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_PYTHON", raising=False)
+    pairs = bench.pairs()
+    recipes = {path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")}
+    by_scripts = {"sft_smollm2", "smollm2_real"}  # scripts/real_train gives their flags
+    assert {pair.recipe for pair in pairs} == recipes - by_scripts
+    launchers = {path.stem for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
+    assert {pair.launcher for pair in pairs} == launchers | {"none"}
+    left_out = {pair.name for pair in pairs if bench.why_not(pair)} - {
+        "deepspeed_zero3 qwen3_8b_hotpotqa"
+    }
+    assert left_out == {"ddp async_qwen3_8b_lora", "none smollm2_cpu"}
+    monkeypatch.setenv("VLLM_PYTHON", "python")
+    assert not any(bench.why_not(pair) for pair in pairs if pair.stage == "async")
+
+
+def test_every_recipe_finds_its_data_in_the_tiny_world() -> None:
+    recipes = [
+        yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / "train").glob("*.yaml")
+    ]
+    made = {f"data/{name}" for name in (*DATA, WEB_DATA)}
+    assert {recipe["data"] for recipe in recipes if recipe["data"].startswith("data/")} == made

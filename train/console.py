@@ -1,0 +1,191 @@
+"""Logs without a service: a table in the console, and a JSON Lines file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from atommem.errors import DataError
+
+METRICS_FILE = "metrics.jsonl"
+
+Column = tuple[str, str, str]
+"""Heading, key in the log, format."""
+
+_SEPARATOR = "  "
+_HEADING_EVERY = 25
+
+GRPO_COLUMNS: tuple[Column, ...] = (
+    ("reward", "reward", ".3f"),
+    ("em", "em", ".3f"),
+    ("f1", "f1", ".3f"),
+    ("create", "actions/create", ".2f"),
+    ("read", "actions/read", ".2f"),
+    ("update", "actions/update", ".2f"),
+    ("delete", "actions/delete", ".2f"),
+    ("scratch", "actions/scratchpad", ".2f"),
+    ("malform", "malformed", ".2f"),
+    ("store", "store_size", ".1f"),
+    ("steps", "steps", ".1f"),
+    ("tokens", "tokens/completion", ".0f"),
+    ("no var", "frac_reward_zero_std", ".2f"),
+    ("failed", "failed", ".0f"),
+    ("entropy", "entropy", ".3f"),
+    ("loss", "loss", ".4f"),
+    ("roll s", "seconds/rollout", ".1f"),
+    ("idle s", "seconds/idle", ".1f"),
+    ("train s", "seconds/train", ".1f"),
+)
+ASYNC_COLUMNS: tuple[Column, ...] = (
+    *(column for column in GRPO_COLUMNS if column[0] != "roll s"),
+    ("stale", "sample/staleness_mean", ".2f"),
+)
+SFT_COLUMNS: tuple[Column, ...] = (
+    ("loss", "loss", ".4f"),
+    ("accuracy", "mean_token_accuracy", ".3f"),
+    ("entropy", "entropy", ".3f"),
+    ("grad norm", "grad_norm", ".3f"),
+    ("lr", "learning_rate", ".1e"),
+)
+
+
+def held_out_score(entry: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return key and name of an evaluation's main score, EM or the reward; None without one."""
+    scores = (("eval_em", "EM"), ("eval_reward", "reward"))
+    return next(((key, name) for key, name in scores if f"{key}_low" in entry), None)
+
+
+class ConsoleTable(TrainerCallback):
+    """Prints one line per log entry, with the time left; a terminal gets the columns that fit."""
+
+    def __init__(self, columns: Sequence[Column], console: Console) -> None:
+        self.console = console
+        self.columns = columns
+        if console.is_terminal:
+            widths = (len(_SEPARATOR) + _width(heading) for heading, _, _ in columns)
+            ends = accumulate(widths, initial=16)
+            self.columns = columns[: sum(end <= console.width for end in ends) - 1]
+        self._printed = 0
+        self._began = (0.0, 0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock, when the state of a resumed run is loaded."""
+        self._began = (time.monotonic(), state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Print the entry of an update or of an evaluation."""
+        if not state.is_world_process_zero or not logs:
+            return
+        if score := held_out_score(logs):
+            self._print_evaluation(state.global_step, *score, logs)
+        if "loss" not in logs:
+            return
+        if self._printed % _HEADING_EVERY == 0:
+            headings = [f"{heading:>{_width(heading)}}" for heading, _, _ in self.columns]
+            self._print_line("step", "left", headings, style="bold")
+        self._printed += 1
+        cells = []
+        for heading, key, style in self.columns:
+            text = "-" if logs.get(key) is None else format(float(logs[key]), style)
+            cells.append(f"{text:>{_width(heading)}}")
+        self._print_line(state.global_step, self._time_left(state), cells)
+
+    def _print_line(self, step: Any, left: str, cells: Sequence[str], style: str = "") -> None:
+        line = _SEPARATOR.join((f"{step:>6}", f"{left:>8}", *cells))
+        self.console.print(Text(line, style=style))
+
+    def _time_left(self, state: Any) -> str:
+        began, first = self._began
+        if state.global_step <= first:
+            return "-"
+        pace = (time.monotonic() - began) / (state.global_step - first)
+        return str(timedelta(seconds=round(pace * (state.max_steps - state.global_step))))
+
+    def _print_evaluation(self, step: int, key: str, name: str, logs: Mapping[str, Any]) -> None:
+        interval = f"{logs[f'{key}_low']:.3f} to {logs[f'{key}_high']:.3f}"
+        text = f"{step:>6}  held-out {name} {logs[key]:.3f} ({interval}, n {logs['eval_n']:.0f})"
+        if "eval_f1" in logs:
+            text += f", F1 {logs['eval_f1']:.3f}"
+        if logs["eval_failed"]:
+            text += f", {logs['eval_failed']:.0f} episodes failed"
+        self.console.print(Text(text, style="bold"))
+
+
+def _width(heading: str) -> int:
+    return max(7, len(heading))
+
+
+@contextmanager
+def episode_bar(console: Console, name: str, total: int) -> Iterator[Any]:
+    """Show how many of a rollout's episodes have ended; yields the callback of `run_all`."""
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    with bar:
+        task = bar.add_task(name, total=total)
+        yield lambda index, episode: bar.advance(task)
+
+
+class MetricsFile(TrainerCallback):
+    """Appends every log entry, with its step, to ``output_dir/metrics.jsonl``.
+
+    When training begins, the file is rewritten from the history of the checkpoint, so a resumed run
+    continues after the entries of its checkpoint.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Rewrite the file, when the state of a resumed run is loaded."""
+        if not state.is_world_process_zero:
+            return
+        path = Path(args.output_dir) / METRICS_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"step": entry["step"], **entry}) + "\n" for entry in state.log_history]
+        path.write_text("".join(lines), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Append an entry."""
+        if state.is_world_process_zero and logs:
+            with (Path(args.output_dir) / METRICS_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Read the entries of a ``metrics.jsonl``, without a truncated last line.
+
+    Raises:
+        DataError: It is not such a file.
+    """
+    entries = []
+    for line in Path(path).read_bytes().splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            break
+        if not isinstance(entries[-1], dict):
+            raise DataError(f"{path}: the line {line[:80]!r} is not an entry of a run's metrics.")
+    return entries
+
+
+def use_console(trainer: Any, columns: Sequence[Column]) -> None:
+    """Replace Hugging Face's progress bar and printed dictionaries by ours.
+
+    A log file gets the table, a terminal also the bar of the running rollout.
+    """
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    console = Console(highlight=False, soft_wrap=True)
+    if console.is_terminal and trainer.is_world_process_zero():
+        trainer.console = console
+    trainer.add_callback(ConsoleTable(columns, console))
+    trainer.add_callback(MetricsFile())
