@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import hashlib
-import json
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -14,6 +13,9 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+import msgspec
+
+from atommem.arguments import field_names
 from atommem.config import EmbedderConfig, PolicyConfig, fields_of, is_loopback, without_addresses
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Turn
@@ -29,17 +31,13 @@ from atommem.session_state import SessionState
 FORMAT = 1
 MEMORY_FILE = "memory.json"
 SESSION_FILE = "session.jsonl"
-_OPENING = ("api", "model", "tokenizer", "max_in_flight")
-_BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 
 Progress = Callable[[int, int], None]
 """Called with the number of chunks that were read, and of all."""
 OnStep = Callable[[Step, bool, str | None], Awaitable[None]]
 """Called with a step of answering, whether it was the last, and the answer then."""
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,6 @@ class Answer:
     def __str__(self) -> str:
         return self.text or ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values, with the numbers of the steps only."""
-        return {
-            "question": self.question,
-            "answer": self.text,
-            "entries": [asdict(entry) for entry in self.entries],
-            "scratchpad": self.scratchpad,
-            "steps": [step.index for step in self.steps],
-        }
-
 
 @dataclass
 class Runtime:
@@ -112,11 +100,6 @@ class Runtime:
     given: dict[str, Any]
     closed: bool = False
 
-    @property
-    def environments(self) -> EnvironmentFactory:
-        """The environment that cuts texts and asks questions."""
-        return self.agent.environments
-
     @classmethod
     def open(
         cls,
@@ -132,28 +115,26 @@ class Runtime:
         Args:
             stored: Replaces settings stored with the policy, name by name.
         """
-        opening = {name: given.pop(name) for name in _OPENING if name in given}
-        choice, opened = None, policy
+        opening = {name: given.pop(name) for name in field_names(PolicyConfig) if name in given}
+        choice = None
+        opened: Any = policy
         if isinstance(policy, (str, os.PathLike, list, tuple)):
             names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
-            named = None if tokenizer is None else _absolute(tokenizer)
-            choice = PolicyConfig([_absolute(name) for name in names], tokenizer=named, **opening)
-        elif not (hasattr(policy, "complete") or hasattr(policy, "complete_chat")):
-            raise ConfigError(
-                f"policy={type(policy).__name__}: give a model folder, a server's URL or a Policy."
-            )
+            if tokenizer is not None:
+                opening["tokenizer"], tokenizer = _absolute(tokenizer), None
+            choice = PolicyConfig([_absolute(name) for name in names], **opening)
         if isinstance(embedder, str):
-            given["embedder"] = embedder
+            given["embedder"], embedder = embedder, None
         folder = choice.settings_folder if choice else None
         checkpoint = Checkpoint.load(folder, given.get("environment"), stored)
         run = replace(make_run(given, checkpoint), policy=choice)
         if choice is not None:
-            opened, tokenizer = open_policy(choice), None
+            opened = open_policy(choice)
         elif isinstance(tokenizer, (str, Path)):
             tokenizer = load_tokenizer(os.fspath(tokenizer))
-        made = embedder if embedder is not None and not isinstance(embedder, str) else None
-        agent = build_agent(run, opened, tokenizer=tokenizer, embedder=made)  # type: ignore[arg-type]
-        return cls(agent, run, given)
+        agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)
+        settings = run.to_flat()
+        return cls(agent, run, {name: settings[name] for name in given})
 
     def check_open(self) -> None:
         """Raise ConfigError if it is closed."""
@@ -163,7 +144,7 @@ class Runtime:
     async def close(self) -> None:
         """Free models and connections."""
         self.closed = True
-        await self.environments.close()
+        await self.agent.environments.close()
         await self.agent.policy.close()
         await self.agent.embedder.close()
 
@@ -207,7 +188,46 @@ async def answer_question(
     return answer, steps
 
 
-class AsyncMemory:
+class _Contents:
+    """What both kinds of memory show without waiting."""
+
+    _runtime: Runtime
+    _session: Session
+    _readings: list[Reading]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return self._session.turns
+
+    @property
+    def scratchpad(self) -> str:
+        """The scratchpad, shown to the policy at every step."""
+        return self._session.memory.view().scratchpad
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """The texts that were read, in order."""
+        return tuple(self._readings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings in effect, by name."""
+        return self._runtime.run.to_flat()
+
+    def entries(self) -> list[Entry]:
+        """Return all entries, oldest first."""
+        return self._session.memory.entries()
+
+    def history(self) -> tuple[Operation, ...]:
+        """Return the operation log: every change with its step and source, and every retrieval."""
+        return self._session.memory.log
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.entries())} entries after {self.steps} steps)"
+
+
+class AsyncMemory(_Contents):
     """A memory that a policy fills by reading and answers from; `Memory` is its synchronous twin.
 
     Every step is a turn of one `Session` with the prompts of the policy's training, token for
@@ -279,17 +299,26 @@ class AsyncMemory:
         """
         saved = await asyncio.to_thread(SavedMemory.read, folder)
         runtime = await asyncio.to_thread(saved.open, policy, settings, reembed)
-        return await cls.restore(saved, runtime, reembed)
+        return await cls.on(runtime, saved, folder, reembed)
 
     @classmethod
-    async def restore(cls, saved: SavedMemory, runtime: Runtime, reembed: bool = False) -> Self:
-        """Make a saved memory on an open runtime, which is closed if that fails."""
+    async def on(
+        cls,
+        runtime: Runtime,
+        saved: SavedMemory | None = None,
+        folder: str | os.PathLike[str] = ".",
+        reembed: bool = False,
+    ) -> Self:
+        """Return a new or saved memory on an open runtime, which is closed if that fails."""
+        if saved is None:
+            return cls._of(runtime, Session(runtime.agent), ())
         try:
-            session = await Session.restore(runtime.agent, saved.session, reembed=reembed)
+            state = await asyncio.to_thread(SessionState.load, Path(folder) / SESSION_FILE)
+            session = await Session.restore(runtime.agent, state, reembed=reembed)
         except BaseException as error:
             await runtime.close()
             if isinstance(error, TraceError):
-                raise DataError(f"the memory is damaged: {error}") from error
+                raise DataError(f"{folder}: the memory is damaged: {error}") from error
             raise
         return cls._of(runtime, session, saved.readings)
 
@@ -326,7 +355,8 @@ class AsyncMemory:
         async with self._lock:
             text, file_name = await asyncio.to_thread(text_of, source)
             shown = known if goal is None else [goal]
-            observations = await asyncio.to_thread(self._runtime.environments.reading, text, shown)
+            environments = self._runtime.agent.environments
+            observations = await asyncio.to_thread(environments.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
@@ -363,7 +393,7 @@ class AsyncMemory:
             ConfigError: The question is empty, or the memory closed.
             OutageError, PolicyError: Of the policy or embedder.
         """
-        if not isinstance(question, str) or not question.strip():
+        if not question.strip():
             raise ConfigError(f"question={question!r}: nothing to ask. Give a text.")
         self._runtime.check_open()
         async with self._lock:
@@ -381,36 +411,8 @@ class AsyncMemory:
             entries = tuple(held[item.entry_id] for item in session.memory.view().retrieved)
             return await session.turn(observation)
 
-        text, steps = await answer_question(self._runtime.environments, question, turn)
+        text, steps = await answer_question(self._runtime.agent.environments, question, turn)
         return Answer(question, text, entries, steps[-1].view.scratchpad, tuple(steps))
-
-    @property
-    def steps(self) -> int:
-        """Number of steps so far."""
-        return self._session.turns
-
-    @property
-    def scratchpad(self) -> str:
-        """The scratchpad, shown to the policy at every step."""
-        return self._session.memory.view().scratchpad
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        """The texts that were read, in order."""
-        return tuple(self._readings)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All settings in effect, by name."""
-        return self._runtime.run.to_flat()
-
-    def entries(self) -> list[Entry]:
-        """Return all entries, oldest first."""
-        return self._session.memory.entries()
-
-    def history(self) -> tuple[Operation, ...]:
-        """Return the operation log: every change with its step and source, and every retrieval."""
-        return self._session.memory.log
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it.
@@ -419,7 +421,7 @@ class AsyncMemory:
         step brings it back.
         """
         async with self._lock:
-            self._readings = [reading for reading in self._readings if reading.name != source]
+            self._readings[:] = [item for item in self._readings if item.name != source]
             return await self._session.memory.forget(source, max(0, self.steps - 1))
 
     async def fork(self) -> Self:
@@ -450,11 +452,15 @@ class AsyncMemory:
         """Write it to a folder, whole or not at all; a memory saved there before is replaced.
 
         Raises:
-            DataError: The folder cannot be written, or holds something else.
+            DataError: The folder holds something else.
+            OSError: It cannot be written.
         """
         async with self._lock:
-            saved = SavedMemory.of(self._runtime, self._session, self._readings)
-        return await asyncio.to_thread(saved.write, folder)
+            run = self._runtime.run
+            policy = None if run.policy is None else asdict(run.policy)
+            saved = SavedMemory(policy, self._runtime.given, asdict(run.embedder), self.readings)
+            state = self._session.state(vectors=True)
+        return await asyncio.to_thread(saved.write, folder, state)
 
     async def close(self) -> None:
         """Free the policy and the embedder, for forks too."""
@@ -465,13 +471,6 @@ class AsyncMemory:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.entries())} entries after {self.steps} steps)"
-
-
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 
 
 @cache
@@ -521,20 +520,26 @@ def _blocking(
     return wait
 
 
-class Memory:
+class Memory(_Contents):
     """A memory that a policy fills by reading and answers from; see `AsyncMemory`.
 
     Every method waits until it is done. Ctrl-C ends it and keeps finished steps.
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:
-        self._memory = AsyncMemory(policy, **settings)
+        self._start(AsyncMemory(policy, **settings))
+
+    def _start(self, memory: AsyncMemory) -> None:
+        self._memory = memory
+        self._runtime = memory._runtime
+        self._session = memory._session
+        self._readings = memory._readings
 
     @classmethod
     def _of(cls, memory: AsyncMemory) -> Self:
-        found = cls.__new__(cls)
-        found._memory = memory
-        return found
+        blocking = cls.__new__(cls)
+        blocking._start(memory)
+        return blocking
 
     @classmethod
     def load(
@@ -562,50 +567,19 @@ class Memory:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
         return self._of(_wait(self._memory.at(step)))
 
-    @property
-    def steps(self) -> int:
-        """Number of steps so far."""
-        return self._memory.steps
-
-    @property
-    def scratchpad(self) -> str:
-        """The scratchpad, shown to the policy at every step."""
-        return self._memory.scratchpad
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        """The texts that were read, in order."""
-        return self._memory.readings
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All settings in effect, by name."""
-        return self._memory.settings
-
-    def entries(self) -> list[Entry]:
-        """Return all entries, oldest first."""
-        return self._memory.entries()
-
-    def history(self) -> tuple[Operation, ...]:
-        """Return the operation log: every change with its step and source, and every retrieval."""
-        return self._memory.history()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Memory({len(self.entries())} entries after {self.steps} steps)"
-
 
 @dataclass(frozen=True)
 class SavedMemory:
-    """A memory in a folder.
+    """The file ``memory.json`` of a saved memory.
 
-    ``session.jsonl`` is the truth: the operation log. ``session.jsonl.vectors`` is a cache of
-    embeddings. ``memory.json`` has the policy, the settings and the readings.
+    Beside it lie ``session.jsonl``, the operation log, and ``session.jsonl.vectors``, a cache of
+    embeddings.
 
     Attributes:
         policy: Fields of `PolicyConfig`; None for a `Policy` object.
@@ -617,15 +591,7 @@ class SavedMemory:
     given: dict[str, Any]
     embedder: dict[str, Any]
     readings: tuple[Reading, ...]
-    session: SessionState
-
-    @classmethod
-    def of(cls, runtime: Runtime, session: Session, readings: Sequence[Reading]) -> SavedMemory:
-        """Return the saved form of a memory in use."""
-        policy, embedder = runtime.run.policy, asdict(runtime.run.embedder)
-        state = session.state(vectors=True)
-        choice = None if policy is None else asdict(policy)
-        return cls(choice, runtime.given, embedder, tuple(readings), state)
+    format: int = FORMAT
 
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
@@ -636,59 +602,27 @@ class SavedMemory:
     def read(cls, folder: str | os.PathLike[str]) -> SavedMemory:
         """Read a folder; raise DataError if it holds no memory or a damaged one."""
         path = Path(folder) / MEMORY_FILE
+        if not path.is_file():
+            raise DataError(f"{folder}: holds no memory. Memory.save writes one.")
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise DataError(
-                f"{folder}: holds no memory ({error}). Memory.save writes one."
-            ) from error
-        except ValueError as error:
+            saved: SavedMemory = msgspec.json.decode(path.read_bytes(), type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: not a memory, or damaged ({error}).") from error
-        try:
-            if about["format"] != FORMAT:
-                raise DataError(
-                    f"{path}: has format {about['format']!r}; this version reads {FORMAT}."
-                )
-            readings = tuple(
-                Reading(**{**item, "steps": tuple(item["steps"])}) for item in about["readings"]
-            )
-            session = SessionState.load(path.with_name(SESSION_FILE))
-            return cls(about["policy"], about["given"], about["embedder"], readings, session)
-        except (KeyError, TypeError, TraceError) as error:
-            raise DataError(
-                f"the memory in {folder} is damaged: {type(error).__name__} {error}."
-            ) from error
+        if saved.format != FORMAT:
+            raise DataError(f"{path}: has format {saved.format}; this version reads {FORMAT}.")
+        return saved
 
-    def write(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a folder; each file is replaced as a whole.
-
-        Raises:
-            DataError: The folder cannot be written, or holds something else.
-            ConfigError: A setting is not a JSON value.
-        """
+    def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
+        """Write a folder; each file is replaced as a whole."""
         path, ours = Path(folder), (SESSION_FILE, MEMORY_FILE)
         others = path.is_dir() and any(not item.name.startswith(ours) for item in path.iterdir())
         if others and not self.exists(path):
             raise DataError(f"{path}: holds other files and no memory. Give an empty folder.")
-        about = {
-            "format": FORMAT,
-            "policy": self.policy,
-            "given": self.given,
-            "embedder": self.embedder,
-            "readings": [asdict(reading) for reading in self.readings],
-        }
-        try:
-            text = json.dumps(about, indent=2)
-            path.mkdir(parents=True, exist_ok=True)
-            self.session.save(path / SESSION_FILE)
-            draft = path / f"{MEMORY_FILE}.part"
-            draft.write_text(text + "\n", encoding="utf-8")
-            os.replace(draft, path / MEMORY_FILE)
-        except TypeError as error:
-            raise ConfigError(f"a setting of this memory is not a JSON value ({error}).") from error
-        except OSError as error:
-            reason = error.strerror or error
-            raise DataError(f"{path}: the memory cannot be written ({reason}).") from error
+        path.mkdir(parents=True, exist_ok=True)
+        session.save(path / SESSION_FILE)
+        draft = path / f"{MEMORY_FILE}.part"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        os.replace(draft, path / MEMORY_FILE)
         return path
 
     def open(self, policy: Any, settings: Mapping[str, Any], reembed: bool = False) -> Runtime:
@@ -697,18 +631,16 @@ class SavedMemory:
         Raises:
             ConfigError: The policy is unknown, or on a machine that the user must name.
         """
-        opening = {name: settings[name] for name in _OPENING if name in settings}
+        opening: dict[str, Any] = {}
         if policy is None:
             if self.policy is None:
                 raise ConfigError("the memory was made with a Policy object. Give it as policy.")
-            opening = {**self.policy, **opening}
+            opening = dict(self.policy)
             policy = opening.pop("policy")
-            opening.pop("max_batch_tokens", None)
             remote = [name for name in policy if name.startswith("http") and not is_loopback(name)]
             if remote:
                 raise ConfigError(
-                    f"the memory was made with the policy at {remote[0]}. Give "
-                    f"policy={remote[0]!r} "
+                    f"the memory was made with the policy at {remote[0]}. Give policy={remote[0]!r} "
                     "if its texts may go there."
                 )
         stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(self.embedder))
@@ -728,8 +660,6 @@ def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
         if "\n" not in source and len(source) < 4096 and os.path.isfile(source):
             raise DataError(f"{source!r} is the path of a file. Give Path({source!r}) to read it.")
         return _check_text(source, "the text"), ""
-    if isinstance(source, (bytes, bytearray)):
-        raise DataError("the text is bytes. Decode it first.")
     pieces = list(source)
     for number, piece in enumerate(pieces, 1):
         if not isinstance(piece, str):
@@ -750,14 +680,13 @@ def read_file(path: Path) -> str:
 
 def decode(raw: bytes, name: str) -> str:
     """Return bytes as text; raise DataError with `name` if they are not text."""
-    marks = (code for mark, code in _BYTE_ORDER_MARKS.items() if raw.startswith(mark))
-    encoding = next(marks, "utf-8")
+    is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        text = raw.decode(encoding)
+        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name}: not {encoding} text (byte {raw[error.start]:#04x} at {error.start}). Convert "
-            "it to UTF-8; extract the text of a PDF or an office file first."
+            f"{name}: not {error.encoding} text (byte {raw[error.start]:#04x} at {error.start}). "
+            "Convert it to UTF-8; extract the text of a PDF or an office file first."
         ) from error
     if "\0" in text:
         raise DataError(f"{name}: a binary file (NUL at {text.index(chr(0))}). Give plain text.")

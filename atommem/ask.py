@@ -9,17 +9,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from atommem.api import Answer, AsyncMemory, SavedMemory, decode, read_file
+from atommem.api import Answer, AsyncMemory, Runtime, SavedMemory, decode, read_file
 from atommem.arguments import Parser, given_flags
 from atommem.errors import ConfigError, check_writable
-from atommem.process import ended_by_ctrl_c
 from atommem.run import Checkpoint, add_run_settings
 
 EXIT_UNANSWERED = 3
@@ -39,22 +38,27 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     arguments, settings = _parse(argv)
+    folder = arguments.memory
     try:
-        text = None  # read outside of the event loop, which Ctrl-C would not interrupt
+        text = None
         if arguments.file == "-":
             text = decode(sys.stdin.buffer.read(), "standard input")
         elif arguments.file is not None:
             text = read_file(Path(arguments.file))
-        with _locked(arguments.memory):
-            return asyncio.run(_run(arguments, settings, text))
+        with _locked(folder):
+            if folder is not None and SavedMemory.exists(folder):
+                saved = SavedMemory.read(folder)
+                runtime = saved.open(arguments.policy or None, settings)
+                return asyncio.run(_run(arguments, text, runtime, saved))
+            return asyncio.run(_run(arguments, text, Runtime.open(arguments.policy, **settings)))
     except KeyboardInterrupt:
-        kept = f" {arguments.memory} holds the finished steps; the same command continues."
-        print(f"\natommem ask: interrupted.{kept if arguments.memory else ''}", file=sys.stderr)
+        kept = f" {folder} holds the finished steps; the same command continues." if folder else ""
+        print(f"\natommem ask: interrupted.{kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return the arguments, and the settings that were given."""
+    """Return the checked arguments, and the settings that were given."""
     parser = Parser(
         "atommem ask",
         "Read FILE into a memory, chunk by chunk, and answer questions from it. The policy sees "
@@ -75,17 +79,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     parser.add_argument("--quiet", action="store_true", help="No progress or sources on stderr.")
-    checkpoint = Checkpoint.find(argv, {})
-    add_run_settings(parser, checkpoint.environment)
-    parsed = parser.read(argv)
-    settings = given_flags(argv, parsed)
-    settings = {name: value for name, value in settings.items() if name not in _OWN}
-    _check(parsed)
-    return parsed, settings
+    add_run_settings(parser, Checkpoint.find(argv, {}).environment)
+    arguments = parser.read(argv)
+    given = given_flags(argv, arguments)
+    settings = {name: value for name, value in given.items() if name not in _OWN}
 
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Check the arguments before a model is loaded; with ``--no_reading`` FILE is a question."""
     exists = arguments.memory is not None and SavedMemory.exists(arguments.memory)
     if arguments.no_reading:
         if not exists:
@@ -94,17 +92,16 @@ def _check(arguments: argparse.Namespace) -> None:
             )
         first = [] if arguments.file is None else [arguments.file]
         arguments.questions, arguments.file = [*first, *arguments.questions], None
-    elif arguments.file is None:
-        raise ConfigError(f"FILE is missing. usage: {_USAGE}")
-    elif arguments.file != "-" and not Path(arguments.file).exists():
+    elif arguments.file not in (None, "-") and not Path(arguments.file).exists():
         raise ConfigError(f"{arguments.file}: no such file. usage: {_USAGE}")
-    if not arguments.questions or not all(question.strip() for question in arguments.questions):
-        raise ConfigError(f"QUESTION is missing. usage: {_USAGE}")
+    if not any(question.strip() for question in arguments.questions):
+        raise ConfigError(f"FILE or QUESTION is missing. usage: {_USAGE}")
     check_writable("memory", arguments.memory, folder=True)
     if not arguments.policy and not exists:
         raise ConfigError(
             "--policy is missing. Give a model folder, or a URL with --tokenizer or --api chat."
         )
+    return arguments, settings
 
 
 @contextmanager
@@ -113,28 +110,26 @@ def _locked(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"memory={folder}: in use by another command. Wait, or give another folder."
-            ) from error
-        except OSError:
-            pass  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"memory={folder}: in use by another command. Wait, or give another folder."
+        ) from error
     finally:
         os.close(lock)
-        if made:
-            with suppress(OSError):  # not empty
-                folder.rmdir()
 
 
-async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: str | None) -> int:
-    memory = await _open(arguments, settings)
+async def _run(
+    arguments: argparse.Namespace,
+    text: str | None,
+    runtime: Runtime,
+    saved: SavedMemory | None = None,
+) -> int:
+    memory = await AsyncMemory.on(runtime, saved, arguments.memory)
     answers: list[Answer] = []
     async with memory:
         try:
@@ -148,26 +143,16 @@ async def _run(arguments: argparse.Namespace, settings: dict[str, Any], text: st
             # Also after Ctrl-C or an outage: the same command then continues.
             if arguments.memory is not None:
                 await memory.save(arguments.memory)
-        if arguments.json:
-            report = {
-                "file": arguments.file,
-                "answers": [answer.to_json() for answer in answers],
-                "entries": len(memory.entries()),
-                "steps": memory.steps,
-                "readings": [asdict(reading) for reading in memory.readings],
-            }
-            print(json.dumps(report, ensure_ascii=False, indent=2))
+    if arguments.json:
+        report = {
+            "file": arguments.file,
+            "answers": [_to_json(answer) for answer in answers],
+            "entries": len(memory.entries()),
+            "steps": memory.steps,
+            "readings": [asdict(reading) for reading in memory.readings],
+        }
+        print(json.dumps(report, ensure_ascii=False, indent=2))
     return 0 if all(answer.text is not None for answer in answers) else EXIT_UNANSWERED
-
-
-async def _open(arguments: argparse.Namespace, settings: dict[str, Any]) -> AsyncMemory:
-    policy: Any = arguments.policy or None
-    with ended_by_ctrl_c():
-        if arguments.memory is None or not SavedMemory.exists(arguments.memory):
-            return AsyncMemory(policy, **settings)
-        saved = SavedMemory.read(arguments.memory)
-        runtime = saved.open(policy, settings)
-    return await AsyncMemory.restore(saved, runtime)
 
 
 async def _read(memory: AsyncMemory, arguments: argparse.Namespace, text: str) -> None:
@@ -182,6 +167,16 @@ async def _read(memory: AsyncMemory, arguments: argparse.Namespace, text: str) -
 
         questions = arguments.questions
         await memory.read(text, questions=questions, name=name, progress=progress, again=False)
+
+
+def _to_json(answer: Answer) -> dict[str, Any]:
+    return {
+        "question": answer.question,
+        "answer": answer.text,
+        "entries": [asdict(entry) for entry in answer.entries],
+        "scratchpad": answer.scratchpad,
+        "steps": [step.index for step in answer.steps],
+    }
 
 
 def _print(answer: Answer, arguments: argparse.Namespace) -> None:

@@ -8,9 +8,8 @@ import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -20,20 +19,18 @@ from rich.table import Table
 from rich.text import Text
 
 from atommem.actions import MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec, Body
-from atommem.arguments import Command, Parser, given_flags, make, run_command
+from atommem.arguments import Command, Parser, make, run_command
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.dialects import SHIPPED, Dialect, dialect_names, get_dialect
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import (
     EnvironmentConfig,
     EnvironmentFactory,
-    TaskDescription,
-    environment_config,
     environment_names,
     find_environment,
 )
-from atommem.episode import Episode, Observation, StopReason
-from atommem.errors import AtomMemError, ConfigError, DialectError, OutageError
+from atommem.episode import Episode, StopReason
+from atommem.errors import AtomMemError, ConfigError, DialectError
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder
@@ -42,20 +39,8 @@ from atommem.run import RunConfig, build_agent
 from atommem.tokens import ApproximateTokenizer
 from atommem.trace import read_trace, write_trace
 
-CHECKS = {
-    "found": "it is found by its name",
-    "settings": "its settings are a dataclass with names of their own, and can be saved",
-    "prompts": "its wording exists, and every dialect and template set builds its prompts",
-    "tasks": "tasks are read twice alike, and described",
-    "observations": "observations have declared phases, and ask described questions",
-    "step": "reset, step and score accept whatever a policy writes",
-    "end": "every episode ends",
-    "score": "scores are between 0 and 1, and match the described questions",
-    "repeatable": "the same seed gives the same episode, also beside another one",
-    "cancelled": "a cancelled episode ends at once",
-    "trace": "an episode can be written and read again",
-    "texts": "it reads texts and asks questions as Memory does",
-}
+Level = Literal["pass", "warn", "fail"]
+_STYLES: Mapping[Level, str] = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 _CANCEL_SECONDS = 2.0
 _TEXTS = (
     "word",
@@ -74,234 +59,42 @@ _MALFORMED = ("{{{", "null", "[]", '{"name": "no_such_tool", "arguments": {}}', 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check.
+    """The result of a check, one of `CHECKS`.
 
     Attributes:
-        level: ``fail``: the environment breaks its contract. ``warn``: it works, but not for all
-            uses, or something could not be checked.
-        check: One of `CHECKS`.
+        level: ``fail``: the environment breaks its contract. ``warn``: something could not be
+            checked, or limits its use.
     """
 
-    level: Literal["pass", "warn", "fail"]
+    level: Level
     check: str
     detail: str = ""
     fix: str = ""
 
 
-class _StopError(Exception):
-    """Further checks depend on one that failed."""
+class _BrokenError(Exception):
+    """A contract does not hold."""
+
+    def __init__(self, detail: str, fix: str = "", level: Level = "fail") -> None:
+        super().__init__(detail)
+        self.fix, self.level = fix, level
 
 
-class _Checker:
-    """Collects findings; a check without any passes."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, Finding]] = {}
-
-    def findings(self) -> list[Finding]:
-        """Return all, in the order of `CHECKS`."""
-        order = [check for check in CHECKS if check in self.found]
-        return [
-            finding
-            for check in order
-            for finding in self.found[check].values() or [Finding("pass", check)]
-        ]
-
-    def expect(
-        self,
-        holds: Any,
-        check: str,
-        detail: str,
-        fix: str,
-        level: Literal["warn", "fail"] = "fail",
-    ) -> bool:
-        """Note a finding unless `holds`; the first with one fix stands for all."""
-        found = self.found.setdefault(check, {})
-        if not holds:
-            found.setdefault(fix, Finding(level, check, detail[:500], fix))
-        return bool(holds)
-
-    def attempt(self, check: str, work: Callable[[], Any], fix: str) -> Any:
-        """Return the result of `work`, or None after noting its exception."""
-        self.found.setdefault(check, {})
-        try:
-            return work()
-        except Exception as error:
-            self.expect(False, check, _describe(error), fix)
-            return None
+def _require(holds: Any, detail: str, fix: str = "", level: Level = "fail") -> None:
+    if not holds:
+        raise _BrokenError(detail, fix, level)
 
 
-async def check_environment(
-    environment: str | type[EnvironmentFactory],
-    config: EnvironmentConfig | None = None,
-    data: str | Path | None = None,
-    *,
-    tasks: Sequence[Any] | None = None,
-    max_tasks: int = 3,
-    max_steps: int = 1000,
-    seed: int = 0,
-) -> list[Finding]:
-    """Check an environment without a model.
-
-    Args:
-        environment: Its name or class.
-        config: Its settings; unset: the defaults.
-        data: A task file; without it and `tasks` no episode is played.
-        max_tasks: Tasks to play with every scripted policy.
-        max_steps: An episode with more steps does not end.
-        seed: Seed of the policies' texts.
-    """
-    checker = _Checker()
-    try:
-        factory, memory = _check_declarations(checker, environment, config)
-        try:
-            if tasks is None and data is None:
-                detail = "no episode was played"
-                checker.expect(False, "tasks", detail, "Give tasks: --data FILE.", "warn")
-            else:
-                described = _check_tasks(checker, factory, data, tasks)[:max_tasks]
-                await _check_episodes(checker, factory, memory, described, max_steps, seed)
-        finally:
-            await factory.close()
-    except _StopError:
-        pass
-    return checker.findings()
-
-
-def _check_declarations(
-    checker: _Checker,
-    environment: str | type[EnvironmentFactory],
-    config: EnvironmentConfig | None,
-) -> tuple[EnvironmentFactory, MemoryConfig]:
-    """Make the environment, and build its blank prompts; return a memory that its wording fits."""
-    name, kind = "", environment
-    if isinstance(environment, str):
-        fix = "Check its entry point in the group atommem.environments, and install it."
-        name, kind = (
-            environment,
-            checker.attempt("found", lambda: find_environment(environment), fix),
-        )
-    checker.found.setdefault("found", {})
-    if not isinstance(kind, type):
-        raise _StopError
-    name = name or f"{kind.__module__}:{kind.__qualname__}"
-    settings: Any = getattr(kind, "config_class", None)
-    derived = isinstance(settings, type) and issubclass(settings, EnvironmentConfig)
-    fix = "Make it a dataclass derived from EnvironmentConfig."
-    if not checker.expect(derived and is_dataclass(settings), "settings", f"{settings!r}", fix):
-        raise _StopError
-    others = {item.name for other in (MemoryConfig, EmbedderConfig) for item in fields(other)}
-    clash = ", ".join(sorted(others & {item.name for item in fields(settings)}))
-    detail = f"memory or embedder also have {clash}"
-    checker.expect(not clash, "settings", detail, "Rename these settings.")
-    bare = ", ".join(item.name for item in fields(settings) if "help" not in item.metadata)
-    fix = "Define them with atommem.config.setting(default, help)."
-    checker.expect(not bare, "settings", f"{bare} have no help", fix, "warn")
-
-    def instance() -> EnvironmentFactory:
-        own = config
-        if own is None:
-            own = settings(environment=name) if ":" in name else environment_config(name)
-        json.dumps(asdict(own))
-        return kind(own, ApproximateTokenizer())
-
-    fix = "Give every setting a working default and a JSON value."
-    factory = checker.attempt("settings", instance, fix)
-    if factory is None:
-        raise _StopError
-    return factory, _check_prompts(checker, factory)
-
-
-def _check_prompts(checker: _Checker, factory: EnvironmentFactory) -> MemoryConfig:
-    """Build a blank prompt of every phase, dialect and template set; return a playable pair."""
-    names = [spec.name for spec in factory.actions]
-    twice = ", ".join({name for name in names if names.count(name) > 1 or name in MEMORY_KINDS})
-    checker.expect(not twice, "prompts", f"{twice} name two actions", "Give each its own name.")
-    checker.expect(factory.phases, "prompts", "there is no phase", "List them in `phases`.")
-    playable = []
-    for templates in SHIPPED:
-        file = Path(factory.templates) / f"{templates}.yaml"
-        if not file.is_file():
-            needed = templates == "full"
-            level: Literal["warn", "fail"] = "fail" if needed else "warn"
-            if needed or templates != "memagent":
-                checker.expect(False, "prompts", f"{file} is missing", f"Write {file.name}.", level)
-            continue
-        for dialect in dialect_names():
-            memory = MemoryConfig(dialect=dialect, templates=templates, scratchpad_tokens=64)
-            try:
-                spoken = get_dialect(dialect, templates)
-            except DialectError:
-                continue  # this dialect does not use this set
-            fix = f"Correct the wording of {file.name}, `pieces`, tags or blank()."
-            done = checker.attempt("prompts", partial(_blank, spoken, memory, factory), fix)
-            if done and not spoken.whole:
-                playable.append(memory)
-    if not checker.expect(playable, "prompts", "no prompt can be built", "Write full.yaml."):
-        raise _StopError
-    return playable[0]
-
-
-def _blank(dialect: Dialect, memory: MemoryConfig, factory: EnvironmentFactory) -> bool:
-    if not dialect.whole:
-        dialect.grammar(factory.actions, factory.phases)
-    prompts = PromptBuilder.of(factory.tokenizer, dialect, memory, factory)
-    for phase in factory.phases:
-        observation = factory.blank(phase)
-        if observation.phase != phase:
-            raise ValueError(f"blank({phase!r}) has the phase {observation.phase!r}")
-        prompts.build(observation, MemoryView())
-    return True
-
-
-def _check_tasks(
-    checker: _Checker,
-    factory: EnvironmentFactory,
-    data: str | Path | None,
-    tasks: Sequence[Any] | None,
-) -> list[tuple[Any, TaskDescription]]:
-    """Read the tasks twice; return them with their descriptions."""
-
-    def read() -> list[Any]:
-        return list(factory.read_tasks(str(data)) if tasks is None else tasks)
-
-    fix = "Raise a DataError that names row and field, or correct the file."
-    first = checker.attempt("tasks", read, fix)
-    if first is None:
-        raise _StopError
-    fix = "Give tasks a repr of their contents, as dataclasses have; evaluations compare it."
-    checker.expect(repr(first) == repr(read()), "tasks", f"{first[:1]!r} differs", fix)
-    found = []
-    fix = "Give tasks a string `id`; describe() returns a TaskDescription with the same."
-    for task in first:
-        description = checker.attempt("tasks", partial(factory.describe, task), fix)
-        name = getattr(task, "id", None)
-        same = isinstance(description, TaskDescription) and description.id == name
-        if checker.expect(same and isinstance(name, str) and name, "tasks", f"id {name!r}", fix):
-            found.append((task, description))
-    ids = [description.id for _, description in found]
-    checker.expect(len(ids) == len(set(ids)), "tasks", "ids repeat", "Give each task its own id.")
-    if not checker.expect(found, "tasks", "no task can be played", "Give a file with tasks."):
-        raise _StopError
-    return found
-
-
-class _ProbePolicy:
+class ProbePolicy:
     """Writes actions, nonsense or nothing, depending on the seed of the request only."""
 
     def __init__(self, kind: str, dialect: Dialect, actions: Sequence[ActionSpec]) -> None:
         self.kind, self.dialect, self.actions = kind, dialect, actions
-        self.outages = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Return the probe's text."""
         await asyncio.sleep(0)
-        if self.outages:
-            self.outages -= 1
-            if not self.outages:
-                raise OutageError("scripted outage")
-        rng = random.Random(sampling.seed)
-        return Completion([0], [0.0], self.write(rng), "stop")
+        return Completion([0], [0.0], self.write(random.Random(sampling.seed)), "stop")
 
     async def close(self) -> None:
         """Do nothing."""
@@ -310,20 +103,18 @@ class _ProbePolicy:
         """Return one completion."""
         if self.kind == "silent":
             return rng.choice(["", "I think."])
-        specs = [*MEMORY_ACTIONS, *self.actions] if self.kind == "everything" else self.actions
         if self.kind == "malformed":
-            tags = [self.dialect.call_tag, *map(self.tag, self.actions)]
+            tags = [self.dialect.call_tag, *map(self._tag, self.actions)]
             return " ".join(f"<{tag}>{rng.choice(_MALFORMED)}</{tag}> <{tag}>" for tag in tags)
-        repeats = 1 if self.kind == "everything" else 4
-        chosen = rng.sample(list(specs), rng.randint(0, len(specs))) * repeats
-        return " ".join(self.action(spec, rng.choice(_TEXTS), rng) for spec in chosen)
+        specs = [*(MEMORY_ACTIONS if self.kind == "everything" else ()), *self.actions]
+        chosen = rng.sample(specs, rng.randint(0, len(specs))) * 4
+        return " ".join(self._action(spec, rng.choice(_TEXTS), rng) for spec in chosen)
 
-    def tag(self, spec: ActionSpec) -> str:
-        """Return the tag of an action or a tool call."""
+    def _tag(self, spec: ActionSpec) -> str:
         return self.dialect.call_tag if spec.is_tool else self.dialect.tag(spec)
 
-    def action(self, spec: ActionSpec, text: str, rng: random.Random) -> str:
-        """Write one well-formed action."""
+    def _action(self, spec: ActionSpec, text: str, rng: random.Random) -> str:
+        """Write one well-formed action, whose arguments mostly fit its schema."""
         body = {
             Body.BOX: f"\\boxed{{{text}}}",
             Body.BOXES: f"\\boxed{{{text}}}",
@@ -331,196 +122,240 @@ class _ProbePolicy:
             Body.HANDLE_TEXT: f"Memory {rng.randint(1, 3)}: {text}",
         }.get(spec.body, text)
         if spec.body is Body.ARGUMENTS:
-            names = (spec.schema or {}).get("properties", {})
-            arguments = {name: _value(schema, text, rng) for name, schema in names.items()}
+            values = {"integer": rng.randint(0, 5), "number": 0.5, "boolean": True, "array": [text]}
+            arguments = {
+                name: rng.choice(schema.get("enum") or [values.get(schema.get("type"), text)])
+                for name, schema in (spec.schema or {}).get("properties", {}).items()
+            }
             call = {"name": spec.name, "arguments": arguments}
             body = json.dumps(call if spec.is_tool else arguments)
-        return f"<{self.tag(spec)}>{body}</{self.tag(spec)}>"
+        return f"<{self._tag(spec)}>{body}</{self._tag(spec)}>"
 
 
-def _value(schema: Any, text: str, rng: random.Random) -> Any:
-    """Return a value that mostly fits a JSON schema of one argument."""
-    if schema.get("enum"):
-        return rng.choice(schema["enum"])
-    kinds = {"integer": rng.randint(0, 5), "number": 0.5, "boolean": True, "array": [text]}
-    return kinds.get(str(schema.get("type")), text)
+class _Checker:
+    """The checks of one environment; a later one uses what an earlier one made."""
 
+    factory: EnvironmentFactory
+    memory: MemoryConfig
+    tasks: Sequence[Any]
 
-async def _check_episodes(
-    checker: _Checker,
-    factory: EnvironmentFactory,
-    memory: MemoryConfig,
-    tasks: Sequence[tuple[Any, TaskDescription]],
-    max_steps: int,
-    seed: int,
-) -> None:
-    dialect = get_dialect(memory.dialect, memory.templates)
-    sampling = Sampling(seed=seed, max_tokens=sys.maxsize)
-    run = RunConfig(memory=memory, environment=factory.config, sampling=sampling)
+    def __init__(
+        self,
+        kind: type[EnvironmentFactory],
+        config: EnvironmentConfig | None,
+        read: Callable[[EnvironmentFactory], Sequence[Any]] | None,
+        max_tasks: int,
+        max_steps: int,
+    ) -> None:
+        self.kind, self.config, self.read = kind, config, read
+        self.max_tasks, self.max_steps = max_tasks, max_steps
 
-    def runner(kind: str) -> EpisodeRunner:
-        policy: Any = _ProbePolicy(kind, dialect, factory.actions)
+    def runner(self, kind: str) -> EpisodeRunner:
+        """Make the loop around a probe."""
+        dialect = get_dialect(self.memory.dialect, self.memory.templates)
+        sampling = Sampling(seed=0, max_tokens=sys.maxsize)
         agent = build_agent(
-            run,
-            policy,
-            tokenizer=factory.tokenizer,
+            RunConfig(memory=self.memory, environment=self.factory.config, sampling=sampling),
+            ProbePolicy(kind, dialect, self.factory.actions),
+            tokenizer=self.factory.tokenizer,
             embedder=HashingEmbedder(64),
-            environments=factory,
+            environments=self.factory,
         )
-        return EpisodeRunner(agent, limits=Limits(max_steps=max_steps))
+        return EpisodeRunner(agent, limits=Limits(max_steps=self.max_steps))
 
-    async def play(kind: str, task: Any, outages: int = 0) -> Episode | None:
-        one = runner(kind)
-        one.agent.policy.outages = outages  # type: ignore[attr-defined]
-        try:
-            return await one.run(task)
-        except Exception as error:
-            fix = "Accept any text; report errors to the policy as observations."
-            checker.expect(False, "step", _describe(error), fix)
-            return None
+    async def settings(self) -> None:
+        """Give every setting a name of its own and a working default."""
+        settings = self.kind.config_class
+        taken = {item.name for other in (MemoryConfig, EmbedderConfig) for item in fields(other)}
+        clash = ", ".join(sorted(taken & {item.name for item in fields(settings)}))
+        _require(not clash, f"memory or embedder also have {clash}")
+        name = f"{self.kind.__module__}:{self.kind.__qualname__}"
+        self.factory = self.kind(self.config or settings(name), ApproximateTokenizer())
 
-    for name in ("observations", "step", "end", "score", "repeatable", "cancelled", "trace"):
-        checker.found.setdefault(name, {})
-    for task, description in tasks:
-        for kind in ("silent", "everything", "actions", "malformed"):
-            episode = await play(kind, task)
-            if episode is not None:
-                _check_episode(checker, factory, task, description, episode, kind)
-    first, last = tasks[0][0], tasks[-1][0]
-    for kind in ("everything", "actions"):
-        await play(kind, first, outages=2)  # must not change later episodes
-        alone = await play(kind, first)
-        beside, _ = await asyncio.gather(play(kind, first), play(kind, last))
-        if alone is not None and beside is not None:
-            fix = (
-                "Keep an episode's state in its environment, and draw random values from the task."
-            )
-            detail = f"`{kind}` on {first.id} went another way the second time"
-            checker.expect(_seen(alone) == _seen(beside), "repeatable", detail, fix)
-    for turns in (1, 4, 9):
-        await _cancel(checker, runner("actions").run(first), turns)
-    if type(factory).reading is not EnvironmentFactory.reading:
-        _check_texts(checker, factory)
+    async def prompts(self) -> None:
+        """Correct the wording, `pieces`, `phases`, tags or blank()."""
+        factory = self.factory
+        names = [spec.name for spec in factory.actions]
+        twice = ", ".join({name for name in names if names.count(name) > 1 or name in MEMORY_KINDS})
+        _require(not twice, f"{twice} name two actions")
+        _require((Path(factory.templates) / "full.yaml").is_file(), "full.yaml is missing")
+        playable = []
+        for templates in SHIPPED:
+            for name in dialect_names():
+                memory = MemoryConfig(dialect=name, templates=templates, scratchpad_tokens=64)
+                try:
+                    dialect = get_dialect(name, templates)
+                except DialectError:
+                    continue  # this dialect does not use this set
+                if not (Path(factory.templates) / f"{templates}.yaml").is_file():
+                    continue
+                self._build_blank(dialect, memory)
+                if not dialect.whole:
+                    playable.append(memory)
+        self.memory = playable[0]
 
+    def _build_blank(self, dialect: Dialect, memory: MemoryConfig) -> None:
+        if not dialect.whole:
+            dialect.grammar(self.factory.actions, self.factory.phases)
+        prompts = PromptBuilder.of(self.factory.tokenizer, dialect, memory, self.factory)
+        for phase in self.factory.phases:
+            prompts.build(self.factory.blank(phase), MemoryView())
 
-def _check_episode(
-    checker: _Checker,
-    factory: EnvironmentFactory,
-    task: Any,
-    description: TaskDescription,
-    episode: Episode,
-    kind: str,
-) -> None:
-    if episode.failed:
-        checker.expect(False, "step", f"an outage: {episode.error}", "Check again later.", "warn")
-        return
-    ended = episode.stop_reason is not StopReason.STEP_LIMIT
-    detail = f"{description.id} goes on after {len(episode.steps)} steps of `{kind}`"
-    checker.expect(ended, "end", detail, "Bound every episode, whatever the policy writes.")
-    count = len(description.questions)
-    for step in episode.steps:
-        shown = step.observation
-        detail = f"phase {shown.phase!r}"
-        checker.expect(
-            shown.phase in factory.phases, "observations", detail, "List it in `phases`."
-        )
-        asked = shown.question is None or 0 <= shown.question <= count - shown.questions
-        detail = f"question {shown.question!r} of {count}"
-        checker.expect(asked, "observations", detail, "Ask a question of describe().")
-    _check_score(checker, factory, task, description, episode, kind)
-    with tempfile.TemporaryDirectory() as folder:
+    async def texts(self) -> None:
+        """Accept any text in reading(), and any question in asking()."""
+        if type(self.factory).reading is EnvironmentFactory.reading:
+            return
+        text, question = "A text.\n\n" + "It has many words. " * 200, "What has it?"
+        shown = [*self.factory.reading(text, [question]), *self.factory.reading([text, "b"], [])]
+        self.factory.asking(question)
+        for observation in shown:
+            _require(observation.phase in self.factory.phases, f"phase {observation.phase!r}")
 
-        def same() -> bool:
+    async def reading(self) -> None:
+        """Give each task a string `id` of its own, the same as describe()'s."""
+        if self.read is None:
+            raise _BrokenError("no episode was played", "Give tasks: --data FILE.", "warn")
+        first, second = self.read(self.factory), self.read(self.factory)
+        _require(first, "the file has no task", "Give a file with tasks.")
+        fix = "Give tasks a repr of their contents, as dataclasses have; evaluations compare it."
+        _require(repr(first) == repr(second), f"{first[0]!r} is read differently again", fix)
+        for task in first:
+            same = isinstance(task.id, str) and self.factory.describe(task).id == task.id
+            _require(same, f"id {task.id!r}")
+        _require(len({task.id for task in first}) == len(first), "ids repeat")
+        self.tasks = first[: self.max_tasks]
+
+    async def episodes(self) -> None:
+        """Accept any text, report errors to the policy as observations, and bound episodes."""
+        for task in self.tasks:
+            for kind in ("silent", "everything", "actions", "malformed"):
+                episode = await self.runner(kind).run(task)
+                if episode.failed:
+                    raise _BrokenError(f"an outage: {episode.error}", "Check again later.", "warn")
+                ends = episode.stop_reason is not StopReason.STEP_LIMIT
+                _require(ends, f"{task.id} goes on after {len(episode.steps)} steps of `{kind}`")
+                self._check_observations(task, episode)
+                self._check_score(task, episode)
+                if kind == "silent":
+                    detail = f"doing nothing earns {episode.reward!r} on {task.id}"
+                    _require(not episode.reward, detail, "Score what was done.", "warn")
+
+    def _check_observations(self, task: Any, episode: Episode) -> None:
+        description = self.factory.describe(task)
+        count = len(description.questions)
+        observations = [step.observation for step in episode.steps]
+        for shown in observations:
+            fix = "List it in `phases`."
+            _require(shown.phase in self.factory.phases, f"phase {shown.phase!r}", fix)
+            asked = shown.question is None or 0 <= shown.question <= count - shown.questions
+            _require(asked, f"question {shown.question!r} of {count}", "Ask one of describe().")
+        with tempfile.TemporaryDirectory() as folder:
             path = write_trace(Path(folder) / "trace.jsonl", episode, description.to_json())
-            steps = read_trace(path).episode.steps
-            return [step.observation for step in steps] == [s.observation for s in episode.steps]
-
+            again = [step.observation for step in read_trace(path).episode.steps]
         fix = "Show texts, numbers and pieces only."
-        if (equal := checker.attempt("trace", same, fix)) is not None:
-            checker.expect(equal, "trace", "an observation is read differently", fix)
+        _require(again == observations, "a trace's observation is read differently", fix)
+
+    def _check_score(self, task: Any, episode: Episode) -> None:
+        questions = self.factory.describe(task).questions
+        reward = episode.reward
+        unknown = reward is None and not any(question.golds for question in questions)
+        fix = "Return a reward from 0 to 1; None where no question has a gold answer."
+        _require(unknown or (reward is not None and 0 <= reward <= 1), f"reward={reward!r}", fix)
+        _require(all(map(isfinite, episode.metrics.values())), f"metrics={episode.metrics}", fix)
+        for values in (episode.answers, episode.question_metrics):
+            fix = "Return one answer and one set of metrics for each question, or none."
+            _require(len(values) in (0, len(questions)), f"{len(values)} values", fix)
+        self.factory.diagnose(task, episode)
+
+    async def repeatable(self) -> None:
+        """Keep an episode's state in its environment, and draw random values from the task."""
+        first, last = self.tasks[0], self.tasks[-1]
+        alone = await self.runner("actions").run(first)
+        beside, _ = await asyncio.gather(
+            self.runner("actions").run(first), self.runner("actions").run(last)
+        )
+        _require(_outcome(alone) == _outcome(beside), f"{first.id} went another way beside another")
+
+    async def cancelled(self) -> None:
+        """Let asyncio.CancelledError pass: catch Exception, not BaseException."""
+        for turns in (1, 4, 9):
+            work = asyncio.ensure_future(self.runner("actions").run(self.tasks[0]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if work.done():
+                break
+            work.cancel()
+            await asyncio.wait({work}, timeout=_CANCEL_SECONDS)
+            _require(work.cancelled(), "the episode went on after it was cancelled")
 
 
-def _check_score(
-    checker: _Checker,
-    factory: EnvironmentFactory,
-    task: Any,
-    description: TaskDescription,
-    episode: Episode,
-    kind: str,
-) -> None:
-    count = len(description.questions)
-    unknown = bool(count) and not any(question.golds for question in description.questions)
-    reward = episode.reward
-    good = isinstance(reward, int | float) and 0 <= reward <= 1
-    fix = "Return a reward from 0 to 1; None where no question has a gold answer."
-    checker.expect(good or (unknown and reward is None), "score", f"reward={reward!r}", fix)
-    detail = f"doing nothing earns {reward!r} on {description.id}"
-    checker.expect(kind != "silent" or not reward, "score", detail, "Score what was done.", "warn")
-    for name in ("answers", "question_metrics"):
-        values = getattr(episode, name)
-        detail = f"{len(values)} {name} for {count} questions"
-        checker.expect(len(values) in (0, count), "score", detail, "Return one for each question.")
-    metrics = [*episode.metrics.values()]
-    odd = [value for value in metrics if not isinstance(value, int | float) or not isfinite(value)]
-    checker.expect(not odd, "score", f"a metric is {odd[:1]}", "Return finite numbers.")
-    fix = "Return metrics of each question, or none; also for unfinished episodes."
-    found = checker.attempt("score", lambda: len(factory.diagnose(task, episode)), fix)
-    if found is not None:
-        checker.expect(found in (0, count), "score", f"diagnose() has {found} values", fix)
+_Check = Callable[[_Checker], Awaitable[None]]
+CHECKS: Mapping[str, _Check] = {
+    "settings": _Checker.settings,
+    "prompts": _Checker.prompts,
+    "texts": _Checker.texts,
+    "tasks": _Checker.reading,
+    "episodes": _Checker.episodes,
+    "repeatable": _Checker.repeatable,
+    "cancelled": _Checker.cancelled,
+}
+_ESSENTIAL = ("settings", "prompts", "tasks")
+"""Without them the later checks cannot run."""
 
 
-async def _cancel(checker: _Checker, episode: Any, turns: int) -> None:
-    work = asyncio.ensure_future(episode)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    if work.done():
-        work.exception()
-        return
-    work.cancel()
-    done, _ = await asyncio.wait({work}, timeout=_CANCEL_SECONDS)
-    fix = "Let asyncio.CancelledError pass: catch Exception, not BaseException, and shield nothing."
-    detail = "the episode went on after it was cancelled"
-    checker.expect(done and work.cancelled(), "cancelled", detail, fix)
-
-
-def _check_texts(checker: _Checker, factory: EnvironmentFactory) -> None:
-    text, question = "A text.\n\n" + "It has many words. " * 200, "What has it?"
-    fix = "reading() and asking() accept any text and question."
-
-    def read() -> bool:
-        shown = [*factory.reading(text, [question]), *factory.reading(["A text.", text], [])]
-        factory.asking(question)
-        return all(isinstance(item, Observation) and item.phase in factory.phases for item in shown)
-
-    if (good := checker.attempt("texts", read, fix)) is not None:
-        checker.expect(good, "texts", "an observation has an unknown phase", fix)
-
-
-def _seen(episode: Episode) -> Any:
+def _outcome(episode: Episode) -> Any:
     steps = [(step.observation, step.actions, step.operations) for step in episode.steps]
     return steps, episode.stop_reason, episode.reward, episode.answers
 
 
-def _describe(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+async def check_environment(
+    kind: type[EnvironmentFactory],
+    config: EnvironmentConfig | None = None,
+    data: str | Path | None = None,
+    *,
+    tasks: Sequence[Any] | None = None,
+    max_tasks: int = 3,
+    max_steps: int = 1000,
+) -> list[Finding]:
+    """Check an environment without a model; each check reports the first fault that it finds.
 
+    Args:
+        kind: Its class.
+        config: Its settings; unset: the defaults.
+        data: A task file; without it and `tasks` no episode is played.
+        max_tasks: Tasks to play with every scripted policy.
+        max_steps: An episode with more steps does not end.
+    """
+    read = None
+    if tasks is not None or data is not None:
 
-_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+        def read(factory: EnvironmentFactory) -> Sequence[Any]:
+            return factory.read_tasks(str(data)) if tasks is None else tasks
+
+    checker = _Checker(kind, config, read, max_tasks, max_steps)
+    findings = []
+    for name, check in CHECKS.items():
+        finding = Finding("pass", name, check.__doc__ or "")
+        try:
+            await check(checker)
+        except _BrokenError as broken:
+            finding = Finding(broken.level, name, str(broken)[:500], broken.fix or finding.detail)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            detail = f"{type(error).__name__}: {error} ({where})"[:500]
+            finding = Finding("fail", name, detail, finding.detail)
+        findings.append(finding)
+        if finding.level != "pass" and name in _ESSENTIAL:
+            break
+    return findings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``atommem env``; returns 1 if a check failed.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range.
-    """
+    """Run ``atommem env``; returns 1 if a check failed."""
     commands = {
         "list": Command(_run_list, "list the installed environments"),
-        "check": Command(
-            _run_check, "play episodes with scripted policies, and check the contract"
-        ),
+        "check": Command(_run_check, "play episodes with scripted policies"),
     }
     return run_command("atommem env", commands, sys.argv[1:] if argv is None else argv)
 
@@ -530,28 +365,28 @@ def _run_check(argv: list[str]) -> int:
     parser.add_argument("name", help="As in `atommem env list`, or package.module:Class.")
     parser.add_argument("--data", metavar="FILE", help="Tasks to play; unset: only declarations.")
     parser.add_argument("--tasks", type=int, default=3, help="Tasks to play (%(default)s).")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the policies' texts.")
-    name = argv[0] if argv and not argv[0].startswith("-") else ""
-    settings = None
-    if name:
-        try:
-            settings = find_environment(name).config_class
-            parser.add_settings(f"environment {name}", settings, leave_out=["environment"])
-        except (AtomMemError, ImportError, AttributeError, TypeError):
-            if ":" not in name:
-                raise
-            settings = None  # the check reports it
+    if not argv or argv[0].startswith("-"):
+        parser.read(argv)
+    name = argv[0]
+    kind = find_environment(name)
+    settings = kind.config_class
+    parser.add_settings(f"environment {name}", settings, leave_out=["environment"])
     given = parser.read(argv)
     if given.data is not None and not Path(given.data).exists():
         raise ConfigError(f"data={given.data}: no such file. Give a task file.")
-    config = None
-    if settings is not None and given_flags(argv, given).keys() - {"data", "tasks", "seed"}:
-        config = make(settings, {**vars(given), "environment": name})
-    findings = asyncio.run(
-        check_environment(name, config, given.data, max_tasks=given.tasks, seed=given.seed)
-    )
-    _print_findings(name, findings)
-    return int(any(finding.level == "fail" for finding in findings))
+    config = make(settings, {**vars(given), "environment": name})
+    findings = asyncio.run(check_environment(kind, config, given.data, max_tasks=given.tasks))
+    table = Table(title=f"environment {name}", title_justify="left")
+    for heading in ("", "check", "found", "fix"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        level = Text(finding.level, style=_STYLES[finding.level])
+        table.add_row(level, finding.check, Text(finding.detail), Text(finding.fix))
+    console = Console(highlight=False)
+    console.print(table)
+    counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}
+    console.print(", ".join(f"{count} {level}" for level, count in counts.items()))
+    return int(counts["fail"] > 0)
 
 
 def _run_list(argv: list[str]) -> int:
@@ -565,19 +400,3 @@ def _run_list(argv: list[str]) -> int:
         table.add_row(name, Text(summary))
     Console(highlight=False, soft_wrap=True).print(table)
     return 0
-
-
-def _print_findings(name: str, findings: Sequence[Finding]) -> None:
-    table = Table(title=f"environment {name}", title_justify="left")
-    for heading in ("", "check", "found", "fix"):
-        table.add_column(heading, overflow="fold")
-    for finding in findings:
-        level = Text(finding.level, style=_STYLES[finding.level])
-        found = finding.detail or CHECKS[finding.check]
-        table.add_row(level, finding.check, Text(found), Text(finding.fix))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160  # a log file need not wrap
-    console.print(table)
-    counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}
-    console.print(", ".join(f"{count} {level}" for level, count in counts.items()))

@@ -8,20 +8,15 @@ from __future__ import annotations
 import io
 import os
 import re
-import select
 import signal
 import sys
 import textwrap
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import EntryPoint, PackageNotFoundError, requires, version
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from atommem.errors import AtomMemError, ConfigError, format_error, suggest
+from atommem.errors import AtomMemError, format_error, suggest
 from atommem.plugins import find_file, registered, shipped_files
 
 _SUMMARIES = {
@@ -46,13 +41,10 @@ _SUMMARIES = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 for a wrong call or an `AtomMemError`."""
-    with _sigterm_interrupts():
-        return _main(sys.argv[1:] if argv is None else argv)
-
-
-def _main(argv: list[str]) -> int:
-    for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # (>&-)
-        setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  # to the end of the process
+    if argv is None:
+        argv = sys.argv[1:]
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            _let_sigterm_interrupt()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
@@ -60,14 +52,10 @@ def _main(argv: list[str]) -> int:
         status = _run(argv)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
-        if not _stdout_is_closed():
-            raise
-        return 0
-    except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich's answer to it, in tables
-            return 0
-        raise
+    except BrokenPipeError:  # the reader of a pipe is gone: data show | head
+        # Python flushes at exit: redirect to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ModuleNotFoundError as error:
         # A missing module of ours is a bug and keeps its traceback.
         package = (error.name or "atommem").split(".")[0]
@@ -87,9 +75,13 @@ def _main(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    commands = _commands()
+    # Nothing is imported to list them. Another package cannot replace a command of ours.
+    entries = sorted(registered("atommem.commands"), key=_is_ours)
+    commands = {entry.name: entry for entry in entries}
     if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:<9} {summary}".rstrip() for name, (_, summary) in commands.items()]
+        ours = [(name, summary) for name, summary in _SUMMARIES.items() if name in commands]
+        others = [(name, f"({e.value})") for name, e in commands.items() if not _is_ours(e)]
+        lines = [f"  {name:<9} {summary}" for name, summary in (*ours, *others)]
         usage = "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:"
         print(usage, *lines, "\n`atommem COMMAND --help` shows its options.", sep="\n")
         return 0 if argv else 2
@@ -102,42 +94,16 @@ def _run(argv: list[str]) -> int:
             f"atommem: unknown command {argv[0][:80]!r}{hint}. See atommem --help.", file=sys.stderr
         )
         return 2
-    return int(_load(commands[argv[0]][0])(argv[1:]) or 0)
-
-
-def _commands() -> dict[str, tuple[EntryPoint, str]]:
-    """Return each command's entry point and summary, ours first; nothing is imported."""
-    # Another package cannot replace a command of ours.
-    commands = {entry.name: entry for entry in sorted(registered("atommem.commands"), key=_is_ours)}
-    order = [*_SUMMARIES, *sorted(commands)]
-    found = {}
-    for name in sorted(commands, key=order.index):
-        dist = commands[name].dist
-        origin = "" if dist is None else f"({dist.name} {dist.version})"
-        found[name] = (commands[name], _SUMMARIES.get(name, origin))
-    return found
+    return int(commands[argv[0]].load()(argv[1:]) or 0)
 
 
 def _is_ours(entry: EntryPoint) -> bool:
     return entry.module.split(".")[0] == "atommem"
 
 
-def _load(entry: EntryPoint) -> Any:
-    try:
-        return entry.load()
-    except Exception as error:  # another package's module may raise anything
-        if _is_ours(entry):
-            raise
-        package = "an unknown package" if entry.dist is None else f"the package {entry.dist.name}"
-        raise ConfigError(
-            f"this command comes with {package} and cannot be loaded ({entry.value}: "
-            f"{type(error).__name__}: {error}). Upgrade or uninstall it."
-        ) from error
-
-
 def find_extra(package: str, command: str) -> str:
     """Return the extra that installs `package`; prefer the one named like `command`."""
-    wanted, extras = package.partition(".")[0].replace("_", "-").lower(), []
+    wanted, extras = package.replace("_", "-").lower(), []
     try:
         lines = requires("atommem") or []
     except PackageNotFoundError:  # run from its files
@@ -150,8 +116,7 @@ def find_extra(package: str, command: str) -> str:
     return command if command in extras else extras[0] if extras else "train"
 
 
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def _let_sigterm_interrupt() -> None:
     """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
     process = os.getpid()
 
@@ -163,26 +128,7 @@ def _sigterm_interrupts() -> Iterator[None]:
             raise KeyboardInterrupt
         handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
 
-    before = signal.getsignal(signal.SIGTERM)
-    ours = threading.current_thread() is threading.main_thread() and before is signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _stdout_is_closed() -> bool:
-    """Return whether the reader of a pipe is gone (data show | head), which is not an error."""
-    output = select.poll()
-    output.register(sys.stdout.fileno(), 0)
-    if not output.poll(0):
-        return False
-    # Python flushes at exit: redirect to nowhere.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def list_configs(argv: list[str]) -> int:
@@ -207,9 +153,8 @@ def list_configs(argv: list[str]) -> int:
     files = shipped_files()
     width = max(map(len, files))
     for name, path in files.items():
-        print(
-            f"{name:<{width}}  {textwrap.shorten(_summary(path), 77 - width, placeholder=' ...')}"
-        )
+        summary = textwrap.shorten(_summary(path), 77 - width, placeholder=" ...")
+        print(f"{name:<{width}}  {summary}")
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
+from atommem.embedding.embedder import HashingEmbedder, RandomEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.memory.log import Outcome
 from atommem.memory.rules import StoreState
@@ -152,7 +152,7 @@ async def test_bank_open_drops_a_torn_line_and_refuses_other_files(tmp_path: Pat
 
 WRITER = """
 import asyncio, sys
-from atommem.embedding.hashing import RandomEmbedder
+from atommem.embedding.embedder import RandomEmbedder
 from papers.experience import Bank, Experience
 
 async def main():

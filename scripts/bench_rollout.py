@@ -29,7 +29,7 @@ import models
 from common import command_line, last_line, make_agent, vllm_server
 from transformers import AutoTokenizer
 
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Document, Task
 from atommem.episode import Episode

@@ -44,9 +44,8 @@ from common import command_line, last_line
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer.utils import add_fused_lm_head
 
-from atommem.embedding.batched import MicroBatcher
-from atommem.embedding.hashing import HashingEmbedder
-from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
+from atommem.embedding.embedder import HashingEmbedder, MicroBatcher
+from atommem.embedding.models import SentenceTransformerEmbedder
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.update_step import Batch, UpdateStep

@@ -24,7 +24,7 @@ from common import command_line, last_line
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
-from atommem.embedding.hashing import RandomEmbedder
+from atommem.embedding.embedder import RandomEmbedder
 from atommem.memory.memory import WorkingMemory
 from atommem.tokens import ApproximateTokenizer
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from common import command_line, make_agent
 
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Step
 from atommem.memory.log import MemoryView, to_json
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import EpisodeRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -21,10 +21,10 @@ from common import command_line, make_agent
 
 from atommem.config import MemoryConfig
 from atommem.dialects import Dialect
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.trace import write_trace
 

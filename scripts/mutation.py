@@ -3,9 +3,9 @@
     python scripts/mutation.py [FILE ...] [--n 16] [--seed 0] [--save M.json | --load M.json]
 
 The tree is copied, and in the copy one mutant after the other stands in its file's place. First the
-fast tests that bear its name are run (or those of its folder), then those of its room; a mutant
-that none of them notices is printed. The last line is JSON. --load judges another tree's tests by
-the same mutants: run it in a `git worktree`.
+fast tests that bear its name are run (or those of its room), then those of its room; a mutant that
+none of them notices is printed. The last line is JSON. --load judges another tree's tests by the
+same mutants: run it in a `git worktree`.
 """
 
 from __future__ import annotations
@@ -25,31 +25,16 @@ from pathlib import Path
 
 from common import command_line
 
-FILES = (
-    *(
-        "atommem/grammar.py",
-        "atommem/prompts.py",
-        "atommem/memory/memory.py",
-        "atommem/rollout.py",
-    ),
-    *(
-        "train/objective/advantages.py",
-        "train/objective/loss.py",
-        "train/packing/trie.py",
-    ),
-    *(
-        "train/packing/planning.py",
-        "envs/scoring/answers.py",
-        "envs/scoring/metrics.py",
-        "envs/scoring/statistics.py",
-    ),
-    "serve/conversation_log.py",
-)
+FILES = """
+atommem/grammar.py atommem/prompts.py atommem/memory/memory.py atommem/rollout.py
+train/objective/advantages.py train/objective/loss.py train/packing/trie.py train/packing/planning.py
+envs/scoring/answers.py envs/scoring/metrics.py envs/scoring/statistics.py serve/conversation_log.py
+"""
 SECONDS = 240
 
 
-def mutants(file: str, n: int, seed: int) -> list[str]:
-    """Up to `n` different mutants of a file, as patches."""
+def make_mutants(file: str, n: int, seed: int) -> list[str]:
+    """Return up to `n` different mutants of a file, as patches."""
     from mutmut.mutation.file_mutation import create_mutations, deep_replace
 
     code = Path(file).read_text(encoding="utf-8")
@@ -58,21 +43,21 @@ def mutants(file: str, n: int, seed: int) -> list[str]:
     for mutation in random.Random(f"{seed}/{file}").sample(mutations, len(mutations)):
         text = deep_replace(module, mutation.original_node, mutation.mutated_node).code
         if mutation.contained_by_top_level_function is not None and text != code and len(found) < n:
-            found[text] = "".join(
-                difflib.unified_diff(code.splitlines(True), text.splitlines(True), file, file)
-            )
+            lines = code.splitlines(True), text.splitlines(True)
+            found[text] = "".join(difflib.unified_diff(*lines, file, file))
     return list(found.values())
 
 
 def stages(file: str) -> list[tuple[str, ...]]:
-    """Tests of the file, then of its room."""
+    """Return the tests of the file, then of its room."""
     path = Path(file)
-    own = sorted(map(str, Path("tests", path.parent).glob(f"test_{path.stem}*.py")))
-    return [tuple(own) or (f"tests/{path.parent}",), (f"tests/{path.parts[0]}",)]
+    room = Path("tests", path.parts[0])
+    own = tuple(sorted(map(str, room.rglob(f"test_{path.stem}*.py"))))
+    return [own or (str(room),), (str(room),)]
 
 
-def noticed(tests: tuple[str, ...]) -> bool:
-    """Whether a test fails, or none of them ends in time."""
+def notice(tests: tuple[str, ...]) -> bool:
+    """Return whether a test fails, or the tests do not end in time."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
@@ -94,57 +79,45 @@ def noticed(tests: tuple[str, ...]) -> bool:
 
 def main() -> int:
     parser = command_line(__doc__)
-    parser.add_argument("files", nargs="*", default=FILES)
+    parser.add_argument("files", nargs="*", default=FILES.split())
     parser.add_argument("--n", type=int, default=16, help="mutants of each file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--load", type=Path)
     args = parser.parse_args()
-    made = [
-        (file, patch)
-        for file in args.files
-        for patch in ([] if args.load else mutants(file, args.n, args.seed))
-    ]
     if args.load:
-        made = json.loads(args.load.read_text())
+        mutants = json.loads(args.load.read_text())
+    else:
+        of_file = {file: make_mutants(file, args.n, args.seed) for file in args.files}
+        mutants = [(file, patch) for file, patches in of_file.items() for patch in patches]
     if args.save:
-        args.save.write_text(json.dumps(made))
+        args.save.write_text(json.dumps(mutants))
     killed, total = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
-        left_out = shutil.ignore_patterns(".git*", ".venv*")
-        tree = shutil.copytree(".", Path(folder) / "tree", symlinks=True, ignore=left_out)
+        ignore = shutil.ignore_patterns(".git*", ".venv*")
+        tree = shutil.copytree(".", Path(folder) / "tree", symlinks=True, ignore=ignore)
         os.chdir(tree)
         sys.path.insert(0, str(tree))
-        os.environ.update(
-            PYTHONPATH=str(tree),
-            PYTHONDONTWRITEBYTECODE="1",
-            OMP_NUM_THREADS="1",
-            WANDB_MODE="offline",
-        )
+        os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.environ |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
         sys.dont_write_bytecode = True
         import torch  # noqa: F401  # once, for all that are forked
         import transformers  # noqa: F401
 
-        failing = [
-            tests
-            for tests in {stage for file, _ in made for stage in stages(file)}
-            if noticed(tests)
-        ]
-        if failing:
+        if failing := [tests for file in args.files for tests in stages(file) if notice(tests)]:
             parser.error(f"these fail as they are: {failing}")
-        for file, patch in made:
+        for file, patch in mutants:
             whole = Path(file).read_text(encoding="utf-8")
             subprocess.run(["patch", "-p0", "-s"], input=patch, text=True, check=True)
-            found = any(noticed(tests) for tests in stages(file))
+            found = any(notice(tests) for tests in stages(file))
             Path(file).write_text(whole, encoding="utf-8")
             total[file] += 1
             killed[file] += found
             if not found:
                 print(patch, flush=True)
-    each = {file: f"{killed[file]} of {total[file]}" for file in total}
-    print(
-        json.dumps({"killed": sum(killed.values()), "mutants": sum(total.values()), "files": each})
-    )
+    files = {file: f"{killed[file]} of {count}" for file, count in total.items()}
+    result = {"killed": killed.total(), "mutants": total.total(), "files": files}
+    print(json.dumps(result))
     return 0
 
 

@@ -65,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
     keys = _check_access(arguments)
     from atommem.serve.served_model import ServedModel
 
+    # SIGTERM must end vLLM too; uvicorn raises the signal again after it has drained.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with contextlib.ExitStack() as stack:
         settings["name"] = arguments.name
         if arguments.vllm is None:
@@ -156,8 +158,6 @@ def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, s
     host = _url_host(arguments.host)
     _print(f"{model.name} ({model.checkpoint}) at http://{host}:{arguments.port}/v1")
     _print(model.notice())
-    # uvicorn raises the signal again after it has drained.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     run(
         make_app(conversations, keys, (*arguments.hosts, host)),
         host=arguments.host,

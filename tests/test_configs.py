@@ -8,24 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
+from atommem.arguments import load_yaml
+from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
 from atommem.eval.eval_cli import main as evaluate
 from atommem.eval.eval_config import parse_arguments
+from atommem.prompts import PromptBuilder
 from atommem.train.dry_run.shapes import read_launch
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
+from tests.fakes import WordTokenizer, longdoc
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = sorted((CONFIGS / "train").glob("*.yaml"))
 EVAL = [CONFIGS / "eval" / name for name in ("paper.yaml", "smollm2.yaml")]
 PUBLISHED = CONFIGS / "eval" / "paper_tables.yaml"  # tests/eval/test_published.py
-SUITES = sorted(
-    path for path in (CONFIGS / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED)
-)
+SUITES = [path for path in (CONFIGS / "eval").glob("*.yaml") if path not in (*EVAL, PUBLISHED)]
 TEMPLATES = sorted((CONFIGS / "templates").glob("*.yaml"))
+HOTPOTQA = str(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
 LAUNCHERS = {
     "single_gpu": ("single", 1, 1),
     "ddp": ("ddp", 8, 1),
@@ -33,12 +35,6 @@ LAUNCHERS = {
     "deepspeed_zero3": ("zero3", 8, 1),
     "multi_node": ("fsdp", 16, 2),
 }
-PAPER = [f"qwen3_8b_{name}" for name in ("hotpotqa", "2wiki", "musique", "mixed")]
-PAPER += ["capacity20", "no_update", "no_delete", "scratchpad_only", "storage_only"]
-PAPER += ["memagent_qwen3_8b"]
-# The recipes of the paper's experiments may differ in these settings only.
-VARIED = {"data", "output_dir", "capacity", "disabled_actions", "embedder", "dialect"}
-VARIED |= {"templates", "max_reads", "at_once"}
 
 
 def stem(path: Path) -> str:
@@ -76,7 +72,7 @@ def test_dry_run_of_recipe_passes(
     assert plan["memory"]["fits"]
     assert plan["hours"] > 0
     from_file = {name for name, item in plan["settings"].items() if item["source"] == "file"}
-    assert from_file == set(yaml.safe_load(path.read_text()))
+    assert from_file == load_yaml(path, "train").keys()
 
 
 @pytest.mark.parametrize("path", TRAIN, ids=stem)
@@ -86,7 +82,7 @@ def test_recipe_parses_and_leaves_room_for_thoughts(path: Path) -> None:
     assert found.args.data
     dialect = get_dialect(memory.dialect, memory.templates)
     assert dialect.grammar(phases=("reading", "answering")).specs
-    settings = yaml.safe_load(path.read_text())
+    settings = load_yaml(path, "train")
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}
         assert quiet or settings["max_completion_length"] >= 4096
@@ -99,15 +95,15 @@ def test_evaluation_config_parses(path: Path) -> None:
     assert get_dialect(memory.dialect, memory.templates).grammar().specs
 
 
-def settings_of(path: Path) -> dict[str, Any]:
-    found = parse("grpo", ["--config", str(path), "--use_cpu"])
+def settings_of(*flags: str) -> dict[str, Any]:
+    found = parse("grpo", [*flags, "--use_cpu"])
     run = found.run
     configs = (found.args, run.memory, run.embedder, run.environment, found.model)
     return {item.name: getattr(config, item.name) for config in configs for item in fields(config)}
 
 
 def test_recipe_of_the_paper_has_the_published_settings() -> None:
-    full = settings_of(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
+    full = settings_of("--config", HOTPOTQA)
     published = {"learning_rate": 1e-6, "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.001}
     published |= {"num_generations": 16, "per_device_train_batch_size": 32, "temperature": 1.0}
     published |= {"chunk_tokens": 4000, "retrieve_k": 6}
@@ -117,14 +113,26 @@ def test_recipe_of_the_paper_has_the_published_settings() -> None:
     assert {name: full[name] for name in published} == published
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_recipes_of_the_paper_differ_only_in_what_they_vary(name: str) -> None:
-    full = settings_of(CONFIGS / "train" / "qwen3_8b_hotpotqa.yaml")
-    path = CONFIGS / "train" / f"{name}.yaml"
-    other = settings_of(path)
-    assert {setting for setting, value in other.items() if value != full[setting]} <= VARIED
-    assert "--docs 200 --questions 1-10" in path.read_text()
-    assert f"--config {name}" in path.read_text()
+@pytest.mark.parametrize(
+    ("flags", "varied"),
+    [
+        ("--data data/2wiki_train.parquet", {"data"}),
+        ("--capacity 20", {"capacity"}),
+        ("--disabled_actions delete", {"disabled_actions"}),
+        (
+            "--disabled_actions create read update delete --embedder random",
+            {"disabled_actions", "embedder"},
+        ),
+        (
+            "--config memagent_qwen3_8b",
+            {"output_dir", "embedder", "dialect", "templates", "max_reads", "at_once"},
+        ),
+    ],
+)
+def test_experiments_of_the_paper_vary_only_their_settings(flags: str, varied: set[str]) -> None:
+    full = settings_of("--config", HOTPOTQA)
+    other = settings_of("--config", HOTPOTQA, *flags.split())
+    assert {name for name, value in other.items() if value != full[name]} == varied
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -144,3 +152,14 @@ def test_accelerate_reads_launcher(name: str) -> None:
 def test_suite_lists_its_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(["--suite", str(path), "--list", "--benchmarks", str(CONFIGS)]) == 0
     assert ", seed 0" in capsys.readouterr().out
+
+
+def test_examples_in_the_chatml_templates_parse() -> None:
+    config = MemoryConfig(templates=str(CONFIGS / "templates" / "chatml_examples.yaml"))
+    dialect = get_dialect("paper", config.templates)
+    system = PromptBuilder.of(WordTokenizer(), dialect, config, longdoc(WordTokenizer())).system
+    turns = [turn.partition("\n") for turn in system.split("<|im_start|>")]
+    parsed = [dialect.grammar().parse(text) for role, _, text in turns if role == "assistant"]
+    kinds = [[str(action.kind) for action in one.actions] for one in parsed]
+    assert kinds == [["create", "scratchpad", "read"], ["answer"]]
+    assert all(not one.problems for one in parsed)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from atommem.config import EmbedderConfig
+from atommem.embedding.embedder import Embedder, HashingEmbedder, MicroBatcher, RandomEmbedder
 from atommem.errors import ConfigError
-
-if TYPE_CHECKING:
-    from atommem.embedding.embedder import Embedder
 
 
 def make_embedder(config: EmbedderConfig) -> Embedder:
@@ -22,18 +18,12 @@ def make_embedder(config: EmbedderConfig) -> Embedder:
     """
     if config.embedder_dim < 1:
         raise ConfigError(f"embedder_dim={config.embedder_dim}: must be at least 1.")
-    if config.embedder in ("hashing", "random"):
-        from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
-
-        kind = HashingEmbedder if config.embedder == "hashing" else RandomEmbedder
-        return kind(config.embedder_dim)
-
-    from atommem.embedding.batched import MicroBatcher
+    if config.embedder == "hashing":
+        return HashingEmbedder(config.embedder_dim)
+    if config.embedder == "random":
+        return RandomEmbedder(config.embedder_dim)
+    from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
 
     if config.embedder == "http":
-        from atommem.embedding.http import HttpEmbedder
-
         return MicroBatcher(HttpEmbedder(config.embedder_url or "", config.embedder_model))
-    from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
-
     return MicroBatcher(SentenceTransformerEmbedder(config.embedder_model))

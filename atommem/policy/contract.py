@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
+from atommem.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Completion:
 class Policy(Protocol):
     """Map a prompt to a completion.
 
-    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or a `rollout.ObservationPolicy`.
+    A policy may also be a `MessagePolicy`, a `BatchPolicy`, or an `ObservationPolicy`.
     """
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
@@ -108,6 +109,33 @@ class BatchPolicy(Protocol):
     samples_what_waits: bool
 
 
+class ScriptedPolicy:
+    """Answer every prompt with ``script(prompt text)``, for demonstrations and tests.
+
+    Completions end with `eos_token_id`, if set. Log-probabilities are 0.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, script: Callable[[str], str], eos_token_id: int | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._script = script
+        self._end = [] if eos_token_id is None else [eos_token_id]
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """Return the script's answer, cut at `sampling.max_tokens`."""
+        text = self._script(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
+        is_cut = len(token_ids) > sampling.max_tokens
+        if is_cut:
+            token_ids = token_ids[: sampling.max_tokens]
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return Completion(token_ids, [0.0] * len(token_ids), text, "length" if is_cut else "stop")
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
 def check_request(
     prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
 ) -> None:
@@ -131,8 +159,7 @@ def check_request(
         raise PromptTooLongError(
             f"The prompt has {len(prompt_ids)} tokens; with max_tokens={sampling.max_tokens} it "
             f"exceeds the context of {context_length}. Use shorter chunks, a smaller max_tokens, "
-            "or "
-            "a model with a longer context."
+            "or a model with a longer context."
         )
 
 
@@ -146,7 +173,6 @@ def make_completion(
     """Decode sampled tokens; special tokens stay in the ids but not in the text.
 
     Args:
-        tokenizer: A transformers tokenizer.
         token_ids: The sample, with its closing end-of-sequence token if any.
         logprobs: One per token, in nats.
         stopped: An end-of-sequence token ended it, not max_tokens.

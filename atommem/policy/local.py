@@ -29,8 +29,8 @@ class LocalPolicy:
 
     Args:
         model: A transformers causal language model, or a peft model around one.
-        tokenizer: Decodes completions. Its end-of-sequence token, and those of the model's
-            generation config, end a completion.
+        tokenizer: Its end-of-sequence token, and those of the model's generation config, end a
+            completion.
         max_batch_size: Most prompts in one batch.
         max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
             key-value cache. A single request may exceed it.
@@ -93,8 +93,7 @@ class LocalPolicy:
             found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
             tokenizer = read_tokenizer(path, **found)
-        # transformers raises the last three for a config.json that is not a configuration.
-        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except Exception as error:  # transformers raises many kinds for broken files
             raise PolicyError(
                 f"{str(path)!r} is not a causal language model: {not_loaded(str(path), error)}"
             ) from error
@@ -117,16 +116,14 @@ class LocalPolicy:
     async def _complete_all(
         self, waiting: list[Waiting[tuple[list[int], Sampling], Completion]]
     ) -> None:
-        loop = asyncio.get_running_loop()
         # Prompts arrive in any order; equal prompts must make equal batches.
         waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
         lengths = [(len(item.request[0]), item.request[1].max_tokens) for item in waiting]
         for indices in plan_batches(lengths, self.max_batch_size, self.max_batch_tokens):
             batch = [waiting[index] for index in indices]
             rows = [Row(*item.request, abandoned=item.future.done) for item in batch]
-            for item, completion in zip(
-                batch, await loop.run_in_executor(self._thread, self._sample, rows), strict=True
-            ):
+            sampling = asyncio.get_running_loop().run_in_executor(self._thread, self._sample, rows)
+            for item, completion in zip(batch, await sampling, strict=True):
                 item.resolve(completion)
 
     def _sample(self, rows: list[Row]) -> list[Completion]:
@@ -142,14 +139,12 @@ def read_tokenizer(name: str | Path, **found: Any) -> Any:
     """Load a tokenizer; `found` are further arguments of ``from_pretrained``.
 
     Raises:
-        OSError, ValueError: It cannot be loaded.
+        ValueError: It cannot be loaded.
     """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(name, **found)
-    except (OSError, ValueError):
-        raise
     except Exception as error:  # tokenizers raises bare exceptions
         raise ValueError(f"its tokenizer cannot be read: {type(error).__name__} {error}") from error
 
@@ -170,22 +165,18 @@ def plan_batches(
         `FREE_PADDING`.
     """
     batches: list[list[int]] = []
-    width = longest = real = 0
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i][0]):
-        prompt, new = lengths[index]
         if batches:
-            size = len(batches[-1]) + 1
-            padding = width * size - (real + prompt)
+            prompts, limits = zip(*(lengths[i] for i in (*batches[-1], index)), strict=True)
+            width, size, real = prompts[0], len(prompts), sum(prompts)
             if (
                 size <= max_batch_size
-                and size * (width + max(longest, new)) <= max_batch_tokens
-                and padding <= max(real + prompt, FREE_PADDING)
+                and size * (width + max(limits)) <= max_batch_tokens
+                and width * size - real <= max(real, FREE_PADDING)
             ):
                 batches[-1].append(index)
-                longest, real = max(longest, new), real + prompt
                 continue
         batches.append([index])
-        width, longest, real = prompt, new, prompt
     return batches
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Unpack
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
@@ -22,7 +23,6 @@ class RemotePolicy:
     Args:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there; None asks ``/v1/models``, which must list exactly one.
-        tokenizer: The policy's.
         options: Options of `ServerClient`.
     """
 
@@ -46,13 +46,9 @@ class RemotePolicy:
             try:
                 reply = await self._client.get("/v1/models")
                 models = {str(item["id"]): item.get("max_model_len") for item in reply["data"]}
-            except RefusedError as error:
+            except (RefusedError, KeyError, TypeError, AttributeError) as error:
                 raise PolicyError(
                     f"{url} does not list its models ({error}). Name the model (--model)."
-                ) from error
-            except (KeyError, TypeError, AttributeError) as error:
-                raise PolicyError(
-                    f"{url}/v1/models returned no list. Name the model (--model)."
                 ) from error
             if len(models) != 1:
                 names = ", ".join(list(models)[:8])
@@ -83,7 +79,6 @@ class ServerPolicy(RemotePolicy):
 
     The server must return token ids (``"return_token_ids": true``, vLLM 0.10.2 and later). Its
     log-probabilities include the temperature only with ``--logprobs-mode processed_logprobs``.
-    Every sampling value is sent, because vLLM fills gaps from the model's generation_config.json.
 
     Args:
         scaled_logprobs: Refuse a server whose log-probabilities ignore a temperature other than 1.
@@ -162,8 +157,6 @@ class ServerPolicy(RemotePolicy):
             ) from error
         if finish_reason not in ("stop", "length"):
             raise OutageError(f"{url} aborted a completion: finish_reason={finish_reason!r}.")
-        if not token_ids:
-            raise PolicyError(f"{url} returned a completion without token ids ({finish_reason!r}).")
         return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop", url)
 
 
@@ -210,16 +203,10 @@ class ChatPolicy(RemotePolicy):
             PolicyError: The server refused the request for another reason.
         """
         model = await self.model_name()
+        settings = asdict(sampling)
+        del settings["affinity"]
         try:
-            reply = await self._chat.ask(
-                model,
-                messages,
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-            )
+            reply = await self._chat.ask(model, messages, **settings)
         except RefusedError as error:
             if error.filtered and not error.too_long:
                 return Completion([], [], "", "content_filter")
@@ -234,7 +221,10 @@ class ChatPolicy(RemotePolicy):
 
 
 def completion_request(model: str, prompt_ids: list[int], sampling: Sampling) -> dict[str, Any]:
-    """Build the body of ``/v1/completions``."""
+    """Build the body of ``/v1/completions``.
+
+    All values are sent, because vLLM fills gaps from the model's generation_config.json.
+    """
     body = {
         "model": model,
         "prompt": prompt_ids,

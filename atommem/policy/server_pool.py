@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from atommem.errors import ConfigError, OutageError, PolicyError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.servers.vllm_admin import VllmAdmin
+from atommem.servers.vllm_process import VllmAdmin
 
 if TYPE_CHECKING:
     import httpx
@@ -92,24 +92,21 @@ class ServerPool:
         scaled_logprobs: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.servers = [
-            PooledServer(
-                ServerPolicy(
-                    url,
-                    model,
-                    tokenizer=tokenizer,
-                    max_in_flight=max_in_flight,
-                    timeout=timeout,
-                    retries=0,
-                    scaled_logprobs=scaled_logprobs,
-                    transport=transport,
-                ),
-                VllmAdmin(url, timeout=timeout, transport=transport),
+        def server(url: str) -> PooledServer:
+            policy = ServerPolicy(
+                url,
+                model,
+                tokenizer=tokenizer,
+                max_in_flight=max_in_flight,
+                timeout=timeout,
+                retries=0,
+                scaled_logprobs=scaled_logprobs,
+                transport=transport,
             )
-            for url in base_urls
-        ]
-        urls = {server.url for server in self.servers}
-        if not urls or len(urls) < len(self.servers):
+            return PooledServer(policy, VllmAdmin(url, timeout=timeout, transport=transport))
+
+        self.servers = [server(url) for url in base_urls]
+        if not self.servers or len({server.url for server in self.servers}) < len(self.servers):
             raise ConfigError(
                 f"base_urls={list(base_urls)}: give at least one URL, each only once."
             )
@@ -171,7 +168,7 @@ class ServerPool:
         """
         names: dict[str, str] = {}
         while not names:
-            await self.wait()
+            await self._wait()
             for server in self.serving:
                 try:
                     names[server.url] = await server.policy.model_name()
@@ -203,9 +200,9 @@ class ServerPool:
                 self._drop(server)
 
         await asyncio.gather(*map(load_or_drop, self.serving))
-        await self.wait()
+        await self._wait()
 
-    def restrict(self, urls: Sequence[str]) -> None:
+    async def restrict(self, urls: Sequence[str]) -> None:
         """Send requests to these servers only; one that fails stays out until the next call.
 
         For servers that received full weights: a restarted one has its checkpoint's weights.
@@ -216,12 +213,15 @@ class ServerPool:
             server.serving = server.url in urls
         self._homes.clear()
 
-    async def wait(self) -> None:
-        """Wait until a server gets requests.
+    async def close(self) -> None:
+        """Close the connections of the running event loop and stop the health checks."""
+        for server in self.servers:
+            self._stop_probe(server)
+            await server.policy.close()
+            await server.admin.close()
 
-        Raises:
-            OutageError: None does within `patience` seconds.
-        """
+    async def _wait(self) -> None:
+        """Wait until a server gets requests; raise OutageError after `patience` seconds."""
         if self.serving:
             return
         urls = ", ".join(server.url for server in self.servers)
@@ -242,15 +242,8 @@ class ServerPool:
                 f"No server answered for {self.patience:.0f} s ({urls}). Start one{refusals}"
             ) from error
 
-    async def close(self) -> None:
-        """Close the connections of the running event loop and stop the health checks."""
-        for server in self.servers:
-            self._stop_probe(server)
-            await server.policy.close()
-            await server.admin.close()
-
     async def _choose(self, affinity: str | None) -> PooledServer:
-        await self.wait()
+        await self._wait()
         homes = list(self._homes.values())
         # Ties go by the number of groups: requests may be few while embeddings are computed.
         idlest = min(self.serving, key=lambda server: (server.in_flight, homes.count(server)))

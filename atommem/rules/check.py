@@ -9,7 +9,7 @@ from random import Random
 
 from atommem.actions import Action
 from atommem.config import MemoryConfig
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.memory.log import Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.tokens import ApproximateTokenizer

@@ -12,6 +12,12 @@ from atommem.text_safety import clean
 
 _UNSUPPORTED = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
 _OPTIONAL = ("temperature", "top_p", "top_k", "seed")
+_FINISHED: dict[str, Literal["length", "error"]] = {
+    "length": "length",
+    "max_tokens": "length",
+    "abort": "error",
+    "error": "error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class ChatClient:
 
     def __init__(self, client: ServerClient) -> None:
         self.client = client
-        self._renamed: dict[str, str] = {}
+        self._limit = "max_tokens"
         self._dropped: set[str] = set()
 
     async def ask(
@@ -64,39 +70,34 @@ class ChatClient:
             RefusedError: The server refused the request.
             OutageError: The server is out of reach or keeps failing.
         """
-        body = {"model": model, "messages": list(messages), "max_tokens": max_tokens}
-        body |= {"temperature": temperature}
+        optional = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         # Hosted servers reject unknown fields, so defaults are not sent.
-        defaults = {"top_p": 1.0, "top_k": 0, "seed": None}
-        values = {"top_p": top_p, "top_k": top_k, "seed": seed}
-        body |= {name: value for name, value in values.items() if value != defaults[name]}
+        defaults = {"temperature": None, "top_p": 1.0, "top_k": 0, "seed": None}
         while True:
-            sent = {
-                self._renamed.get(name, name): value
-                for name, value in body.items()
-                if name not in self._dropped
+            body = {"model": model, "messages": list(messages), self._limit: max_tokens}
+            body |= {
+                name: value
+                for name, value in optional.items()
+                if value != defaults[name] and name not in self._dropped
             }
             try:
-                return _read(await self.client.post("/v1/chat/completions", sent))
+                return _read(await self.client.post("/v1/chat/completions", body))
             except RefusedError as error:
-                if not self._adapt(error, sent):
+                if error.code not in _UNSUPPORTED or error.param not in body:
+                    raise
+                if error.param == "max_tokens":
+                    self._limit = "max_completion_tokens"  # OpenAI's reasoning models
+                elif error.param in _OPTIONAL:
+                    self._drop(error)
+                else:
                     raise
 
-    def _adapt(self, error: RefusedError, sent: Mapping[str, Any]) -> bool:
-        """Rename or drop a refused parameter; return False for any other refusal."""
-        if error.code not in _UNSUPPORTED or error.param not in sent:
-            return False
-        if error.param == "max_tokens":
-            self._renamed["max_tokens"] = "max_completion_tokens"  # OpenAI's reasoning models
-            return True
-        if error.param not in _OPTIONAL:
-            return False
+    def _drop(self, error: RefusedError) -> None:
         self._dropped.add(error.param)
         warnings.warn(
             f"{self.client.base_url} does not support {error.param}; its default applies: {error}",
-            stacklevel=2,
+            stacklevel=3,
         )
-        return True
 
 
 def _read(reply: Any) -> ChatReply:
@@ -114,7 +115,4 @@ def _read(reply: Any) -> ChatReply:
     text, reasoning = clean(str(content or "")), clean(str(reasoning))
     if refused:
         return ChatReply("", reasoning, "content_filter", *tokens)
-    if reason in ("abort", "error"):
-        return ChatReply(text, reasoning, "error", *tokens)
-    cut = reason in ("length", "max_tokens")
-    return ChatReply(text, reasoning, "length" if cut else "stop", *tokens)
+    return ChatReply(text, reasoning, _FINISHED.get(reason, "stop"), *tokens)

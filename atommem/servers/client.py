@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 from atommem.config import is_loopback
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import httpx
     from tenacity import RetryCallState
 
-_Answer = TypeVar("_Answer")
 Service = Literal["policy", "embedder", "judge", "serper", "searxng", "retrieve", "access", "jina"]
 PLAIN_HTTP = "ATOMMEM_ALLOW_KEYS_OVER_HTTP"
 MAX_WAIT_SECONDS = 30.0
@@ -168,40 +167,22 @@ class ServerClient:
         ] = {}
 
     async def get(self, path: str) -> Any:
-        """GET `path` (``/v1/...``) and return the decoded JSON. Raises as `post` does."""
-        return await self._request("GET", path, None, lambda response: response.json())
-
-    async def get_text(self, path: str) -> str:
-        """GET `path` and return the body, possibly empty. Raises as `post` does."""
-        return await self._request("GET", path, None, lambda response: response.text)
+        """GET `path` (``/v1/...``) and return the decoded JSON. Raises as `request` does."""
+        return await self.request("GET", path)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST `body` as JSON to `path` (``/v1/...``) and return the decoded JSON.
+        """POST `body` as JSON and return the decoded JSON. Raises as `request` does."""
+        return await self.request("POST", path, body)
+
+    async def request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, text: bool = False
+    ) -> Any:
+        """Send a request and return the decoded JSON, or with `text` the text of the answer.
 
         Raises:
             RefusedError: The server refused the request, or answered too much (`OversizeError`).
             OutageError: The server is out of reach or keeps failing.
         """
-        return await self._request("POST", path, body, lambda response: response.json())
-
-    async def post_text(self, path: str, body: dict[str, Any]) -> str:
-        """POST `body` as JSON and return the answer's text. Raises as `post` does."""
-        return await self._request("POST", path, body, lambda response: response.text)
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop; drop those of ended loops."""
-        client, _ = self._by_loop.pop(asyncio.get_running_loop(), (None, None))
-        self._by_loop.clear()
-        if client is not None:
-            await client.aclose()
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None,
-        decode: Callable[[httpx.Response], _Answer],
-    ) -> _Answer:
         from tenacity import (
             AsyncRetrying,
             retry_if_exception_type,
@@ -226,7 +207,7 @@ class ServerClient:
         )
         url = self.base_url + path
         try:
-            return await retrying(self._attempt, method, url, content, decode)
+            return await retrying(self._attempt, method, url, content, text)
         except _TransientError as error:
             raise OutageError(
                 f"{method} {url} failed {self._retries + 1} times, last with {error}: "
@@ -234,13 +215,14 @@ class ServerClient:
                 error.status,
             ) from error
 
-    async def _attempt(
-        self,
-        method: str,
-        url: str,
-        content: bytes | None,
-        decode: Callable[[httpx.Response], _Answer],
-    ) -> _Answer:
+    async def close(self) -> None:
+        """Close the connections of the running event loop; drop those of ended loops."""
+        client, _ = self._by_loop.pop(asyncio.get_running_loop(), (None, None))
+        self._by_loop.clear()
+        if client is not None:
+            await client.aclose()
+
+    async def _attempt(self, method: str, url: str, content: bytes | None, text: bool) -> Any:
         import httpx
 
         client, slots = self._connection()
@@ -262,8 +244,10 @@ class ServerClient:
             if refusal.retryable:
                 raise _TransientError(str(refusal), refusal.status, _retry_after(response))
             raise refusal
+        if text:
+            return response.text
         try:
-            return decode(response)
+            return response.json()
         except (ValueError, RecursionError) as error:
             raise _TransientError(f"an answer that is not JSON: {response.text[:200]!r}") from error
 
@@ -288,9 +272,6 @@ class ServerClient:
 
         loop = asyncio.get_running_loop()
         if loop not in self._by_loop:
-            self._by_loop = {
-                known: pair for known, pair in self._by_loop.items() if not known.is_closed()
-            }
             # httpcore scans its whole pool for every request: 20 ms of CPU each at 500 in flight,
             # against 1.3 ms with aiohttp's pool.
             client = HttpxAiohttpClient(
@@ -303,6 +284,8 @@ class ServerClient:
                     max_connections=self._max_in_flight, keepalive_expiry=IDLE_SECONDS
                 ),
             )
+            for ended in [known for known in self._by_loop if known.is_closed()]:
+                del self._by_loop[ended]
             self._by_loop[loop] = client, asyncio.Semaphore(self._max_in_flight)
         return self._by_loop[loop]
 
@@ -326,8 +309,7 @@ def api_key(service: Service, base_url: str) -> str | None:
     if key and plain and os.environ.get(PLAIN_HTTP) != "1":
         raise ConfigError(
             f"{variable} is set and {base_url} is plain http to another machine, where the key "
-            "could "
-            f"be read on the way. Use an https URL or a tunnel, unset {variable}, or set "
+            f"could be read on the way. Use an https URL or a tunnel, unset {variable}, or set "
             f"{PLAIN_HTTP}=1 on a private network."
         )
     return key or None

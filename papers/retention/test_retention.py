@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
 from papers.experience import Bank, Experience
 from papers.experiment import Journal

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from atommem.config import MemoryConfig
-from atommem.embedding.embedder import TextKind, Vectors
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder, TextKind, Vectors
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
 from atommem.policy.contract import Completion, Sampling

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atommem.embedding.batched import MicroBatcher
-from atommem.embedding.embedder import TextKind, Vectors
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder, MicroBatcher, TextKind, Vectors
 from atommem.errors import OutageError
 from atommem.micro_batching import RequestBatcher, Waiting
 from tests.atommem.sessions import Embeds

@@ -13,11 +13,15 @@ import pytest
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.embedding.batched import MicroBatcher
-from atommem.embedding.embedder import Embedder, TextKind, Vectors
-from atommem.embedding.hashing import HashingEmbedder, RandomEmbedder
-from atommem.embedding.http import HttpEmbedder
-from atommem.embedding.sentence_transformer import SentenceTransformerEmbedder
+from atommem.embedding.embedder import (
+    Embedder,
+    HashingEmbedder,
+    MicroBatcher,
+    RandomEmbedder,
+    TextKind,
+    Vectors,
+)
+from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
 from tests.fakes import word_level
 
@@ -215,7 +219,7 @@ def test_http_embedder_refused_text_gets_unit_vector(server: EmbeddingServer) ->
     [
         (httpx.Response(200, json={"object": "list"}), "did not return embeddings of 2 texts"),
         (data([[1, 2, 3], [1, 2, 3]], [0, 0]), "did not return embeddings of 2 texts"),
-        (data([[1, 2], [1, 2]]), "length 2 after 3"),
+        (data([[1, 2], [1, 2]]), "after 3 numbers each"),
     ],
 )
 def test_http_embedder_invalid_answer_is_config_error(

@@ -12,8 +12,7 @@ from atommem.embedding.embedder import TextKind, Vectors
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
-from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
 from atommem.rollout import EpisodeRunner, Limits
 from atommem.trace import read_trace, write_trace
 from tests.atommem import sessions

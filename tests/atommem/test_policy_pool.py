@@ -10,7 +10,7 @@ import pytest
 from atommem.errors import OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.servers.vllm_admin import parse_metrics
+from atommem.servers.vllm_process import parse_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 

@@ -13,7 +13,7 @@ import pytest
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.questions_shown import MODES
 from atommem.envs.synthetic.expert import Expert, Faults
 from atommem.envs.synthetic.expert_policy import ExpertPolicy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atommem.actions import Action
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import ConfigError, DataError
 from atommem.eval import audit as audit_module
 from atommem.eval.audit import audit, main, read_store, retention_main

@@ -92,7 +92,7 @@ def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any)
 
 
 def hashing_embedder(dim: int) -> Any:
-    from atommem.embedding.hashing import HashingEmbedder
+    from atommem.embedding.embedder import HashingEmbedder
 
     return HashingEmbedder(dim)
 
@@ -310,7 +310,7 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     import uvicorn
 
     from atommem.api import Runtime
-    from atommem.policy.scripted import ScriptedPolicy
+    from atommem.policy.contract import ScriptedPolicy
     from atommem.serve.app import make_app
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.goldens import record
-from tests.goldens.compare import LOSS_TOLERANCE, TOLERANCE, different
 
 pytest.importorskip("torch")
-GOLDENS, DIFFERENCES = record.read()
 SMOLLM2 = Path(os.environ.get("ATOMMEM_MODELS") or Path(__file__).parents[2] / ".cache") / "smollm2"
 
 
 def check(found: record.Goldens, *rooms: str) -> None:
-    """Compare what was computed with all goldens whose names begin with one of `rooms`."""
-    expected = {name: value for name, value in GOLDENS.items() if name.startswith(rooms)}
-    expected |= {
-        name: item["value"] for name, item in DIFFERENCES.items() if name.startswith(rooms)
-    }
-    found = json.loads(json.dumps(found))
-    texts = []
-    for name in sorted({*expected, *found}):
-        tolerance = LOSS_TOLERANCE if name.startswith("loss/") else TOLERANCE
-        if text := different(expected.get(name), found.get(name), tolerance):
-            texts.append(f"{name}: {text[:600]}")
-    assert not texts, f"{len(texts)} of {len(expected)} goldens differ:\n" + "\n".join(texts[:20])
+    """Compare with all goldens whose names begin with one of `rooms`."""
+    texts = [f"{name}: {text[:600]}" for name, text in record.compare(found, rooms).items()]
+    assert not texts, f"{len(texts)} goldens differ:\n" + "\n".join(texts[:20])
 
 
 @pytest.mark.parametrize(
@@ -41,6 +32,7 @@ def check(found: record.Goldens, *rooms: str) -> None:
         (record.report, ("report/",)),
         (record.event_streams, ("events/",)),
         pytest.param(record.configurations, ("configs/",), marks=pytest.mark.slow),
+        pytest.param(record.demo, ("demo/quick/0",), marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -56,13 +48,23 @@ def test_prompts_of_smollm2_are_unchanged() -> None:
     check(record.smollm2_prompts(SMOLLM2), "prompts/smollm2/")
 
 
-@pytest.mark.slow
-def test_scores_of_the_quick_demo_are_unchanged() -> None:
-    check(record.demo(), "demo/quick/0")
-
-
 def test_differences_have_reasons_and_known_names() -> None:
+    goldens, differences = record.read()
     assert all(
-        item["reason"] and different(GOLDENS.get(name), item["value"])
-        for name, item in DIFFERENCES.items()
+        item["reason"] and record.different(goldens.get(name), item["value"])
+        for name, item in differences.items()
     )
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "text"),
+    [
+        ({"a": [1, 2.0]}, {"a": [1, 2.0 + 1e-12]}, ""),
+        ({"a": [1, 2.0]}, {"a": [1, 2.1]}, ".a[1] is 2.1, not 2.0"),
+        ([1], [1, 2], " has 2 items, not 1"),
+        ({"a": 1}, {}, ".a is missing"),
+        (math.nan, "nan", " is 'nan', not nan"),
+    ],
+)
+def test_different_names_the_place(expected: Any, found: Any, text: str) -> None:
+    assert record.different(expected, json.loads(json.dumps(found))) == text

@@ -18,8 +18,7 @@ import uvicorn
 
 from atommem.api import Runtime
 from atommem.memory.log import replay
-from atommem.policy.contract import Completion, Sampling
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations

@@ -17,8 +17,7 @@ from atommem.envs.chunking import chunk_task, joined_text
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.eval.methods import Setup, make_method
 from atommem.memory.log import Operation
-from atommem.policy.contract import Sampling
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import Sampling, ScriptedPolicy
 from atommem.run import RunConfig
 from atommem.train.rollout.rollouts import Rollouts
 from tests.fakes import WordTokenizer

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError
 from atommem.policy.server_pool import ServerPool

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 
 from atommem.config import MemoryConfig
-from atommem.embedding.hashing import HashingEmbedder
+from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.errors import ConfigError
 from atommem.policy.contract import Sampling

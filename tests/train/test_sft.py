@@ -14,8 +14,7 @@ from atommem.environment import environment_config, make_environments
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError, TraceError
-from atommem.policy.contract import Sampling
-from atommem.policy.scripted import ScriptedPolicy
+from atommem.policy.contract import Sampling, ScriptedPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.trace import write_trace
 from atommem.train.checkpoints import last_checkpoint

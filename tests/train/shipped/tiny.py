@@ -43,8 +43,6 @@ WORDS = [
 ]
 DATA = [
     "hotpotqa_train.parquet",
-    "2wiki_train.parquet",
-    "musique_train.parquet",
     "mixed_train.jsonl",
 ]
 DATA += ["hotpotqa_small.parquet"]
