@@ -39,7 +39,7 @@ from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
 from atommem.envs.scoring.records import EvalResult
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import make_task, task_name
 from atommem.envs.task import Task

@@ -12,8 +12,7 @@ from atommem.config import MemoryConfig
 from atommem.demo.recipe import GRPO_CONFIG
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.expert import Expert
-from atommem.envs.synthetic.names import KINDS, names_of
-from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement, get_prose
+from atommem.envs.synthetic.prose import KINDS, RELATIONS, Prose, Statement, get_prose, names_of
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.web.site.expert import BrowsingExpert

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from atommem.envs.task import Document, Task
 from atommem.text_safety import clean
@@ -17,13 +18,13 @@ SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。！？]|(?=\n)")  # n
 
 
 def document_text(document: Document, number: int) -> str:
-    """How one document stands in the joined text; `number` counts from 1."""
+    """Return a document as it stands in the joined text; `number` counts from 1."""
     heading = f"Document {number}: {document.title}\n" if document.title else ""
     return heading + document.text.strip()
 
 
 def joined_text(task: Task) -> str:
-    """The whole text of a task: its ready context, or its documents separated by blank lines."""
+    """Return a task's context, or its documents separated by blank lines."""
     if task.context is not None:
         return task.context
     return "\n\n".join(
@@ -34,11 +35,11 @@ def joined_text(task: Task) -> str:
 def chunk_text(
     text: str, tokenizer: Tokenizer, chunk_tokens: int, whole_sentences: bool = False
 ) -> list[str]:
-    """Cut `text` into pieces of at most `chunk_tokens` tokens, which joined give `text` again.
+    """Cut `text` into pieces of at most `chunk_tokens` tokens, which joined are `text`.
 
-    Tokens are counted in the whole text; a chunk encoded by itself may differ by a token at its edges.
-    No character is cut. With `whole_sentences` a chunk ends where a sentence ends, unless a single
-    sentence is longer than a chunk.
+    Tokens are counted in the whole text; a chunk encoded by itself may differ by a token at its
+    edges. No character is cut. With `whole_sentences` a chunk ends where a sentence ends, unless a
+    single sentence is longer than a chunk.
     """
     offsets = token_offsets(tokenizer, text)
     starts = [start for start, _ in offsets]
@@ -51,12 +52,11 @@ def chunk_text(
             chunks.append(text[begin:])
             break
         end = cut_position(offsets, limit)
-        if whole_sentences:
-            last = bisect_right(ends, end) - 1
-            if last >= 0 and ends[last] > begin:
-                end = ends[last]
+        last = bisect_right(ends, end) - 1
+        if last >= 0 and ends[last] > begin:
+            end = ends[last]
         if end <= begin:
-            # One character of more tokens than a chunk holds: it goes in whole.
+            # A character of more tokens than a chunk holds stays whole.
             end = next((start for start in starts[token:] if start > begin), len(text))
         chunks.append(text[begin:end])
         begin = end
@@ -67,7 +67,7 @@ def chunk_text(
 def chunk_task(
     task: Task, tokenizer: Tokenizer, chunking: str, chunk_tokens: int, whole_sentences: bool
 ) -> list[str]:
-    """The chunks of a task: by tokens of its joined text, or (`chunking` ``documents``) one a document."""
+    """Return the chunks of a task: of its joined text, or one a document (``documents``)."""
     if chunking == "documents" and task.context is None:
         return [
             f"{item.title}\n{item.text}" if item.title else item.text for item in task.documents
@@ -76,7 +76,7 @@ def chunk_task(
 
 
 def chunks_of_documents(task: Task, chunks: Sequence[str]) -> list[range]:
-    """For each document the places of the chunks that it stands in; [] where the chunks are not those of the task."""
+    """Return the places of the chunks that hold each document; [] if they are not the task's."""
     if len(chunks) == len(task.documents) and all(
         clean(document.text) in chunk
         for document, chunk in zip(task.documents, chunks, strict=True)
@@ -84,17 +84,10 @@ def chunks_of_documents(task: Task, chunks: Sequence[str]) -> list[range]:
         return [range(place, place + 1) for place in range(len(chunks))]  # one chunk a document
     if "".join(chunks) != clean(joined_text(task)):
         return []
-    ends: list[int] = []
-    for chunk in chunks:
-        ends.append((ends[-1] if ends else 0) + len(chunk))
-    found, start, first = [], 0, 0
+    ends = list(accumulate(map(len, chunks)))
+    found, start = [], 0
     for number, document in enumerate(task.documents, start=1):
         end = start + len(clean(document_text(document, number)))
-        while ends[first] <= start:
-            first += 1
-        last = first
-        while ends[last] < end:
-            last += 1
-        found.append(range(first, last + 1))
+        found.append(range(bisect_right(ends, start), bisect_right(ends, end - 1) + 1))
         start = end + 2  # the blank line between two
     return found

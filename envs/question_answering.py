@@ -1,4 +1,4 @@
-"""What environments share whose episodes end in questions about a `Task`: settings, files, asking, scores."""
+"""The common part of environments whose episodes end in questions about a `Task`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atommem.tokens import Tokenizer
 
 @dataclass
 class QAConfig(JudgeConfig, EnvironmentConfig):
-    """How much a step shows, how long a question may take, and how an episode is scored."""
+    """The text of a step, the steps of a question, and the score of an episode."""
 
     chunk_tokens: int = setting(4000, "Tokens of a document or page that a step shows.")
     max_reads: int = setting(
@@ -35,7 +35,7 @@ class QAConfig(JudgeConfig, EnvironmentConfig):
         super().__post_init__()
         check_reward(self.reward)
         if self.reward == "judge" and self.judge_url is None:
-            raise ConfigError("reward is judge: give judge_url and judge_model as well.")
+            raise ConfigError("reward=judge: needs a judge. Give judge_url and judge_model.")
         check_least(self, chunk_tokens=1, max_reads=0)
 
 
@@ -52,25 +52,19 @@ class QAEnvironments(EnvironmentFactory):
 
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
-        """From the files of a benchmark."""
+        """Build a task file of a benchmark."""
         from atommem.envs.data_cli import build_long_documents
 
         return build_long_documents(argv)
 
     def check(self, task: Task) -> None:
-        """Refuse a task that no episode can be asked or scored on.
-
-        Raises:
-            ConfigError: The task has no question, or the reward is none for it.
-        """
+        """Raise ConfigError if `task` has no question, or the reward is none for it."""
         if not task.questions:
             raise ConfigError(f"task {task.id!r} has no question: nothing can be asked or scored.")
         check_reward(self.config.reward, task.source)
 
     async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
-        """Means over all questions, answer i (None: no answer) against the golds of question i only.
-
-        Questions beyond the answers were not reached: they have none.
+        """Score the first questions of `task` by `answers`, and the others as not answered.
 
         Raises:
             OutageError: The judge is out of reach.
@@ -80,7 +74,7 @@ class QAEnvironments(EnvironmentFactory):
         return await score_answers(task, [*answers, *missing], self.config.reward, self.judge)
 
     def usage(self) -> dict[str, Any]:
-        """The judge's, where there is one."""
+        """Return the judge's usage."""
         return {} if self.judge is None else {"judge": dict(self.judge.usage)}
 
     async def close(self) -> None:
@@ -90,24 +84,24 @@ class QAEnvironments(EnvironmentFactory):
 
 
 def batches(count: int, at_once: int = 1) -> list[range]:
-    """The indices of `count` questions, so many together."""
+    """Return the indices of `count` questions in batches of `at_once`."""
     return [range(at, min(at + at_once, count)) for at in range(0, count, at_once)]
 
 
 class AskedInTurn:
     """The questions of an episode, asked one batch after the other.
 
-    A step with an answer moves on to the next batch, a step without one (a read, as a rule) uses up one of
-    `max_reads`, and the step after the last of these must answer.
+    A step with an answer moves on to the next batch. A step without one (a read, as a rule) uses up
+    one of `max_reads`, and the step after the last of these must answer.
 
     Args:
         asked: The batches, in the order in which they are asked.
-        max_reads: Steps without an answer that each has.
+        max_reads: Steps without an answer that each batch has.
         several: Whether a step answers all questions of its batch, in their order.
 
     Attributes:
         answers: Of all questions; None where none was given so far.
-        reads_left: Steps without an answer that the questions asked now still have.
+        reads_left: Steps without an answer that the current batch has left.
     """
 
     def __init__(self, asked: Sequence[range], max_reads: int, several: bool = False) -> None:
@@ -118,22 +112,20 @@ class AskedInTurn:
 
     @property
     def asked(self) -> range:
-        """Indices of the questions that are asked now; empty when all have been."""
+        """The indices of the questions that are asked now; empty after the last batch."""
         return self._left[0] if self._left else range(0)
 
     def take(self, turn: Turn) -> StopReason | None:
-        """Take what a step answered; returns why the episode ends here, None where there is more to ask."""
+        """Take a step's answers; return why the episode ends, None if it goes on."""
         answer = first(turn.actions, ANSWER)
         if answer is None and self.reads_left > 0:
             self.reads_left -= 1
             return None
         batch = self._left.pop(0)
-        given = (
-            answers_in(turn.actions, len(batch))
-            if self._several
-            else [None if answer is None else answer.text]
-        )
-        self.answers[batch.start : batch.stop] = given
+        answers = [None if answer is None else answer.text]
+        if self._several:
+            answers = answers_in(turn.actions, len(batch))
+        self.answers[batch.start : batch.stop] = answers
         self.reads_left = self._max_reads
         if self._left:
             return None

@@ -1,7 +1,7 @@
-"""When the questions of a task are shown: a setting of environments whose stream does not hang on them.
+"""When the questions of a task are shown: a setting of environments that read a fixed text.
 
-arXiv 2601.08323 shows them at every step. A memory that is served reads first and is asked later, at any time; so a
-policy that is to be served is trained on streams whose questions it does not see.
+arXiv 2601.08323 shows them at every step. A memory that is served reads first and is asked later,
+at any time, so its policy is trained on texts whose questions it does not see.
 """
 
 from __future__ import annotations
@@ -15,50 +15,39 @@ from atommem.config import check_choice
 from atommem.errors import ConfigError
 
 MODES = ("reading", "answering", "arriving")
-"""``reading``: at every step. ``answering``: only when they are asked, after the text. ``arriving``: each is asked
-after some part of the text, and then reading goes on."""
+"""Shown at every step; only when they are asked, after the text; or asked one by one within it."""
 
 
 def check_modes(given: str | Sequence[str]) -> list[str]:
-    """The modes of a setting, which may also be one word.
-
-    Raises:
-        ConfigError: There is none, or one is unknown.
-    """
+    """Return the modes of a setting, which may be one word; ConfigError if one is unknown."""
     modes = [given] if isinstance(given, str) else list(given)
     if not modes:
-        raise ConfigError(f"questions_shown is empty: give one or several of {', '.join(MODES)}.")
+        raise ConfigError(f"questions_shown=[]: empty. Give one or several of {', '.join(MODES)}.")
     for mode in modes:
         check_choice("questions_shown", mode, MODES)
     return modes
 
 
 def drawn_mode(modes: Sequence[str], task_id: str) -> str:
-    """The mode of a task: the same for all of its episodes, in every run."""
+    """Return the mode of a task: the same for all of its episodes, in every run."""
     return modes[0] if len(modes) == 1 else Random(f"questions_shown/{task_id}").choice(list(modes))
 
 
 def arrivals(earliest: Sequence[int], parts: int, task_id: str) -> list[int]:
-    """After how many parts of the text each question is asked: drawn from those that have all of its evidence.
-
-    Args:
-        earliest: For each question, how many parts must have been read.
-        parts: How many there are.
-        task_id: What the draw depends on.
-    """
+    """Draw after how many of the `parts` of a text each question is asked, from `earliest` on."""
     rng = Random(f"arrivals/{task_id}")
     return [rng.randint(min(first, parts), parts) for first in earliest]
 
 
 @dataclass(frozen=True)
 class TrainedFor:
-    """What a policy was trained for, as far as questions are concerned.
+    """The questions of the episodes that a policy was trained on.
 
     Attributes:
-        shown: It has seen episodes whose questions stand in every prompt (at serving: a goal).
-        blind: It has seen episodes without them.
-        between: It has been asked before the text was over.
-        open_ended: It was not told how many parts a text has, nor that it is over.
+        shown: Some episodes showed the questions in every prompt (at serving: a goal).
+        blind: Some did not.
+        between: Some asked before the text was over.
+        open_ended: The number of parts and the end of the text were not shown.
     """
 
     shown: bool
@@ -67,35 +56,23 @@ class TrainedFor:
     open_ended: bool
 
     def __str__(self) -> str:
-        """A sentence for people."""
+        """Return a sentence for people."""
         if not self.blind:
-            return "trained with the questions in view while it reads: give a goal, or expect it to keep little"
-        told = (
-            "with and without questions in view while it reads"
-            if self.shown
-            else "without questions while it reads"
-        )
-        asked = (
-            ", asked after the text and in the middle of it"
-            if self.between
-            else ", asked after the text"
-        )
-        return f"trained {told}{asked}{', on texts of unknown length' if self.open_ended else ''}"
+            return (
+                "trained with the questions in view while it reads: give a goal, or expect it to "
+                "keep little"
+            )
+        seen = "with and without questions in view" if self.shown else "without questions"
+        middle = " and in the middle of it" if self.between else ""
+        length = ", on texts of unknown length" if self.open_ended else ""
+        return f"trained {seen} while it reads, asked after the text{middle}{length}"
 
 
 def trained_for(settings: Mapping[str, Any]) -> TrainedFor:
-    """What the policy whose ``atommem_config.json`` holds `settings` was trained for.
+    """Return how the policy of an ``atommem_config.json`` was trained.
 
-    Checkpoints from before this setting, and those of environments without it (web), saw their questions.
-
-    Raises:
-        ConfigError: The setting is none.
+    Environments without the setting (web) show their questions.
     """
-    modes = check_modes(settings.get("questions_shown", "reading"))
-    between = "arriving" in modes
-    return TrainedFor(
-        "reading" in modes,
-        modes != ["reading"] * len(modes),
-        between,
-        bool(settings.get("open_ended")),
-    )
+    modes = {*check_modes(settings.get("questions_shown", "reading"))}
+    open_ended = bool(settings.get("open_ended"))
+    return TrainedFor("reading" in modes, modes != {"reading"}, "arriving" in modes, open_ended)

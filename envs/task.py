@@ -9,10 +9,13 @@ from typing import Any
 from atommem.environment import QuestionDescription, TaskDescription
 from atommem.episode import Piece
 
+_ATTRIBUTES = ("type", "level", "hops", "subset", "answerable")
+"""Metadata of questions by which scores are reported."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and every answer that counts as right (the first is the canonical one); none where it is not known."""
+    """A question and its gold answers, the canonical one first; none if they are unknown."""
 
     text: str
     answers: tuple[str, ...]
@@ -20,7 +23,7 @@ class Question:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def with_documents(self, places: Iterable[int]) -> Question:
-        """The same question, with the places (from 0) of its gold documents in its task as ``documents``."""
+        """Return the question with the places (from 0) of its gold documents in its metadata."""
         return replace(self, metadata={**self.metadata, "documents": sorted(places)})
 
 
@@ -35,10 +38,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One unit of data.
-
-    `context` is used instead of `documents` where a file brings its text ready joined (MemAgent's).
-    """
+    """One unit of data; `context` replaces `documents` if the text comes ready joined."""
 
     id: str
     questions: tuple[Question, ...]
@@ -49,7 +49,7 @@ class Task:
 
 
 class ByIdentity:
-    """A task as a key, which keeps it: files may use one id for different tasks, and metadata has no hash."""
+    """A task as a key: files may share ids, and metadata has no hash."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -61,49 +61,35 @@ class ByIdentity:
         return isinstance(other, ByIdentity) and self.task is other.task
 
 
-_ATTRIBUTES = ("type", "level", "hops", "subset", "answerable")
-"""What benchmarks say of a question (its metadata), as far as scores are reported by it."""
-
-
 def describe_task(task: Task) -> TaskDescription:
-    """What records, reports and traces say of `task`."""
-    questions = (
+    """Return `task` as records, reports and traces show it."""
+    questions = tuple(
         QuestionDescription(
-            item.text,
-            item.answers,
-            item.id,
-            str(item.metadata.get("category", "")),
-            _attributes(item, task),
+            question.text,
+            question.answers,
+            question.id,
+            str(question.metadata.get("category", "")),
+            _attributes(question, len(task.documents)),
         )
-        for item in task.questions
+        for question in task.questions
     )
-    return TaskDescription(
-        task.id, task.source, tuple(questions), str(task.metadata.get("sample_id", ""))
-    )
+    group = str(task.metadata.get("sample_id", ""))
+    return TaskDescription(task.id, task.source, questions, group)
 
 
-def _attributes(question: Question, task: Task) -> dict[str, str]:
-    """What scores can be broken down by: the benchmark's own, and in which fifths of the text the evidence lies."""
-    found = {
-        name: str(question.metadata[name]) for name in _ATTRIBUTES if name in question.metadata
-    }
-    places, count = question.metadata.get("documents"), len(task.documents)
-    if places:
-        found |= {
-            "first evidence": _fifth(min(places), count),
-            "last evidence": _fifth(max(places), count),
-        }
+def _attributes(question: Question, documents: int) -> dict[str, str]:
+    """Return the benchmark's attributes, and the fifths of the text that hold the evidence."""
+    metadata = question.metadata
+    found = {name: str(metadata[name]) for name in _ATTRIBUTES if name in metadata}
+    if places := metadata.get("documents"):
+        for name, place in (("first evidence", min(places)), ("last evidence", max(places))):
+            fifth = 5 * place // documents
+            found[name] = f"{20 * fifth}-{20 * fifth + 20}%"
     return found
 
 
-def _fifth(place: int, count: int) -> str:
-    """Where document `place` (from 0) of `count` lies: in the first fifth of the text ("0-20%"), the second, ..."""
-    fifth = 5 * place // count
-    return f"{20 * fifth}-{20 * fifth + 20}%"
-
-
 def questions_piece(texts: Sequence[str]) -> Piece:
-    """The questions that are shown, as a piece of an observation: one as it is, several numbered."""
+    """Return the questions as a piece of an observation; several are numbered."""
     if len(texts) == 1:
         return Piece("questions", {"questions": texts[0]})
     lines = (

@@ -14,9 +14,8 @@ from typing import ClassVar
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
 from atommem.environment import Score, StepResult, TaskShape, Turn
 from atommem.envs.chunking import chunk_task, chunk_text, chunks_of_documents
-from atommem.envs.longdoc.longdoc_config import LongDocConfig
+from atommem.envs.longdoc.longdoc_config import LongDocConfig, estimated_shape, measured_shape
 from atommem.envs.longdoc.recall import evidence_recall, fact_recall, gold_documents
-from atommem.envs.longdoc.task_shape import measured_shape, supposed_shape
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.questions_shown import arrivals, drawn_mode
 from atommem.envs.task import ByIdentity, Question, Task, questions_piece
@@ -26,12 +25,13 @@ from atommem.tokens import Tokenizer
 
 MOST_AT_ONCE = 10
 """Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
+_CACHED_TASKS = 64
 
 
 class LongDocEnvironments(QAEnvironments):
     """Read a long text chunk by chunk and answer questions about it.
 
-    Its environments share their chunking: the episodes of a group read the same task.
+    Its environments share their chunks: the episodes of a group read the same task.
     """
 
     config_class = LongDocConfig
@@ -51,11 +51,9 @@ class LongDocEnvironments(QAEnvironments):
     phases = ("reading", "answering")
     config: LongDocConfig
 
-    _KEPT = 64
-
     def __init__(self, config: LongDocConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._cut = lru_cache(maxsize=self._KEPT)(self._chunks_of)
+        self._cut = lru_cache(maxsize=_CACHED_TASKS)(self._chunks_of)
         # One thread: the episodes of a group ask for the same chunks at the same time.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-chunks")
 
@@ -66,68 +64,60 @@ class LongDocEnvironments(QAEnvironments):
 
     @classmethod
     def shown(cls, config: LongDocConfig) -> Collection[str]:
-        """Without the wording of blind reading, of open ends and of questions between, where there is none of it."""
-        blind = config.questions_shown != ["reading"] * len(config.questions_shown)
+        """Return the pieces that blind reading, open ends and questions between need."""
         between = config.open_ended or "arriving" in config.questions_shown
-        left_out = {"unasked"} if not blind else set()
-        left_out |= {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
-        return [
-            name
-            for name in cls.pieces
-            if name not in left_out and (between or not name.startswith("asked"))
-        ]
+        left_out = {"chunk", "answering", "read_notice"} if config.open_ended else {"part"}
+        if {*config.questions_shown} == {"reading"}:
+            left_out |= {"unasked"}
+        if not between:
+            left_out |= {"asked", "asked_reads"}
+        return [name for name in cls.pieces if name not in left_out]
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Supporting-fact recall: whether facts entered memory, stayed, and were shown again; and evidence recall."""
+        """Return the recall of facts and of evidence."""
         both = zip(fact_recall(task, episode), evidence_recall(task, episode), strict=True)
         return [facts | evidence for facts, evidence in both]
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
-        """One observation a chunk, with the questions in it, or the word that they are not known yet.
-
-        With `chunking` documents, a paragraph is a document.
-        """
+        """Return one observation a chunk; with `chunking` documents, a paragraph is a document."""
         task = Task("", tuple(Question(question, ()) for question in questions))
-        size, whole_sentences = self.config.chunk_tokens, self.config.whole_sentences
+        config = self.config
         if isinstance(text, str):
-            text = (
-                re.split(r"\n\s*\n", text.strip())
-                if self.config.chunking == "documents"
-                else [text]
-            )
+            paragraphs = config.chunking == "documents"
+            text = re.split(r"\n\s*\n", text.strip()) if paragraphs else [text]
         chunks = [
             chunk
             for piece in text
-            for chunk in chunk_text(clean(piece), self.tokenizer, size, whole_sentences)
+            for chunk in chunk_text(
+                clean(piece), self.tokenizer, config.chunk_tokens, config.whole_sentences
+            )
         ]
-        open_ended = self.config.open_ended
         return [
-            chunk_observation(task, chunks, index, open_ended=open_ended)
+            chunk_observation(task, chunks, index, open_ended=config.open_ended)
             for index in range(len(chunks))
         ]
 
     def asking(self, question: str) -> Task:
-        """A task without documents."""
+        """Return a task without documents."""
         return Task("", (Question(question, ()),))
 
     def blank(self, phase: str) -> Observation:
-        """An empty chunk, or an empty question."""
-        task, open_ended = Task("", (Question("", ()),)), self.config.open_ended
+        """Return an empty chunk, or an empty question."""
+        task, open_ended = self.asking(""), self.config.open_ended
         if phase == "reading":
             return chunk_observation(task, [""], 0, open_ended=open_ended)
         return question_observation(task, range(1), over=not open_ended)
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """Means over the first tasks of the file, or what is supposed where there is none."""
+        """Return means over the first tasks of the file, or an estimate without one."""
         if path is None or not Path(path).is_file():
-            return supposed_shape(self.config, supposed)
+            return estimated_shape(self.config, supposed)
         return measured_shape(path, self.config, self.tokenizer)
 
     def without_reads(self) -> LongDocEnvironments:
-        """The same for a policy that has nothing to look up: up to `MOST_AT_ONCE` questions are asked at one step."""
-        environments = LongDocEnvironments(
-            replace(self.config, max_reads=0, at_once=MOST_AT_ONCE), self.tokenizer
-        )
+        """Return the same for a policy without reads: `MOST_AT_ONCE` questions at one step."""
+        config = replace(self.config, max_reads=0, at_once=MOST_AT_ONCE)
+        environments = LongDocEnvironments(config, self.tokenizer)
         environments.judge = self.judge
         return environments
 
@@ -135,7 +125,7 @@ class LongDocEnvironments(QAEnvironments):
         return LongDocEnvironment(self)
 
     def chunks(self, task: Task) -> list[str]:
-        """The chunks of `task`, cut once for the episodes that are in flight."""
+        """Return the chunks of `task`, cut once for the episodes in flight."""
         return self._cut(ByIdentity(task))
 
     def _chunks_of(self, key: ByIdentity) -> list[str]:
@@ -145,15 +135,12 @@ class LongDocEnvironments(QAEnvironments):
         )
 
     async def prepare(self, task: Task) -> None:
-        """Cut `task` in a thread, where fast tokenizers work in parallel to the event loop.
-
-        A text of 100,000 tokens takes a fifth of a second, in which no other episode would go on.
-        """
+        """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""
         if self.config.chunking == "tokens" or task.context is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.chunks, task)
 
     async def close(self) -> None:
-        """Close the judge's connections, and end the thread."""
+        """Close the judge's connections and end the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         await super().close()
 
@@ -161,20 +148,16 @@ class LongDocEnvironments(QAEnvironments):
 class LongDocEnvironment:
     """One episode on one document.
 
-    Reading takes one step per chunk; answers written there do not count. The questions are asked in turn
-    (`AskedInTurn`), when the text is over or where they arrive (`questions_shown`); the last one ends the episode. So
-    it has at most ``chunks + questions * (max_reads + 1)`` steps.
+    Reading takes one step per chunk; answers written there do not count. The questions are asked in
+    turn (`AskedInTurn`), after the text or where they arrive (`questions_shown`); the last one ends
+    the episode. So it has at most ``chunks + questions * (max_reads + 1)`` steps.
     """
 
     def __init__(self, shared: LongDocEnvironments) -> None:
         self._shared = shared
 
     async def reset(self, task: Task) -> Observation:
-        """Start on `task`.
-
-        Raises:
-            ConfigError: The task has no question, or the reward is none for it.
-        """
+        """Start on `task`; raise ConfigError if it cannot be asked or scored."""
         self._shared.check(task)
         config = self._shared.config
         self._task = task
@@ -184,9 +167,9 @@ class LongDocEnvironment:
         self._due = {batch: len(self._chunks) for batch in asked}
         if self._mode == "arriving":
             at = arrivals(needed_chunks(task, self._chunks), len(self._chunks), task.id)
-            # Those that are asked together wait for the last of them.
+            # A batch waits for the last of its questions.
             self._due = {batch: max(at[index] for index in batch) for batch in asked}
-            asked = sorted(asked, key=lambda batch: self._due[batch])
+            asked.sort(key=self._due.__getitem__)
         self._questions = AskedInTurn(asked, config.max_reads, config.at_once > 1)
         self._read = 0
         return self._observation()
@@ -200,7 +183,7 @@ class LongDocEnvironment:
         return StepResult(self._observation())
 
     async def score(self) -> Score:
-        """Means over all questions (`LongDocEnvironments.score`)."""
+        """Score the answers to all questions."""
         return await self._shared.score(self._task, self._questions.answers)
 
     @property
@@ -208,33 +191,26 @@ class LongDocEnvironment:
         return self._due[self._questions.asked] <= self._read
 
     def _observation(self) -> Observation:
-        """The next chunk, or the next questions."""
-        ends = not self._shared.config.open_ended
+        """Return the next chunk, or the next questions."""
+        task, open_ended = self._task, self._shared.config.open_ended
         if not self._is_asked:
             shown = self._mode == "reading"
             return chunk_observation(
-                self._task, self._chunks, self._read, shown=shown, open_ended=not ends
+                task, self._chunks, self._read, shown=shown, open_ended=open_ended
             )
-        over = ends and self._read == len(self._chunks)
-        return question_observation(
-            self._task, self._questions.asked, self._questions.reads_left, over=over
-        )
+        over = not open_ended and self._read == len(self._chunks)
+        reads_left = self._questions.reads_left
+        return question_observation(task, self._questions.asked, reads_left, over=over)
 
 
 def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
-    """For each question, how many chunks must have been read before it can be answered.
-
-    Those up to its last gold document (`gold_documents`); all where none is marked, or the chunks are not the task's.
-    """
+    """Return for each question how many chunks reach its last gold document; all if unknown."""
     places = chunks_of_documents(task, chunks)
     needed = []
     for question in task.questions:
         gold = gold_documents(task, question)
-        known = [
-            places[at].stop
-            for at, document in enumerate(task.documents)
-            if places and document in gold
-        ]
+        found = zip(task.documents, places, strict=False)
+        known = [place.stop for document, place in found if document in gold]
         needed.append(max(known, default=len(chunks)))
     return needed
 
@@ -242,25 +218,20 @@ def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
 def chunk_observation(
     task: Task, chunks: Sequence[str], index: int, *, shown: bool = True, open_ended: bool = False
 ) -> Observation:
-    """Chunk `index`, with all questions of the task if they are `shown` (and there are any).
+    """Return the observation of chunk `index`.
 
-    With an open end, neither its number nor how many there are is told.
+    Args:
+        shown: Show all questions of the task, if there are any.
+        open_ended: Hide the chunk's number and the number of chunks.
     """
-    values: dict[str, str | int] = {
-        "chunk": chunks[index],
-        "chunk_number": index + 1,
-        "chunk_count": len(chunks),
-    }
-    place = f"chunk {index + 1}/{len(chunks)}"
     known = shown and task.questions
+    values = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
+    questions = questions_piece([question.text for question in task.questions])
+    place = f"chunk {index + 1}/{len(chunks)}"
     start = sum(map(len, chunks[:index]))
     return Observation(
         phase="reading",
-        task=(
-            questions_piece([question.text for question in task.questions])
-            if known
-            else Piece("unasked"),
-        ),
+        task=(questions if known else Piece("unasked"),),
         stream=(Piece("part", {"chunk": chunks[index]}) if open_ended else Piece("chunk", values),),
         closing=(Piece("reading"),),
         label=place,
@@ -273,20 +244,25 @@ def chunk_observation(
 def question_observation(
     task: Task, asked: range, reads_left: int = 0, *, over: bool = True
 ) -> Observation:
-    """The questions `asked`, to be answered within so many more steps; `over`: the text is known to have ended."""
+    """Return the observation of questions to be answered within `reads_left` more steps.
+
+    Args:
+        over: The text is known to have ended.
+    """
     left = {"reads_left": reads_left}
     notice = Piece("read_notice" if over else "asked_reads", left, needs=READ)
     ended = (Piece("answering", {"read_notice": notice, **left}),)
+    reads = f"{reads_left} read{'s' * (reads_left != 1)} left"
     return Observation(
         phase="answering",
         task=(questions_piece([task.questions[index].text for index in asked]),),
         closing=ended if over else (Piece("asked", left), notice),
-        label=f"{questions_label(asked, len(task.questions))}, {reads_left} read{'s' * (reads_left != 1)} left",
+        label=f"{questions_label(asked, len(task.questions))}, {reads}",
         question=asked.start,
         questions=len(asked),
     )
 
 
 def questions_label(asked: range, count: int) -> str:
-    """Which of `count` questions are asked, for people (``question 3/10``, ``questions 1-10/10``)."""
+    """Return a label for people: ``question 3/10`` or ``questions 1-10/10``."""
     return f"question{f's {asked.start + 1}-' if len(asked) > 1 else ' '}{asked.stop}/{count}"

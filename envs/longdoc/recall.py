@@ -116,7 +116,7 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
 
     ``fact_entered``: an applied create, update or scratchpad write carried a fact.
     ``fact_kept``: memory carried one when the episode ended.
-    ``fact_retrieved``: a retrieved entry or the scratchpad carried one while the question was asked.
+    ``fact_retrieved``: a retrieved entry or the scratchpad carried one when it was asked.
     """
     operations = [operation for step in episode.steps for operation in step.operations]
     written = [

@@ -1,10 +1,10 @@
-"""A scripted expert for the synthetic world, with adjustable faults: demonstrations and an upper bound.
+"""A scripted expert for the synthetic world, with adjustable faults: demonstrations and a bound.
 
-It sees only what a policy sees: the observation and the memory view of the step. All that it knows
-of earlier steps is what it kept itself: on the scratchpad the links of the questions' chains that
-are known, and notices that wait for their entry to come into view; in the store every fact that may
-still turn out to matter; in the query the end of the chain found so far. Where the questions are not
-shown while it reads, every fact may matter and every correction is carried over.
+It sees only what a policy sees: the observation and the memory view of the step. It remembers only
+what it stored itself: on the scratchpad the known links of the questions' chains, and notices that
+wait for their entry to come into view; in the store every fact that may still matter; in the query
+the known end of the chain. Where the questions are not shown while it reads, every fact may matter
+and every correction is carried over.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from atommem.config import check_probabilities, setting
 from atommem.dialects import Dialect
 from atommem.envs.synthetic.prose import RELATIONS, Prose, Statement
 from atommem.episode import Observation
+from atommem.errors import PolicyError
 from atommem.memory.log import MemoryView
+from atommem.policy.contract import Completion, Sampling
+from atommem.tokens import Tokenizer
 
 _HOME = len(RELATIONS) - 1
 _MOST_NAMES = 3
-"""Names in one query: more, and their entries would push each other out of the top k."""
-
-_PLACE = {"scratchpad": 0, "read": 1}
-"""What is noted comes first, then the search that follows from it, then the other elements as they came up."""
+"""Names in one query: with more, their entries would push each other out of the top k."""
+_PLACES = {"scratchpad": 0, "read": 1}
+"""Notes come first, then the search that follows from them, then the other elements in order."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,13 @@ class Faults:
         check_probabilities(self, *field_names(Faults))
 
 
-@dataclass
-class _Search:
-    """How far one question's chain is known: `name` is its end, whose fact `RELATIONS[level]` is next."""
-
-    name: str
-    level: int
-    links: list[Statement] = field(default_factory=list)
-    answer: Statement | None = None
-
-
 class Expert:
     """Writes the completion of a step.
 
     Without faults it answers every question of every `WorldConfig`, provided that the view shows
     enough entries (``retrieve_k >= 2 * max(3, facts_per_document)``), the embedder ranks by shared
-    words, the capacity is the world's, and every question allows as many reads as it has hops. Blind it
-    needs a store without a limit: what the world withdraws in time is chosen with the questions in mind.
+    words, the capacity is the world's, and every question allows as many reads as it has hops.
+    Blind it needs a store without a limit: the world withdraws facts with the questions in mind.
 
     Args:
         prose: The prose of the tasks.
@@ -67,165 +59,151 @@ class Expert:
     """
 
     def __init__(self, prose: Prose, dialect: Dialect, faults: Faults | None = None) -> None:
-        self._prose = prose
-        self._tags = dialect.tags
+        self.prose = prose
+        self.tags = dialect.tags
         self._faults = faults or Faults()
         self._draw = 0
 
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
-        """The completion for one step.
+        """Return the completion of one step.
 
         `draw` numbers the step's random draw of faults; None draws anew. It has to differ between
-        episodes: faults that hang on a name would be learned as facts about that name, and leave
-        a policy that was trained on them nothing to explore.
+        episodes: faults that depend on a name would be learned as facts about that name, and leave
+        nothing to explore to a policy that was trained on them.
         """
         self._draw = random.getrandbits(64) if draw is None else draw
-        return (
-            self._read(observation, view)
-            if observation.question is None
-            else self._answer(observation, view)
-        )
-
-    def _read(self, observation: Observation, view: MemoryView) -> str:
-        turn = _Turn(self, observation, view)
-        told = self._prose.statements("".join(observation.values("chunk")))
-        turn.settle_waiting()
-        searches = turn.searches(told)
-        kept = {link for search in searches for link in search.links}
-        for statement in told:
-            if statement in kept or not (turn.is_blind or may_matter(statement, searches)):
-                continue
-            if statement.kind == "fact":
-                turn.create(statement)
-            else:
-                turn.change(statement, wait=True)
-        turn.look_for([s.subject for s in turn.waiting] or turn.new_ends(searches))
-        links = [link for search in searches for link in search.links]
-        kept_links = [
-            link for link in links if link in turn.noted or not self.forgets("scratchpad", link)
-        ]
-        turn.note([*kept_links, *turn.waiting])
-        return turn.text()
-
-    def _answer(self, observation: Observation, view: MemoryView) -> str:
-        turn = _Turn(self, observation, view)
-        (search,) = turn.searches([])
-        if (
-            search.answer is None
-            and max(observation.values("reads_left"), default=0) > 0
-            and view.query != search.name
-        ):
-            turn.look_for([search.name])
-            if turn.elements:
-                turn.note([*turn.noted, *search.links])
-                return turn.text()
-        answer = search.answer
-        # A correction from the last chunk may still wait for its entry.
-        moved = {s.subject: s.value for s in turn.noted if s.kind == "correction"}
-        if answer is not None and answer.subject in moved:
-            answer = Statement("fact", answer.subject, "home", moved[answer.subject])
-        turn.write("answer", self._prose.answer(answer))
-        return turn.text()
+        step = _Step(self, observation, view)
+        if observation.question is None:
+            step.read("".join(observation.values("chunk")))
+        else:
+            step.answer(max(observation.values("reads_left"), default=0))
+        return " ".join(text for _, text in sorted(step.elements, key=lambda item: item[0]))
 
     def forgets(self, operation: str, statement: Statement) -> bool:
-        """Whether this operation on this statement is forgotten: the same answer throughout one step."""
+        """Whether this operation on this statement is forgotten in this step."""
         rate: float = getattr(self._faults, operation)
-        if rate == 0.0:
-            return False
-        return random.Random(f"{self._draw}:{operation}:{statement}").random() < rate
+        return rate > 0 and random.Random(f"{self._draw}:{operation}:{statement}").random() < rate
 
 
-def may_matter(statement: Statement, searches: Sequence[_Search]) -> bool:
-    """Whether `statement` can still be part of a chain that is known as far as `searches` say."""
-    if statement.kind == "withdrawal":
-        return True
-    level = RELATIONS.index(statement.relation)
-    return any(
-        s.level < level or (s.level == level and s.name == statement.subject) for s in searches
-    )
+@dataclass
+class _Search:
+    """The known part of a chain: `name` is its end, whose fact `RELATIONS[level]` is next."""
+
+    name: str
+    level: int
+    links: list[Statement] = field(default_factory=list)
+    answer: Statement | None = None
 
 
-class _Turn:
+class _Step:
     """One completion in the making."""
 
     def __init__(self, expert: Expert, observation: Observation, view: MemoryView) -> None:
         self._expert = expert
-        self._prose = expert._prose
-        self.is_blind = any(piece.name == "unasked" for piece in observation.task)
+        self._prose = expert.prose
+        self._is_blind = any(piece.name == "unasked" for piece in observation.task)
         self._questions = [
             text for name in ("questions", "text") for text in observation.values(name)
         ]
         self._view = view
-        self.noted = self._prose.statements(view.scratchpad)
+        self._query_names = (view.query or "").split()
+        self._noted = self._prose.statements(view.scratchpad)
         self._entries = [
             (item.handle, self._prose.statements(item.text)) for item in view.retrieved
         ]
-        self._gone: set[int] = set()
-        self.waiting: list[Statement] = []
+        self._deleted: set[int] = set()
+        self._waiting: list[Statement] = []
         self.elements: list[tuple[int, str]] = []
 
-    def write(self, kind: str, body: str) -> None:
-        tag = self._expert._tags[kind]
-        element = " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)
-        self.elements.append((_PLACE.get(kind, len(_PLACE)), element))
-
-    def text(self) -> str:
-        return " ".join(element for _, element in sorted(self.elements, key=lambda item: item[0]))
-
-    def create(self, fact: Statement) -> None:
-        if not self._expert.forgets("create", fact):
-            self.write("create", self._prose.sentence(fact))
-
-    def settle_waiting(self) -> None:
-        """Carry out the notices whose entries were looked for in the step before.
-
-        Blind, a question may have come between and changed the query: then they are looked for again.
-        """
-        queried = (self._view.query or "").split()
-        for notice in self.noted:
+    def read(self, chunk: str) -> None:
+        """Store what may matter, carry out notices, and look for what is needed next."""
+        found = self._prose.statements(chunk)
+        # The entries of waiting notices were looked for in the step before. Blind, a question may
+        # have changed the query in between: then they are looked for again.
+        for notice in self._noted:
             if notice.kind != "fact":
-                self.change(notice, wait=self.is_blind and notice.subject not in queried)
+                again = self._is_blind and notice.subject not in self._query_names
+                self._change(notice, wait=again)
+        searches = self._searches(found)
+        links = [link for search in searches for link in search.links]
+        for statement in found:
+            if statement in links or not (self._is_blind or _may_matter(statement, searches)):
+                continue
+            if statement.kind == "fact":
+                self._create(statement)
+            else:
+                self._change(statement, wait=True)
+        waiting = [notice.subject for notice in self._waiting]
+        self._look_for(waiting or self._new_ends(searches))
+        forgets = self._expert.forgets
+        notes = [link for link in links if link in self._noted or not forgets("scratchpad", link)]
+        self._note([*notes, *self._waiting])
 
-    def change(self, notice: Statement, *, wait: bool) -> None:
-        """Correct or delete the entry of the notice's subject; out of view, wait for it or make up for it."""
+    def answer(self, reads_left: int) -> None:
+        """Look for the end of the known chain, or answer."""
+        (search,) = self._searches([])
+        if search.answer is None and reads_left > 0 and self._view.query != search.name:
+            self._look_for([search.name])
+            if self.elements:
+                self._note([*self._noted, *search.links])
+                return
+        answer = search.answer
+        # A correction from the last chunk may still wait for its entry.
+        moved = {s.subject: s.value for s in self._noted if s.kind == "correction"}
+        if answer is not None and answer.subject in moved:
+            answer = Statement("fact", answer.subject, "home", moved[answer.subject])
+        self._write("answer", self._prose.answer(answer))
+
+    def _write(self, kind: str, body: str) -> None:
+        tag = self._expert.tags[kind]
+        element = " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)
+        self.elements.append((_PLACES.get(kind, len(_PLACES)), element))
+
+    def _create(self, fact: Statement) -> None:
+        if not self._expert.forgets("create", fact):
+            self._write("create", self._prose.sentence(fact))
+
+    def _change(self, notice: Statement, *, wait: bool) -> None:
+        """Correct or delete the entry of a notice; if out of view, wait for it or replace it."""
         operation = "update" if notice.kind == "correction" else "delete"
         if self._expert.forgets(operation, notice):
             return
         handles = [
             handle
-            for handle, said in self._entries
-            if handle not in self._gone
+            for handle, statements in self._entries
+            if handle not in self._deleted
             and any(
-                s.subject == notice.subject and notice.relation in ("", s.relation) for s in said
+                s.subject == notice.subject and notice.relation in ("", s.relation)
+                for s in statements
             )
         ]
         fact = Statement("fact", notice.subject, notice.relation, notice.value)
         if not handles and wait and not self._shows_all_of(notice.subject):
-            self.waiting.append(notice)
+            self._waiting.append(notice)
         elif notice.kind == "withdrawal":
             for handle in handles:
-                self._gone.add(handle)
-                self.write("delete", f"{handle}")
+                self._deleted.add(handle)
+                self._write("delete", f"{handle}")
         elif handles:
-            self.write("update", f"{handles[0]} : {self._prose.sentence(fact)}")
+            self._write("update", f"{handles[0]} : {self._prose.sentence(fact)}")
         else:
-            self.create(fact)
+            self._create(fact)
 
     def _shows_all_of(self, name: str) -> bool:
-        """Whether what the view does not show of this name is not there.
+        """Whether a name without an entry in view has none in the store.
 
-        It is so if the view was asked for just this name, and if it shows the whole store. How full the store is, a
-        prompt tells only where its capacity is limited.
+        It is so if the view was asked for just this name, or if it shows the whole store. A prompt
+        tells the size of a store only where its capacity is limited.
         """
-        if (self._view.query or "").split() == [name]:
+        if self._query_names == [name]:
             return True
         return self._view.capacity is not None and self._view.size == len(self._view.retrieved)
 
-    def searches(self, told: Sequence[Statement]) -> list[_Search]:
-        """Follow every question's chain through what is noted, shown and told."""
-        shown = [statement for _, said in self._entries for statement in said]
+    def _searches(self, read: Sequence[Statement]) -> list[_Search]:
+        """Follow every question's chain through the noted, shown and read statements."""
+        shown = [statement for _, statements in self._entries for statement in statements]
         known = {
-            (s.relation, s.subject): s for s in [*shown, *self.noted, *told] if s.kind == "fact"
+            (s.relation, s.subject): s for s in [*shown, *self._noted, *read] if s.kind == "fact"
         }
         found = []
         for question in self._questions:
@@ -240,29 +218,67 @@ class _Turn:
             found.append(search)
         return found
 
-    def new_ends(self, searches: Sequence[_Search]) -> list[str]:
-        """The ends of chains to look for: those just found, or all after the query served a notice."""
-        if any(s.kind != "fact" for s in self.noted):
-            ends = [search for search in searches if search.links]
-        else:
-            ends = [
-                search for search in searches if search.links and search.links[-1] not in self.noted
-            ]
-        # Only homes are stored even once they are known to matter: for other links, an empty store holds nothing.
+    def _new_ends(self, searches: Sequence[_Search]) -> list[str]:
+        """Return the ends of chains to look for: new ones, or all after a query for a notice."""
+        served_notice = any(s.kind != "fact" for s in self._noted)
+        ends = [
+            search
+            for search in searches
+            if search.links and (served_notice or search.links[-1] not in self._noted)
+        ]
+        # Only homes are stored even once they are known to matter: for other links, an empty store
+        # holds nothing.
         empty = self._view.size == 0 and not self.elements
         return [search.name for search in ends if not empty or search.level == _HOME][:_MOST_NAMES]
 
-    def look_for(self, names: Sequence[str]) -> None:
+    def _look_for(self, names: Sequence[str]) -> None:
         """Set the query to `names`, unless it is that already."""
-        wanted = dict.fromkeys(names)
-        query = " ".join(
-            name for name in wanted if not self._expert.forgets("read", Statement("fact", name))
-        )
+        forgets = self._expert.forgets
+        wanted = [
+            name for name in dict.fromkeys(names) if not forgets("read", Statement("fact", name))
+        ]
+        query = " ".join(wanted)
         if query and query != self._view.query:
-            self.write("read", query)
+            self._write("read", query)
 
-    def note(self, statements: Sequence[Statement]) -> None:
+    def _note(self, statements: Sequence[Statement]) -> None:
         """Write the scratchpad, if it changes; without a statement it is cleared."""
-        notes = " ".join(self._prose.sentence(s) for s in dict.fromkeys(statements))
+        notes = " ".join(map(self._prose.sentence, dict.fromkeys(statements)))
         if notes != self._view.scratchpad:
-            self.write("scratchpad", notes)
+            self._write("scratchpad", notes)
+
+
+def _may_matter(statement: Statement, searches: Sequence[_Search]) -> bool:
+    """Whether `statement` can still be part of a chain."""
+    if statement.kind == "withdrawal":
+        return True
+    level = RELATIONS.index(statement.relation)
+    return any(
+        s.level < level or (s.level == level and s.name == statement.subject) for s in searches
+    )
+
+
+class ExpertPolicy:
+    """The expert as a policy that acts on the observation instead of the prompt."""
+
+    def __init__(
+        self, expert: Expert, tokenizer: Tokenizer, eos_token_id: int | None = None
+    ) -> None:
+        self._expert = expert
+        self._tokenizer = tokenizer
+        self._end = [] if eos_token_id is None else [eos_token_id]
+
+    async def complete_observation(
+        self, observation: Observation, view: MemoryView, sampling: Sampling
+    ) -> Completion:
+        """Return the expert's completion, closed by the end-of-sequence token."""
+        text = self._expert.act(observation, view, sampling.seed)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False) + self._end
+        return Completion(token_ids, [0.0] * len(token_ids), text, "stop")
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        """Raise PolicyError: the expert reads no prompts."""
+        raise PolicyError("the expert acts on observations: run it through a Session.")
+
+    async def close(self) -> None:
+        """Do nothing."""

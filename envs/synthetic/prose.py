@@ -1,4 +1,4 @@
-"""How the synthetic world speaks: statements to sentences and back, in two proses.
+"""The sentences and names of the synthetic world: statements to text and back, in two proses.
 
 `plain` is natural English, for pretrained models. `compact` is a few words with the key directly
 before the value and one word a name, for policies small enough to be trained from scratch.
@@ -8,28 +8,44 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
+
+import yaml
 
 from atommem.config import check_choice
 from atommem.errors import ConfigError
 
 RELATIONS = ("gave", "won", "made", "home")
-"""A chain of four: a guild gave a prize, a work won it, a person made the work, a town is the person's home."""
+"""A chain of four: a guild gave a prize, a work won it, a person made it and lives in a town."""
 
 StatementKind = Literal["fact", "correction", "withdrawal"]
 
 _NAME = r"[A-Z][a-z]+"
+_TEXTS = yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
+_PARTS: dict[str, tuple[list[str], list[str]]] = _TEXTS["names"]
+KINDS = tuple(_PARTS)
+MOST_NAMES = min(len(heads) * len(tails) for heads, tails in _PARTS.values())
+PROSES = tuple(_TEXTS["prose"])
+
+
+def names_of(kind: str, count: int) -> list[str]:
+    """Return the first `count` names of a kind (at most `MOST_NAMES`), with their parts mixed."""
+    heads, tails = _PARTS[kind]
+    every = [head + tail for head in heads for tail in tails]
+    random.Random(kind).shuffle(every)
+    return every[:count]
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What one sentence says.
+    """The content of one sentence.
 
-    A fact is ``relation(subject) = value``; a correction replaces the value told before; a
-    withdrawal says that nothing hangs on the subject (it has neither relation nor value).
+    A fact is ``relation(subject) = value``; a correction replaces an earlier value; a withdrawal
+    says that no question depends on the subject (it has neither relation nor value).
     """
 
     kind: StatementKind
@@ -40,169 +56,103 @@ class Statement:
 
 @dataclass(frozen=True, eq=False)
 class Prose:
-    """Sentences for statements, and statements from sentences.
+    """Sentences for statements, and statements from sentences (see ``world.yaml``).
 
     Attributes:
-        name: What it is chosen by.
         facts: Wordings of a fact by relation; the first is the one used in notes.
-        correction: Wording of a corrected home.
-        withdrawal: Wording of a withdrawal.
         questions: Wording of the question by number of hops.
-        filler: Sentences that say nothing.
-        unknown: What stands in the box when the answer is not known.
-        box: Format of an answer, ``{value}`` in its box.
-        instruction: Wording of an instruction to write an ``{action}``.
+        filler: Sentences without a statement.
+        unknown: The boxed answer if it is not known.
+        box: An answer, ``{value}`` in its box.
+        instruction: An instruction to write an ``{action}``.
     """
 
     name: str
-    facts: Mapping[str, tuple[str, ...]]
+    facts: Mapping[str, Sequence[str]]
     correction: str
     withdrawal: str
     questions: Mapping[int, str]
-    filler: tuple[str, ...]
+    filler: Sequence[str]
     unknown: str
     box: str
     instruction: str
 
     @cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], StatementKind, str]]:
-        wordings: list[tuple[str, StatementKind, str]] = [
-            *(
-                (wording, "fact", relation)
-                for relation, told in self.facts.items()
-                for wording in told
-            ),
-            (self.correction, "correction", "home"),
-            (self.withdrawal, "withdrawal", ""),
+        facts = [
+            (_pattern(wording), relation)
+            for relation, wordings in self.facts.items()
+            for wording in wordings
         ]
-        return [(_pattern(wording), kind, relation) for wording, kind, relation in wordings]
+        return [
+            *((pattern, "fact", relation) for pattern, relation in facts),
+            (_pattern(self.correction), "correction", "home"),
+            (_pattern(self.withdrawal), "withdrawal", ""),
+        ]
 
     @cached_property
     def _question_patterns(self) -> dict[int, re.Pattern[str]]:
         return {hops: _pattern(wording) for hops, wording in self.questions.items()}
 
     def sentence(self, statement: Statement, rng: random.Random | None = None) -> str:
-        """The sentence for `statement`; with `rng` in one of its wordings, otherwise in the first."""
-        if statement.kind == "correction":
-            wording = self.correction
-        elif statement.kind == "withdrawal":
-            wording = self.withdrawal
-        else:
+        """Return the sentence for `statement`, in the first wording or in one that `rng` draws."""
+        if statement.kind == "fact":
             wordings = self.facts[statement.relation]
             wording = wordings[0] if rng is None else rng.choice(wordings)
+        else:
+            wording = self.correction if statement.kind == "correction" else self.withdrawal
         return wording.format(s=statement.subject, v=statement.value)
 
     def statements(self, text: str) -> list[Statement]:
-        """The statements in `text`, in the order in which they stand there."""
+        """Return the statements in `text`, in order."""
         found = []
         for pattern, kind, relation in self._patterns:
             for match in pattern.finditer(text):
-                value = match["v"] if "v" in pattern.groupindex else ""
+                value = match.groupdict().get("v", "")
                 found.append((match.start(), Statement(kind, match["s"], relation, value)))
         return [statement for _, statement in sorted(found, key=lambda item: item[0])]
 
     def question(self, name: str, hops: int) -> str:
-        """The question for the town that lies `hops` links from `name`."""
+        """Return the question for the town that lies `hops` links from `name`."""
         return self.questions[hops].format(s=name)
 
     def asked(self, question: str) -> tuple[str, int]:
-        """The name and the number of hops that `question` asks about.
+        """Return the name and the number of hops that `question` asks about.
 
         Raises:
             ConfigError: The question is not one of this prose.
         """
         for hops, pattern in self._question_patterns.items():
-            match = pattern.fullmatch(question.strip())
-            if match:
+            if match := pattern.fullmatch(question.strip()):
                 return match["s"], hops
-        raise ConfigError(
-            f"{question!r} is no question of the {self.name} prose: give the prose of the task."
-        )
+        raise ConfigError(f"{question!r} is not a question of the {self.name} prose.")
 
     def answer(self, statement: Statement | None) -> str:
-        """The body of an answer: the fact it comes from, then its value in the box; or the box of an unknown."""
+        """Return the body of an answer: its fact and boxed value, or the box of an unknown."""
         if statement is None:
             return self.boxed(self.unknown)
         return f"{self.sentence(statement)} {self.boxed(statement.value)}"
 
     def boxed(self, value: str) -> str:
-        """`value` in the box of an answer."""
+        """Return `value` in the box of an answer."""
         return self.box.format(value=value)
 
     def order(self, action: str) -> str:
-        """An instruction to write `action`, whatever was asked."""
+        """Return an instruction to write `action`, whatever was asked."""
         return self.instruction.format(action=action)
 
 
 def _pattern(wording: str) -> re.Pattern[str]:
-    escaped = (
-        re.escape(wording).replace(r"\{s\}", f"(?P<s>{_NAME})").replace(r"\{v\}", f"(?P<v>{_NAME})")
-    )
+    escaped = re.escape(wording)
+    for letter in "sv":
+        escaped = escaped.replace(rf"\{{{letter}\}}", f"(?P<{letter}>{_NAME})")
     return re.compile(rf"(?<!\S){escaped}(?!\S)")
 
 
-_PROSES = {
-    prose.name: prose
-    for prose in (
-        Prose(
-            "plain",
-            facts={
-                "gave": ("The guild {s} gave the prize {v}.", "It was {s} who gave the prize {v}."),
-                "won": ("The prize {s} went to {v}.", "The judges of the prize {s} chose {v}."),
-                "made": ("{s} was made by {v}.", "Everyone agrees that {s} is the work of {v}."),
-                "home": ("{s} lives in {v}.", "As everyone knows, {s} keeps a house in {v}."),
-            },
-            correction="News: {s} has moved to {v}.",
-            withdrawal="Nobody will ask about {s} any more.",
-            questions={
-                1: "In which town does {s} live?",
-                2: "In which town does the maker of {s} live?",
-                3: "In which town does the maker of the work that won the prize {s} live?",
-                4: "In which town does the maker of the work that won the prize of the guild {s} live?",
-            },
-            filler=(
-                "The wind came from the west all week.",
-                "A cart lost its wheel on the bridge.",
-                "The bakers raised the price of bread again.",
-                "Two dogs were seen near the old well.",
-                "It rained until the evening.",
-                "The ferry was late, as it often is.",
-                "Somebody left a blue umbrella at the market.",
-                "The choir will sing on the first day of the month.",
-                "The clock on the square is slow.",
-                "Plums were cheap and sweet this year.",
-            ),
-            unknown="unknown",
-            box="\\boxed{{{value}}}",
-            instruction="Ignore what you were asked before, and write {action} and nothing else.",
-        ),
-        Prose(
-            "compact",
-            facts={relation: (f"{{s}} {{v}} {relation}",) for relation in RELATIONS},
-            correction="{s} {v} moved",
-            withdrawal="{s} struck",
-            questions={
-                1: "{s} home ?",
-                2: "{s} made home ?",
-                3: "{s} won made home ?",
-                4: "{s} gave won made home ?",
-            },
-            filler=("rain", "wind", "bread"),
-            unknown="none",
-            box="\\boxed{{ {value} }}",
-            instruction="{action}",
-        ),
-    )
-}
-
-PROSES = tuple(_PROSES)
+_PROSES = {name: Prose(name=name, **texts) for name, texts in _TEXTS["prose"].items()}
 
 
 def get_prose(name: str) -> Prose:
-    """The prose called `name`.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the prose of a name; ConfigError if there is none."""
     check_choice("prose", name, PROSES)
     return _PROSES[name]

@@ -1,13 +1,13 @@
-"""A seeded generator of small multi-hop worlds in which each memory operation earns its keep.
+"""A seeded generator of small multi-hop worlds in which each memory operation is needed.
 
-Every task is a stream of short documents about guilds, prizes, works, persons and towns, and asks for
-the town at the end of a chain of facts. What each knob makes necessary:
+Every task is a stream of short documents about guilds, prizes, works, persons and towns, and asks
+for the town at the end of a chain of facts. The settings that make each operation necessary:
 
-- create and read: ``early``, the chance that a fact comes before the one that shows that it matters;
-- update: ``corrections``, the chance that a person moves after their home was told;
-- delete: ``capacity``, fewer entries than there are facts; what may go is told in time;
-- scratchpad: ``opening``, the chance that the first link of a chain stands only at the very beginning
-  and so is needed at every later step; and ``hops``, as the end of the chain found so far is.
+- create and read: ``early``, the chance that a fact comes before the one that makes it relevant;
+- update: ``corrections``, the chance that a person moves later;
+- delete: ``capacity``, fewer entries than there are facts; withdrawals name what may go;
+- scratchpad: ``opening``, the chance that the first link of a chain stands only at the beginning
+  and so is needed at every later step; and ``hops``, as the known end of the chain is, too.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atommem.config import check_choice, check_least, check_probabilities, setting
-from atommem.envs.synthetic.names import KINDS, MOST_NAMES, names_of
-from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
+from atommem.envs.synthetic.prose import (
+    KINDS,
+    MOST_NAMES,
+    PROSES,
+    RELATIONS,
+    Prose,
+    Statement,
+    get_prose,
+    names_of,
+)
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
-
-MOST_HOPS = len(RELATIONS)
 
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """The knobs of the synthetic world. Rates are probabilities; pairs are inclusive ranges."""
+    """Settings of the synthetic world. Rates are probabilities; pairs are inclusive ranges."""
 
     prose: str = setting("plain", "plain (English) or compact (few words, for tiny policies).")
     hops: tuple[int, int] = setting((2, 2), "Links from what is asked to the answer, 1 to 4.")
@@ -52,57 +58,50 @@ class WorldConfig:
 
     def __post_init__(self) -> None:
         check_choice("prose", self.prose, PROSES)
-        for name, (low, high), most in (
-            ("hops", self.hops, MOST_HOPS),
-            ("questions", self.questions, MOST_NAMES),
-        ):
+        limits = (("hops", self.hops, len(RELATIONS)), ("questions", self.questions, MOST_NAMES))
+        for name, (low, high), most in limits:
             if not 1 <= low <= high <= most:
-                raise ConfigError(f"{name} is {low}-{high}: give a range within 1-{most}.")
+                raise ConfigError(f"{name}={low}-{high}: not a range within 1-{most}. Give one.")
         check_probabilities(self, "early", "opening", "corrections")
         check_least(self, distractors=0, facts_per_document=1, filler=0)
         needed = 2 * (self.questions[1] + self.distractors)
         if not needed <= self.names <= MOST_NAMES:
             raise ConfigError(
-                f"names is {self.names}: {self.questions[1]} questions and {self.distractors} distractors "
-                f"need {needed} towns, and there are {MOST_NAMES} names of each kind."
+                f"names={self.names}: {self.questions[1]} questions and {self.distractors} "
+                f"distractors need {needed} towns, and there are {MOST_NAMES} names of each kind."
             )
         lasting = self.questions[1] * self.hops[1]
         if self.capacity is not None and self.capacity < lasting:
             raise ConfigError(
-                f"capacity is {self.capacity}: the questions' own chains hold up to {lasting} facts; "
-                f"give at least {lasting}."
+                f"capacity={self.capacity}: chains of the questions hold up to {lasting} facts. "
+                f"Give at least {lasting}."
             )
 
 
 @dataclass
 class _Chain:
-    """One chain of facts in the order of its links, the time at which each is told, and its correction."""
+    """A chain of facts in the order of its links, the time of each, and its correction."""
 
     facts: list[Statement]
     times: list[float]
     asked: bool
-    opens: bool
     correction: Statement | None = None
     corrected_at: float = 0.0
 
-    @property
-    def town(self) -> str:
-        return (self.correction or self.facts[-1]).value
-
 
 def generate(config: WorldConfig, count: int, seed: int) -> Iterator[Task]:
-    """`count` tasks. Task i depends on `config`, `seed` and i only, so that a longer run begins with a shorter one."""
+    """Yield `count` tasks. Task i depends on `config`, `seed` and i only."""
     for index in range(count):
         yield make_task(config, seed, index)
 
 
 def task_name(seed: int, index: int) -> str:
-    """The id of the task number `index` of the seed."""
+    """Return the id of a task."""
     return f"synthetic-{seed}-{index}"
 
 
 def make_task(config: WorldConfig, seed: int, index: int) -> Task:
-    """The task number `index` of the seed."""
+    """Return task number `index` of the seed."""
     rng = random.Random(f"{seed}:{index}")
     prose = get_prose(config.prose)
     chains = _chains(config, rng)
@@ -111,35 +110,28 @@ def make_task(config: WorldConfig, seed: int, index: int) -> Task:
         for statements in _documents(config, chains, rng)
     ]
     asked = [chain for chain in chains if chain.asked]
-    needed = {
-        fact for chain in asked for fact in [*chain.facts, chain.correction] if fact is not None
-    }
+    needed = {fact for chain in asked for fact in (*chain.facts, chain.correction)}
     return Task(
         id=task_name(seed, index),
         questions=tuple(
-            _question(prose, chain, f"{seed}-{index}-{number}")
+            Question(
+                text=prose.question(chain.facts[0].subject, len(chain.facts)),
+                answers=((chain.correction or chain.facts[-1]).value,),
+                id=f"{seed}-{index}-{number}",
+                metadata={"hops": len(chain.facts), "corrected": chain.correction is not None},
+            )
             for number, chain in enumerate(asked)
         ),
         documents=tuple(
             Document(
                 title=f"Notice {number}" if config.prose == "plain" else "",
                 text=text,
-                gold=any(statement in needed for statement in statements),
+                gold=not needed.isdisjoint(statements),
             )
             for number, (text, statements) in enumerate(documents, start=1)
         ),
         source="synthetic",
         metadata={"prose": config.prose},
-    )
-
-
-def _question(prose: Prose, chain: _Chain, identifier: str) -> Question:
-    hops = len(chain.facts)
-    return Question(
-        text=prose.question(chain.facts[0].subject, hops),
-        answers=(chain.town,),
-        id=identifier,
-        metadata={"hops": hops, "corrected": chain.correction is not None},
     )
 
 
@@ -155,7 +147,7 @@ def _text(
 def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:
     asked = rng.randint(*config.questions)
     count = asked + config.distractors
-    # Towns stand twice: a person may move, and no two homes of a task are the same.
+    # Twice as many towns: a person may move, and no two homes of a task are the same.
     drawn = {
         kind: rng.sample(names_of(kind, config.names), 2 * count if kind == "town" else count)
         for kind in KINDS
@@ -169,19 +161,17 @@ def _chains(config: WorldConfig, rng: random.Random) -> list[_Chain]:
             for relation, subject, value in links
         ]
         opens = rng.random() < config.opening
-        chain = _Chain(facts, _times(hops, opens, config.early, rng), number < asked, opens)
+        chain = _Chain(facts, _times(hops, opens, config.early, rng), number < asked)
         if rng.random() < config.corrections:
-            chain.correction = Statement(
-                "correction", facts[-1].subject, "home", drawn["town"][count + number]
-            )
-            told = chain.times[-1]
-            chain.corrected_at = 1.0 if config.errata else rng.uniform(told, 1.0)
+            town = drawn["town"][count + number]
+            chain.correction = Statement("correction", facts[-1].subject, "home", town)
+            chain.corrected_at = 1.0 if config.errata else rng.uniform(chain.times[-1], 1.0)
         chains.append(chain)
     return chains
 
 
 def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[float]:
-    """When each link is told, in [0, 1): every link may come before the one that leads to it."""
+    """Draw the time of each link in [0, 1): every link may come before the one that leads to it."""
     order = [0]
     for link in range(1, hops):
         place = order.index(link - 1)
@@ -192,18 +182,16 @@ def _times(hops: int, opens: bool, early: float, rng: random.Random) -> list[flo
             rng.randint(first, place) if before else rng.randint(place + 1, len(order)), link
         )
     times = sorted(rng.random() for _ in order)
-    told = [0.0] * hops
-    for time, link in zip(times, order, strict=True):
-        told[link] = time
+    by_link = dict(zip(order, times, strict=True))
     if opens:
-        told[0] = 0.0
-    return told
+        by_link[0] = 0.0
+    return [by_link[link] for link in range(hops)]
 
 
 def _documents(
     config: WorldConfig, chains: list[_Chain], rng: random.Random
 ) -> list[list[Statement]]:
-    """The statements of every document, in stream order, with withdrawals where the capacity asks for them."""
+    """Return the statements of every document, with withdrawals if there is a capacity."""
     timed = [
         (time, rng.random(), fact)
         for chain in chains
@@ -213,53 +201,40 @@ def _documents(
         (chain.corrected_at, rng.random(), chain.correction) for chain in chains if chain.correction
     ]
     stream = [statement for *_, statement in sorted(timed, key=lambda item: item[:2])]
-    lasting = {fact.subject for chain in chains if chain.asked for fact in chain.facts}
-    first_link = min(RELATIONS.index(chain.facts[0].relation) for chain in chains if chain.asked)
+    asked = [chain for chain in chains if chain.asked]
+    lasting = {fact.subject for chain in asked for fact in chain.facts}
+    first_link = min(RELATIONS.index(chain.facts[0].relation) for chain in asked)
     documents: list[list[Statement]] = [[]]
     live: list[str] = []
-    struck: set[str] = set()
+    withdrawn: set[str] = set()
     for statement in stream:
-        current = documents[-1]
-        if statement.subject in struck:
+        subject, is_fact = statement.subject, statement.kind == "fact"
+        if subject in withdrawn:
             continue
-        # The first link of a chain that no question asks about never looks as if it mattered: it takes no place.
-        if statement.kind == "fact" and (
-            statement.subject in lasting or RELATIONS.index(statement.relation) > first_link
-        ):
+        # The first link of a chain that no question asks about never seems to matter.
+        if is_fact and (subject in lasting or RELATIONS.index(statement.relation) > first_link):
             if config.capacity is not None and len(live) >= config.capacity:
-                current = _withdraw(config, documents, live, lasting, struck, rng)
-            live.append(statement.subject)
-        told_here = any(other.subject == statement.subject for other in current)
-        begins_errata = (
-            config.errata
-            and statement.kind == "correction"
-            and any(o.kind == "fact" for o in current)
-        )
-        if current and (len(current) >= config.facts_per_document or told_here or begins_errata):
-            current = []
-            documents.append(current)
-        current.append(statement)
+                gone = [name for name in live if name not in lasting]
+                if gone:  # else the chains of all questions are complete
+                    gone = rng.sample(gone, min(len(gone), config.facts_per_document))
+                    _start_document(documents)
+                    documents[-1].extend(Statement("withdrawal", name) for name in gone)
+                    documents.append([])
+                    withdrawn.update(gone)
+                    live = [name for name in live if name not in gone]
+            live.append(subject)
+        current = documents[-1]
+        begins_errata = config.errata and not is_fact and any(o.kind == "fact" for o in current)
+        if (
+            len(current) >= config.facts_per_document
+            or any(other.subject == subject for other in current)
+            or begins_errata
+        ):
+            _start_document(documents)
+        documents[-1].append(statement)
     return documents
 
 
-def _withdraw(
-    config: WorldConfig,
-    documents: list[list[Statement]],
-    live: list[str],
-    lasting: set[str],
-    struck: set[str],
-    rng: random.Random,
-) -> list[Statement]:
-    """Add a document that withdraws some of the facts that do not matter; returns the fresh one after it."""
-    candidates = [subject for subject in live if subject not in lasting]
-    if not candidates:  # all that is asked has been told: what comes now does not matter
-        return documents[-1]
-    gone = rng.sample(candidates, min(len(candidates), config.facts_per_document))
-    notice = [Statement("withdrawal", subject) for subject in gone]
+def _start_document(documents: list[list[Statement]]) -> None:
     if documents[-1]:
         documents.append([])
-    documents[-1].extend(notice)
-    documents.append([])
-    struck.update(gone)
-    live[:] = [subject for subject in live if subject not in gone]
-    return documents[-1]

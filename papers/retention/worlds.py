@@ -22,8 +22,7 @@ from atommem.embedding import make_embedder
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.scoring.statistics import holm
-from atommem.envs.synthetic.expert import Expert
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import Expert, ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task

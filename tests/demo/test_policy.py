@@ -22,7 +22,7 @@ from atommem.demo.worlds import world_of
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.environment import make_environments
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.policy.contract import Sampling
 from tests.fakes import make_episode_runner

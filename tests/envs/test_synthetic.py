@@ -15,8 +15,7 @@ from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.questions_shown import MODES
-from atommem.envs.synthetic.expert import Expert, Faults
-from atommem.envs.synthetic.expert_policy import ExpertPolicy
+from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
@@ -132,7 +131,7 @@ def test_synthetic_command_writes_tasks_and_provenance(
     provenance = json.loads((tmp_path / f"{out.name}.json").read_text())
     assert (provenance["world"]["corrections"], provenance["seed"]) == (0.8, 3)
     assert main(["synthetic", "--out", str(out), "--n", "1", "--hops", "9"]) == 2
-    assert "hops is 9-9" in capsys.readouterr().err
+    assert "hops=9-9" in capsys.readouterr().err
 
 
 def runner_of(

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atommem.config import check_choice, check_least, check_probabilities, setting
-from atommem.envs.synthetic.names import MOST_NAMES, names_of
-from atommem.envs.synthetic.prose import PROSES, Statement, get_prose
+from atommem.envs.synthetic.prose import MOST_NAMES, PROSES, Statement, get_prose, names_of
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 
