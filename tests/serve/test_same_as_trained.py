@@ -46,7 +46,8 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     environment = environment_config("longdoc", **world)
     embedder = make_embedder(EmbedderConfig(embedder="hashing"))
     task = next(generate(WorldConfig(), 1, 3))
-    policy = ScriptedPolicy(tokenizer, note_taker)
+    policy: Any = ScriptedPolicy(tokenizer, note_taker)
+    policy.tokenizer = tokenizer
 
     limits = {"max_completion_length": 200, "episode_max_tokens": None, "episode_max_seconds": None}
     args: Any = SimpleNamespace(temperature=1.0, template_kwargs={}, **limits)
@@ -55,7 +56,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
 
     environments = make_environments(environment, tokenizer)
     run = RunConfig(memory=MEMORY, sampling=Sampling(max_tokens=200))
-    setup = Setup(run, policy, embedder, environments)  # type: ignore[arg-type]
+    setup = Setup(run, policy, embedder, environments)
     evaluated = await make_method("atommem", setup).run(task)
     for one, other in zip(evaluated.steps, trained.steps, strict=True):
         assert one.token_ids == other.token_ids
