@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     except BudgetSpentError as error:
         print_error(
             f"{error} Every finished episode is in {config.out}; the same command with a larger "
-            "--budget_tokens, --call_budget or --cost_budget continues there."
+            "--budget_tokens or --call_budget continues there."
         )
         return EXIT_BUDGET_SPENT
     _print_summary(result, Path(config.out))
