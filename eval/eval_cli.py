@@ -9,18 +9,21 @@ from pathlib import Path
 from atommem.environment import find_environment
 from atommem.envs.scoring.records import EvalResult
 from atommem.errors import BudgetSpentError, check_writable
-from atommem.eval.eval_config import EvalContext, EvalRun, parse_arguments
+from atommem.eval.eval_config import (
+    EXIT_BUDGET_SPENT,
+    EXIT_TOO_MANY_FAILED,
+    EvalContext,
+    EvalRun,
+    parse_arguments,
+    print_error,
+    print_interrupted,
+)
 from atommem.eval.output import SUMMARY, trace_path
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.results import make_results
 from atommem.eval.reporting.tables import make_tables
 from atommem.eval.runner import Budget, evaluate
 from atommem.policy.opening import model_folder
-
-EXIT_REFUSED = 2
-EXIT_TOO_MANY_FAILED = 3
-EXIT_BUDGET_SPENT = 4
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,20 +83,6 @@ async def _run(evaluation: EvalRun) -> EvalResult:
             settings=settings,
             budget=Budget(config.budget_tokens),
         )
-
-
-def print_error(text: str) -> None:
-    """Print a failure to standard error."""
-    print(f"atommem eval: {text}", file=sys.stderr)
-
-
-def print_interrupted(out: str | Path) -> int:
-    """Print how to continue; returns the exit status."""
-    print(
-        f"\nInterrupted. Every finished episode is in {out}; the same command continues there.",
-        file=sys.stderr,
-    )
-    return EXIT_INTERRUPTED
 
 
 def _print_summary(result: EvalResult, out: Path) -> None:

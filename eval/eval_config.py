@@ -1,12 +1,14 @@
-"""Settings of ``atommem eval``, and the policy, embedder and environments that they open."""
+"""Settings of ``atommem eval``, what they open, and exit statuses."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from atommem.arguments import Parser, make, split_config
@@ -25,6 +27,11 @@ from atommem.eval.methods.baseline import Method, Setup
 from atommem.policy.opening import check_window, open_policy, policy_identity
 from atommem.process import ended_by_ctrl_c
 from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
+
+EXIT_REFUSED = 2
+EXIT_TOO_MANY_FAILED = 3
+EXIT_BUDGET_SPENT = 4
+EXIT_INTERRUPTED = 130
 
 
 @dataclass
@@ -206,3 +213,17 @@ class EvalContext:
             "method": {"name": config.method},
         }
         return make_method(config.method, setup), settings
+
+
+def print_error(text: str) -> None:
+    """Print a failure to standard error."""
+    print(f"atommem eval: {text}", file=sys.stderr)
+
+
+def print_interrupted(out: str | Path) -> int:
+    """Print how to continue; returns the exit status."""
+    print(
+        f"\nInterrupted. Every finished episode is in {out}; the same command continues there.",
+        file=sys.stderr,
+    )
+    return EXIT_INTERRUPTED

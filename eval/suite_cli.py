@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from atommem.arguments import Parser, pop_flags
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable
-from atommem.eval.eval_cli import (
+from atommem.eval.eval_config import (
     EXIT_BUDGET_SPENT,
     EXIT_REFUSED,
     EXIT_TOO_MANY_FAILED,
+    EvalContext,
     print_error,
     print_interrupted,
 )
-from atommem.eval.eval_config import EvalContext
 from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
