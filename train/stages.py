@@ -84,12 +84,13 @@ def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 
     args, model = settings.args, settings.model
-    name, tokenizer = str(model.model_name_or_path), load_tokenizer(model)
+    name = str(model.model_name_or_path)
     if (Path(name) / "adapter_config.json").is_file():
         raise ConfigError(
             f"model_name_or_path={name}: this is an adapter. Merge it into its base model to train "
             "it asynchronously."
         )
+    tokenizer = load_tokenizer(model)
     args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
     return AsyncMemoryGRPOTrainer(
         model=name,
