@@ -99,7 +99,7 @@ def model_folder(setting: str, name: str) -> str:
 
 
 def check_window(setting: str, tokens: int, folder: str) -> None:
-    """Check that completions leave room for a prompt in a model's window, if its folder names one."""
+    """Check that completions leave room for a prompt in the window that a folder names."""
     file = Path(folder) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     window = config.get("max_position_embeddings", tokens + 1)
