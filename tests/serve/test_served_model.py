@@ -23,7 +23,6 @@ from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
 from tests.serve.servers import until
 
-
 pytestmark = pytest.mark.slow  # transformers is imported
 
 
