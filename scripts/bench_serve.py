@@ -179,19 +179,10 @@ def main(argv: list[str] | None = None) -> int:
         log = Path(name) / "log.txt"
         script = str(Path(__file__).resolve())
         engine = [sys.executable, script, "engine", str(ports[0]), str(options.latency)]
-        serve = [
-            *ATOMMEM,
-            "serve",
-            "--policy",
-            engine_url,
-            "--api",
-            "chat",
-            "--port",
-            str(ports[1]),
-        ]
-        serve += ["--db", f"sqlite:///{name}/log.db", "--embedder", "hashing", "--max_reads", "2"]
-        serve += ["--active", "256", "--max_requests", "4096"]
-        serve += ["--open_conversations", str(options.open)]
+        words = f"""serve --policy {engine_url} --api chat --port {ports[1]} --embedder hashing
+            --db sqlite:///{name}/log.db --max_reads 2 --active 256 --max_requests 4096
+            --open_conversations {options.open}"""
+        serve = [*ATOMMEM, *words.split()]
         with started(engine, f"{engine_url}/v1/models", log):
             with started(serve, f"{url}/ready", log) as process:
                 secrets = asyncio.run(give_secrets(url, options.conversations, 0))

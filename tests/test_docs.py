@@ -133,7 +133,7 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
     for text in ("step 2/3, acting", "call: lookup", "overlap: ", "overlap on the 6 tasks"):
         assert text in printed
     out = atlas / "report"
-    assert cli.main(["report", *folders, "--out", str(out), "--training", f"{atlas}/grpo"]) == 0
+    assert cli.main(["report", *folders, "--out", str(out)]) == 0
     for file in ("tables.md", "report.html"):
         assert all(word in (out / file).read_text() for word in ("overlap", "lookup"))
 
