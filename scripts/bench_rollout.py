@@ -42,7 +42,8 @@ from atommem.rollout import EpisodeRunner, Limits
 GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}
 LEAST_SPEED = 2.5
-WORDS = "river house music winter train garden letter stone market light".split()
+WORDS = ["river", "house", "music", "winter", "train"]
+WORDS += ["garden", "letter", "stone", "market", "light"]
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
 
 
