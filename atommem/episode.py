@@ -84,15 +84,12 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     """Every question has an answer, or an environment without questions came to its end."""
-    UNANSWERED = "unanswered"
-    """The steps ran out before every question had an answer."""
+    UNANSWERED = "unanswered"  # the steps ran out before every question had an answer
     STEP_LIMIT = "step_limit"
     TOKEN_LIMIT = "token_limit"
     TIME_LIMIT = "time_limit"
-    CONTEXT_OVERFLOW = "context_overflow"
-    """The prompt did not fit the policy's context window."""
-    FAILED = "failed"
-    """An outage outside of the policy: counted, not scored."""
+    CONTEXT_OVERFLOW = "context_overflow"  # the prompt did not fit the policy's context window
+    FAILED = "failed"  # an outage outside of the policy: counted, not scored
 
 
 @dataclass(slots=True)

@@ -21,11 +21,10 @@ from atommem.memory.rules import (
     Refused,
     Rule,
     StoreState,
-    lowest,
 )
 from atommem.rules.eviction import Lowest, read_weights, steps_of_last_use
 
-# Deletion by use and by utility (arXiv 2505.16067, sections 4 and 5.2) ---------------------------
+# Deletion by use and by utility (arXiv 2505.16067, section 4)
 
 
 class Periodic(Rule):
@@ -106,21 +105,7 @@ class Combined(Periodic):
         return [*harmful, *unused]
 
 
-class Constrained(Periodic):
-    """Delete periodically and, at capacity, the record with the lowest mean utility.
-
-    Records that no task was shown go last, the oldest first, as in the authors' code. The capacity
-    is enforced before a new record; their code enforces it after.
-    """
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, mean = lowest(store, np.nan_to_num(store.column("mean_outcome"), nan=np.inf))
-        if mean == np.inf:
-            return Eviction(chosen, "never used")
-        return Eviction(chosen, f"mean utility {mean:.2f}", mean)
-
-
-# MemoBankRL's case bank ---------------------------------------------------------------------------
+# MemoBankRL's case bank
 
 
 class MemoBank(Lowest):
@@ -214,7 +199,7 @@ def broken_failure(query: str, details: Any) -> str:
     return ""
 
 
-# TraceRetain (arXiv 2606.29178) -------------------------------------------------------------------
+# TraceRetain (arXiv 2606.29178)
 
 LINEAR = {
     "success": 2.0,
