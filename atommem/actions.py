@@ -35,13 +35,11 @@ class ActionSpec:
     """One action that can be written.
 
     Attributes:
-        name: Its name in operations, statistics and traces.
         tag: Its tag, where the dialect has none for `name`; unset: `name`. An action with
             `ARGUMENTS` and without a tag is a tool, written as a call by its name.
         description: Explains it to the model, where the environment's templates do not.
         schema: JSON schema of the arguments (`ARGUMENTS`).
-        ends_anywhere: An element without its closing tag counts as closed where the next tag
-            begins. For actions that do no harm if their text is cut.
+        ends_anywhere: Without its closing tag, it ends where the next tag begins.
     """
 
     name: str
@@ -97,7 +95,6 @@ class Action:
     """One parsed element.
 
     Attributes:
-        kind: The action's name.
         text: The body, stripped: after a handle, in the box of an answer, or the JSON as written.
         handle: The number of the entry in the observation that the model saw (update, delete).
         arguments: The parsed JSON (`Body.ARGUMENTS`).

@@ -17,10 +17,6 @@ class ActivityClock:
     """Measure for how long at least one activity of a kind was going on.
 
     A second with 200 pending requests counts as one, so that times are shares of the wall clock.
-    Times of different kinds may overlap. For one event loop.
-
-    Args:
-        now: A monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

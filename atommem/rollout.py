@@ -313,15 +313,12 @@ class EpisodeRunner:
         Raises:
             TraceError: `past` has a gap, or the environment shows other observations.
         """
-        before = None if kept is None else kept.get((task.id, sample))
-        if before is not None:
-            if not before.in_progress:
-                return before
-            past = before.steps
-        episode = Episode(task_id=task.id, sample=sample, steps=list(past))
+        episode = Episode(task.id, sample, list(past))
         if kept is not None:
-            kept[task.id, sample] = episode
-        spent = sum(step.seconds for step in past)
+            episode = kept.setdefault((task.id, sample), episode)
+        if not episode.in_progress:
+            return episode
+        spent = sum(step.seconds for step in episode.steps)
         started = time.perf_counter()
         environments = self.agent.environments
         try:
