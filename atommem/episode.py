@@ -153,11 +153,6 @@ class Episode:
     seconds: float = 0.0
 
     @property
-    def in_progress(self) -> bool:
-        """Whether the episode has not ended."""
-        return self.stop_reason is None
-
-    @property
     def failed(self) -> bool:
         """Whether an outage ended the episode, which then has no score."""
         return self.stop_reason is StopReason.FAILED
