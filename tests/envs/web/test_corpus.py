@@ -126,6 +126,7 @@ def test_vectors_are_searched_alone_and_fused_with_words(tmp_path: Path) -> None
     assert ranked[0][1] == pytest.approx(1 / 62 + 1 / 61)
 
 
+@pytest.mark.slow
 def test_vector_index_above_the_flat_size_reaches_the_recall_and_covers_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
