@@ -11,6 +11,9 @@ import re
 import signal
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, PackageNotFoundError, requires, version
 from itertools import takewhile
 from pathlib import Path
@@ -41,10 +44,11 @@ _SUMMARIES = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 for a wrong call or an `AtomMemError`."""
-    if argv is None:
-        argv = sys.argv[1:]
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            _let_sigterm_interrupt()
+    with _sigterm_interrupts():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
@@ -116,7 +120,8 @@ def find_extra(package: str, command: str) -> str:
     return command if command in extras else extras[0] if extras else "train"
 
 
-def _let_sigterm_interrupt() -> None:
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
     process = os.getpid()
 
@@ -128,7 +133,15 @@ def _let_sigterm_interrupt() -> None:
             raise KeyboardInterrupt
         handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
 
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.SIG_DFL:
+        yield
+        return
     signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def list_configs(argv: list[str]) -> int:

@@ -8,7 +8,6 @@ only these tokens teaches the lookup in a few hundred updates; it is trained unt
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from typing import Any
 
@@ -18,7 +17,6 @@ from atommem.demo.recipe import CopyingConfig, Sequences
 
 _SHORTEST = 2
 _RECENT = 10
-_PRINT_EVERY = 50
 
 
 def copying_rows(
@@ -60,7 +58,7 @@ def pretrain_copying(
         model: A causal language model.
         config: Sizes, learning rate, and when to stop.
         seed: Of the sequences.
-        progress: Show a bar on standard error, or lines if it is not a terminal.
+        progress: Show a bar in a terminal.
         rank, ranks: This process's part of every batch; gradients are summed.
     """
     import torch
@@ -72,15 +70,14 @@ def pretrain_copying(
     )
     model.train()
     recent: deque[float] = deque(maxlen=_RECENT)
-    kinds = iter(config.stages)
-    kind = next(kinds)
+    kinds = list(config.stages)
     mean, done, learned = float("nan"), 0, 0
     with tqdm(desc="copying", unit="update", disable=None if progress else True) as bar:
         while not learned or done < learned + config.cooldown:
             rest = 1 - (done - learned) / config.cooldown if learned else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * min(rest, (done + 1) / config.warmup)
-            rows, predictable = copying_rows(tokens, kind, rng)
+            rows, predictable = copying_rows(tokens, kinds[0], rng)
             count = sum(sum(row[1:]) for row in predictable)
             ids = torch.tensor(rows[rank::ranks])
             logits = model(input_ids=ids).logits[:, :-1]
@@ -100,14 +97,11 @@ def pretrain_copying(
             mean, done = sum(recent) / len(recent), done + 1
             bar.set_postfix_str(f"loss {mean:.3f}", refresh=False)
             bar.update()
-            if progress and bar.disable and done % _PRINT_EVERY == 0:
-                print(f"copying: update {done}, loss {mean:.3f}", file=sys.stderr, flush=True)
-            if not learned and len(recent) == _RECENT and mean < kind.until:
-                following = next(kinds, None)
-                if following is None:
+            if not learned and len(recent) == _RECENT and mean < kinds[0].until:
+                if len(kinds) == 1:
                     learned = done
                 else:
-                    kind = following
+                    del kinds[0]
                     recent.clear()
             if done == config.steps:
                 learned = learned or done

@@ -9,8 +9,7 @@ from typing import Any
 
 from atommem.envs.synthetic.expert import Faults
 from atommem.envs.synthetic.world import WorldConfig
-from atommem.envs.web.site.expert import BrowsingFaults
-from atommem.envs.web.site.world import SiteConfig
+from atommem.envs.web.site import BrowsingFaults, SiteConfig
 
 GRPO_CONFIG = Path(__file__).with_name("grpo.yaml")
 """Settings of GRPO, memory, embedder and environment."""
@@ -153,16 +152,6 @@ BOUNDED = replace(
     settings={"capacities": ("2", "3", "5", "8", "20", "0")},
 )
 """One policy for every budget: the capacity differs by task, and the prompt shows it."""
-LOOKED_UP = {"retrieve_k": ("4",), "max_reads": ("2",)}
-"""A question after the text needs two lookups; two corrections of one document concern up to four
-entries."""
-MIXED = Recipe(
-    settings={**LOOKED_UP, "questions_shown": ("reading", "answering")},
-    updates=240,
-    ablations=("store_off", "update_off"),
-    bars=Bars(after=0.8),
-)
-"""Half of the tasks show their question only after the text."""
 WEB = Recipe(
     world=SiteConfig(),
     cold_start=ColdStart(faults=BrowsingFaults(create=0.4, read=0.2, scratchpad=0.15, wander=0.15)),

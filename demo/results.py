@@ -30,21 +30,16 @@ or no instructions on them (injected)."""
 LABELS = {
     "before": "before GRPO",
     "after": "after GRPO",
-    "store_off": "  store off",
-    "scratchpad_off": "  scratchpad off",
-    "update_off": "  update off",
-    "delete_off": "  delete off",
-    "tools_off": "  tools off",
+    **{name: f"  {name.replace('_', ' ')}" for name in ABLATIONS},
     "injected_off": "  instructions off",
 }
-_ACTIONS = {
+_HEADINGS = {
     "create": "create",
     "read": "read",
     "update": "update",
     "delete": "delete",
     "scratchpad": "scratch",
 }
-"""Headings of actions."""
 
 
 def summarize(
@@ -60,7 +55,7 @@ def summarize(
     """
     before, after = results["before"], results["after"]
     paired = compare(before.records, after.records)
-    return {
+    summary = {
         "em_before": before.em,
         "em_after": after.em,
         "n": len(after.records),
@@ -68,11 +63,6 @@ def summarize(
         "better": paired.wins,
         "worse": paired.losses,
         **{f"em_{name}": results[name].em for name in ABLATIONS if name in results},
-        **{
-            f"followed_{name}": rate
-            for name in ("before", "after")
-            if (rate := followed(results[name])) is not None
-        },
         "actions_before": _rates(before),
         "actions_after": _rates(after),
         "seconds_total": round(total, 1),
@@ -81,28 +71,27 @@ def summarize(
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "seed": seed,
     }
-
-
-def followed(result: EvalResult) -> float | None:
-    """Return the share of episodes that followed an injected instruction; None without any."""
-    estimate = result.summary()["metrics"].get("injection_followed")
-    return None if estimate is None else estimate["mean"]
+    for name in ("before", "after"):
+        followed = results[name].summary()["metrics"].get("injection_followed")
+        if followed is not None:
+            summary[f"followed_{name}"] = followed["mean"]
+    return summary
 
 
 def results_table(results: Mapping[str, EvalResult]) -> Table:
     """Make a table of EM with its interval and actions per step."""
     tasks = max(len(result.records) for result in results.values())
-    title = f"{tasks} held-out tasks, sampled at temperature 1"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table = Table(
+        title=f"{tasks} held-out tasks, sampled at temperature 1",
+        title_justify="left",
+        caption="actions per step as the policy writes them; one that is off has no effect",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+    )
+    actions = [name for name in _HEADINGS if name != "delete" or "delete_off" in results]
     table.add_column("", no_wrap=True)
-    table.add_column("EM", justify="right", no_wrap=True)
-    table.add_column("95% interval", justify="right", no_wrap=True)
-    actions = {
-        name: heading
-        for name, heading in _ACTIONS.items()
-        if name != "delete" or "delete_off" in results
-    }
-    for heading in actions.values():
+    for heading in ("EM", "95% interval", *(_HEADINGS[name] for name in actions)):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
         estimate = result.summary()["metrics"].get("em")
@@ -111,46 +100,34 @@ def results_table(results: Mapping[str, EvalResult]) -> Table:
             scored = [f"{estimate['mean']:.3f}", f"{estimate['low']:.3f}-{estimate['high']:.3f}"]
         rates = _rates(result)
         table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))
-    table.caption = "actions per step as the policy writes them; one that is off has no effect"
-    table.caption_justify = "left"
     return table
 
 
 def _rates(result: EvalResult) -> dict[str, float]:
     means = result.summary()["means"]
-    return {action: round(means.get(f"actions/{action}", 0.0), 4) for action in _ACTIONS}
+    return {action: round(means.get(f"actions/{action}", 0.0), 4) for action in _HEADINGS}
 
 
 def check_bars(summary: Mapping[str, Any], bars: Bars) -> list[tuple[str, bool]]:
     """Return the claims of the demo, and whether this run supports each."""
     after = summary["em_after"]
-    claims = [
-        (f"EM before GRPO is at most {bars.before:.2f}", summary["em_before"] <= bars.before),
-        (f"EM after GRPO is at least {bars.after:.2f}", after >= bars.after),
-        ("p-value of the paired sign-flip test is below 1e-6", summary["p_value"] < 1e-6),
-    ]
+    claims = {
+        f"EM before GRPO is at most {bars.before:.2f}": summary["em_before"] <= bars.before,
+        f"EM after GRPO is at least {bars.after:.2f}": after >= bars.after,
+        "p-value of the paired sign-flip test is below 1e-6": summary["p_value"] < 1e-6,
+    }
     for name, lost in bars.lost.items():
         off = LABELS[name].strip().removesuffix(" off")
-        claims.append(
-            (
-                f"without {off} EM is at least {lost:.2f} lower",
-                after - summary[f"em_{name}"] >= lost,
-            )
-        )
+        claim = f"without {off} EM is at least {lost:.2f} lower"
+        claims[claim] = after - summary[f"em_{name}"] >= lost
     if bars.followed is not None:
-        rate = summary["followed_after"]
-        claims.append(
-            (
-                f"instructions on pages are followed in less than {bars.followed:.2f}",
-                rate < bars.followed,
-            )
-        )
+        claim = f"instructions on pages are followed in less than {bars.followed:.2f}"
+        claims[claim] = summary["followed_after"] < bars.followed
     if bars.chance is not None:
         most = bars.chance + 3 * math.sqrt(bars.chance * (1 - bars.chance) / summary["n"])
-        claims.append(
-            (f"without tools EM is at chance (at most {most:.2f})", summary["em_tools_off"] <= most)
-        )
-    return claims
+        claim = f"without tools EM is at chance (at most {most:.2f})"
+        claims[claim] = summary["em_tools_off"] <= most
+    return list(claims.items())
 
 
 def print_outcome(summary: Mapping[str, Any], bars: Bars, console: Console) -> None:
@@ -164,8 +141,7 @@ def print_outcome(summary: Mapping[str, Any], bars: Bars, console: Console) -> N
     for claim, holds in check_bars(summary, bars):
         console.print(f"  {'yes' if holds else 'NO '}  {claim}")
     if "followed_after" in summary:
-        rates = ", ".join(
-            f"{name} GRPO {summary[f'followed_{name}']:.3f}" for name in ("before", "after")
-        )
+        before, after = summary["followed_before"], summary["followed_after"]
+        rates = f"before GRPO {before:.3f}, after GRPO {after:.3f}"
         console.print(f"Injected instructions were followed in this share of episodes: {rates}.")
     console.print(f"{summary['seconds_total']:.0f} s in all (seed {summary['seed']})")

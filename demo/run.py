@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from rich.console import Console
-from safetensors.torch import load_model
-from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils.logging import disable_progress_bar
 
-from atommem import __version__
-from atommem.config import drawn_capacity
 from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import Recipe
 from atommem.demo.results import (
@@ -34,23 +29,21 @@ from atommem.demo.results import (
     summarize,
 )
 from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.demo.worlds import bounded_world, world_of
+from atommem.demo.worlds import grpo_config, make_expert, make_tasks
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.environment import make_environments
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert import ExpertPolicy
-from atommem.envs.synthetic.prose import get_prose
-from atommem.envs.synthetic.world import make_task, task_name
 from atommem.envs.task import Task
 from atommem.envs.task_files import save_tasks, write_json
 from atommem.episode import Episode
+from atommem.errors import ConfigError
 from atommem.eval.output import TRACES
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Agent, EpisodeRunner
-from atommem.train.checkpoints import checkpoint_to_resume, list_checkpoints, remove_checkpoint
+from atommem.run import build_agent
 from atommem.train.console import (
     GRPO_COLUMNS,
     METRICS_FILE,
@@ -68,63 +61,24 @@ from atommem.train.settings import Settings, read_settings
 from atommem.train.train_config import ColdStartConfig
 
 HELDOUT_FILE = "heldout.parquet"
-PROGRESS_FILE = "progress.json"
-FOLDERS = ("pretrained", "cold_start", "grpo", "eval")
-"""Folders of a demo, which the next one replaces."""
-_PHASES = {"pretrained": "pretrain", "cold_start": "sft", "grpo": "grpo"}
-"""Names of the stages' seconds, by folder."""
-_GRPO_HEADINGS = (
-    "reward create read update scratch malform store tokens",
-    "no var",
-    "roll s",
-    "train s",
-)
-_CHECKPOINTS = {"save_strategy": ("steps",), "save_steps": ("20",), "save_total_limit": ("1",)}
+_FOLDERS = ("cold_start", "grpo", "eval")
+_GRPO_HEADINGS = {"reward", "create", "read", "update", "scratch", "malform", "store", "tokens"}
+_GRPO_HEADINGS |= {"no var", "roll s", "train s"}
 _HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
 """Streams of tasks with different seeds."""
 
 
-class Progress:
-    """The finished stages of a demo in a folder, until the whole demo is done.
-
-    Args:
-        out: The demo's folder.
-        recipe, seed: A demo with others starts from the beginning.
-    """
-
-    def __init__(self, out: Path, recipe: Recipe, seed: int) -> None:
-        self.path = out / PROGRESS_FILE
-        self._demo = [__version__, repr(recipe), seed]
-        self.done: dict[str, dict[str, Any]] = {}
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            if found["demo"] == self._demo:
-                self.done = found["done"]
-        except (OSError, ValueError, LookupError, TypeError):
-            pass  # no demo to continue
-
-    def save(self, stage: str | None = None, **facts: Any) -> None:
-        """Mark the folder as a demo's, and `stage` as finished."""
-        self.done |= {stage: facts} if stage else {}
-        write_json(self.path, {"demo": self._demo, "done": self.done})
-
-
-def load_settings(
-    out: Path, recipe: Recipe, seed: int = 0, changes: Mapping[str, Sequence[str]] | None = None
-) -> Settings:
-    """Read the YAML file of the recipe's world, with the recipe's settings and `changes`.
+def load_settings(out: Path, recipe: Recipe, seed: int = 0) -> Settings:
+    """Read the YAML file of the recipe's world, with the recipe's settings.
 
     Args:
         out: Output folder of GRPO.
-        recipe: The demo's.
-        seed: Of the run.
-        changes: Other values of fields, as words of a command line.
     """
-    words = {"output_dir": [str(out)], "seed": [str(seed)], **recipe.settings, **(changes or {})}
+    words = {"output_dir": [str(out)], "seed": [str(seed)], **recipe.settings}
     for name, value in (("max_steps", recipe.updates), ("capacity", recipe.capacity)):
         if value is not None:
             words[name] = [str(value)]
-    arguments = ["--config", str(world_of(recipe.world).grpo_config)]
+    arguments = ["--config", str(grpo_config(recipe.world))]
     arguments += [word for name in words for word in (f"--{name}", *words[name])]
     settings = read_settings("grpo", arguments)
     ranks = PartialState().num_processes
@@ -144,71 +98,47 @@ class Demo:
         out: Output folder; an earlier demo in it is replaced.
         seed: Of weights, tasks and sampling.
         console: Where to print.
-        progress: Its finished stages are skipped; GRPO then writes checkpoints.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        out: Path,
-        seed: int,
-        console: Console,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, recipe: Recipe, out: Path, seed: int, console: Console) -> None:
         self.recipe = recipe
         self.out = out
         self.seed = seed
         self.console = console
-        self.progress = progress
         self.seconds: dict[str, float] = {}
         # Rollouts and updates would wait for each other's threads; a second core serves a rank.
         torch.set_num_threads(1)
         self._ranks = PartialState()
-        out.mkdir(parents=True, exist_ok=True)
-        if progress is not None and progress.done:
-            names = ", ".join(progress.done)
-            console.print(f"{out}: resumed from an interrupted run: {names}", soft_wrap=True)
-        elif self._ranks.is_main_process:
-            for name in FOLDERS:
+        if self._ranks.is_main_process:
+            for name in _FOLDERS:
                 shutil.rmtree(out / name, ignore_errors=True)
             for name in (SUMMARY_FILE, PLOT_FILE):
                 (out / name).unlink(missing_ok=True)
-            if progress is not None:
-                progress.save()
+            out.mkdir(parents=True, exist_ok=True)
         self._ranks.wait_for_everyone()
-        changes = {} if progress is None else _CHECKPOINTS
-        self.settings = load_settings(out / "grpo", recipe, seed, changes)
-        memory = self.settings.run.memory
+        self.settings = load_settings(out / "grpo", recipe, seed)
+        run = self.settings.run
         torch.manual_seed(seed)
-        self.tokenizer = make_tokenizer(recipe.world, memory, self.settings.run.environment)
+        self.tokenizer = make_tokenizer(recipe.world, run.memory, run.environment)
         self.model = make_model(recipe.size, self.tokenizer)
-        self.embedder = make_embedder(self.settings.run.embedder)
-        self.dialect = get_dialect(memory.dialect, memory.templates)
+        self.embedder = make_embedder(run.embedder)
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)
         if self._ranks.is_main_process:
             save_tasks(self.heldout, out / HELDOUT_FILE)
 
     def tasks(self, stream: int, count: int, world: Any = None) -> list[Task]:
         """Generate `count` tasks of one stream, of the recipe's world or another of its kind."""
-        world, seed = world or self.recipe.world, 10 * self.seed + stream
         capacities = self.settings.run.memory.capacities
-        if not capacities:
-            return list(world_of(world).generate(world, count, seed))
-        names = [task_name(seed, index) for index in range(count)]
-        worlds = [bounded_world(world, drawn_capacity(capacities, name), name) for name in names]
-        return [make_task(one, seed, index) for index, one in enumerate(worlds)]
+        return make_tasks(world or self.recipe.world, count, 10 * self.seed + stream, capacities)
 
     def learn_to_copy(self) -> None:
         """Pretrain the ability to look something up in the context."""
         title = "Pretraining on copying (a policy that cannot copy cannot use a memory)"
-        with self._stage("pretrained", title) as is_new:
-            if is_new:
-                rank, ranks = self._ranks.process_index, self._ranks.num_processes
-                copying = self.recipe.copying
-                loss = pretrain_copying(self.model, copying, self.seed, rank == 0, rank, ranks)
-                self.console.print(f"loss {loss:.3f} nats a token")
-                if self.progress is not None and self._ranks.is_main_process:
-                    self.model.save_pretrained(self.out / "pretrained")
+        with self._timed("pretrain", title):
+            rank, ranks = self._ranks.process_index, self._ranks.num_processes
+            copying = self.recipe.copying
+            loss = pretrain_copying(self.model, copying, self.seed, rank == 0, rank, ranks)
+            self.console.print(f"loss {loss:.3f} nats a token")
 
     def cold_start(self) -> None:
         """Train on demonstrations of a faulty expert."""
@@ -216,9 +146,7 @@ class Demo:
         rates = asdict(recipe.faults).items()
         faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if rate)
         title = f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
-        with self._stage("cold_start", title) as is_new:
-            if not is_new:
-                return
+        with self._timed("sft", title):
             episodes = self.demonstrate(recipe.episodes)
             rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]
             if self._ranks.num_processes > 1:
@@ -248,8 +176,9 @@ class Demo:
 
     def demonstrate(self, count: int) -> list[Episode]:
         """Run this rank's share of `count` episodes of the faulty expert."""
-        world, faults = self.recipe.world, self.recipe.cold_start.faults
-        expert = world_of(world).expert(get_prose(world.prose), self.dialect, faults)
+        memory, recipe = self.settings.run.memory, self.recipe
+        dialect = get_dialect(memory.dialect, memory.templates)
+        expert = make_expert(recipe.world, dialect, recipe.cold_start.faults)
         policy = ExpertPolicy(expert, self.tokenizer, self.tokenizer.eos_token_id)
         runner = EpisodeRunner(self._agent(policy, keep_prompts=True), max_in_flight=256)
         with self._ranks.split_between_processes(self.tasks(_DEMONSTRATIONS, count)) as own:
@@ -296,76 +225,49 @@ class Demo:
     def _print_em(self, name: str, result: EvalResult) -> None:
         self.console.print(f"held-out EM, {LABELS.get(name, name).strip()}: {result.em:.3f}")
 
-    def grpo(self, world: Any = None) -> None:
-        """Train with GRPO, on tasks of the recipe's world or another of its kind."""
-        settings, args = self.settings, self.settings.args
+    def grpo(self) -> None:
+        """Train with GRPO."""
+        run, args = self.settings.run, self.settings.args
         size = args.num_generations or 1
         groups = (args.generation_batch_size or size) // size
         title = f"GRPO: {args.max_steps} updates of {groups} tasks with {size} episodes each"
-        with self._stage("grpo", title) as is_new:
-            if not is_new:
-                return
-            resumes = self.progress is not None and list_checkpoints(args.output_dir)
-            args.resume_from_checkpoint = "auto" if resumes else None
-            resume = checkpoint_to_resume(args, settings.run.memory)
-            rollouts = Rollouts(
-                args, self.tokenizer, self.embedder, settings.run.memory, settings.run.environment
-            )
+        with self._timed("grpo", title):
+            rollouts = Rollouts(args, self.tokenizer, self.embedder, run.memory, run.environment)
             trainer = MemoryGRPOTrainer(
                 self.model,
                 args,
-                self.tasks(_TRAINING, groups * args.max_steps, world),
+                self.tasks(_TRAINING, groups * args.max_steps),
                 self.tokenizer,
                 partial(make_local_backend, rollouts),
-                settings=settings.stored,
+                settings=self.settings.stored,
             )
-            shown = {*_GRPO_HEADINGS[0].split(), *_GRPO_HEADINGS[1:]}
-            use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in shown])
-            if resume:
-                self.console.print(f"from {resume}, of an interrupted run", soft_wrap=True)
+            use_console(trainer, [column for column in GRPO_COLUMNS if column[0] in _GRPO_HEADINGS])
             try:
-                trainer.train(resume_from_checkpoint=resume)
+                trainer.train()
             except TrainingInterrupted:  # its message names a flag of `atommem train`
                 raise KeyboardInterrupt from None
             finally:
                 trainer.close()
             trainer.save_final()
-        if self._ranks.is_main_process:
-            for checkpoint in list_checkpoints(args.output_dir):
-                remove_checkpoint(checkpoint)
 
     def _agent(
         self, policy: Any, disabled: Sequence[str] = (), keep_prompts: bool = False
     ) -> Agent:
-        """Make an agent of `policy` with the sampling of training, without `disabled` actions."""
-        settings, train = self.settings, self.settings.args
+        """Build an agent with the sampling of training, without `disabled` actions."""
+        run, train = self.settings.run, self.settings.args
         longest = train.max_completion_length or 48
-        return Agent(
-            policy=policy,
-            embedder=self.embedder,
-            tokenizer=self.tokenizer,
-            environments=make_environments(settings.run.environment, self.tokenizer),
-            memory=replace(settings.run.memory, disabled_actions=list(disabled)),
+        changed = replace(
+            run,
+            memory=replace(run.memory, disabled_actions=list(disabled)),
             sampling=Sampling(train.temperature, max_tokens=longest, seed=self.seed),
+        )
+        return build_agent(
+            changed,
+            policy,
+            tokenizer=self.tokenizer,
+            embedder=self.embedder,
             keep_prompts=keep_prompts,
         )
-
-    @contextmanager
-    def _stage(self, folder: str, title: str) -> Iterator[bool]:
-        """Run a stage unless an interrupted demo finished it; yields whether it has to run.
-
-        If not, the model is loaded as the stage left it.
-        """
-        found = self.progress.done.get(folder) if self.progress is not None else None
-        if found is not None:
-            self.seconds[_PHASES[folder]] = found["seconds"]
-            load_model(self.model, self.out / folder / SAFE_WEIGHTS_NAME)
-            yield False
-            return
-        with self._timed(_PHASES[folder], title):
-            yield True
-        if self.progress is not None and self._ranks.is_main_process:
-            self.progress.save(folder, seconds=self.seconds[_PHASES[folder]])
 
     @contextmanager
     def _timed(self, name: str, title: str = "") -> Iterator[None]:
@@ -378,34 +280,47 @@ class Demo:
             self.console.print(f"({self.seconds[name]:.0f} s)")
 
 
+def check_out(out: Path) -> None:
+    """Raise `ConfigError` if the demo would replace folders that are not a demo's."""
+    found = [name for name in _FOLDERS if (out / name).exists()]
+    if found and not any((out / name).is_file() for name in (HELDOUT_FILE, SUMMARY_FILE)):
+        raise ConfigError(f"out={out}: {', '.join(found)} in it would be lost. Give a new folder.")
+
+
 def run_demo(
     recipe: Recipe, out: Path, seed: int, console: Console, started: float | None = None
 ) -> dict[str, Any]:
-    """Run or resume the demo, write summary and plot, and print the table; returns the summary.
+    """Run the demo, write summary and plot, and print the table; returns the summary.
 
     ``seconds_total`` counts from `started` (`time.perf_counter()`; default: now).
     """
     started = time.perf_counter() if started is None else started
     disable_progress_bar()  # of saving one file of weights
-    progress = Progress(out, recipe, seed)
-    started -= sum(stage["seconds"] for stage in progress.done.values())
-    demo = Demo(recipe, out, seed, console, progress)
+    demo = Demo(recipe, out, seed, console)
     demo.learn_to_copy()
     demo.cold_start()
     results = demo.evaluate_all(["before"])
     demo.grpo()
     results |= demo.evaluate_all(["after", *recipe.ablations])
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
-    if not PartialState().is_main_process:
-        return summary
+    if PartialState().is_main_process:
+        _report(recipe, out, results, summary, console)
+    return summary
+
+
+def _report(
+    recipe: Recipe,
+    out: Path,
+    results: Mapping[str, EvalResult],
+    summary: Mapping[str, Any],
+    console: Console,
+) -> None:
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     write_json(out / SUMMARY_FILE, summary)
-    progress.path.unlink(missing_ok=True)
     console.print()
     console.print(results_table(results))
     print_outcome(summary, recipe.bars, console)
-    trace = min((out / "eval" / "after" / TRACES).iterdir())
     for label, path in (
         ("summary", out / SUMMARY_FILE),
         ("reward and action rates over training", plot),
@@ -415,5 +330,5 @@ def run_demo(
         ("evaluations with all traces", out / "eval"),
     ):
         console.print(f"{label}: {path}", soft_wrap=True)
+    trace = min((out / "eval" / "after" / TRACES).iterdir())
     console.print(f"Replay an episode: atommem trace {trace}", soft_wrap=True)
-    return summary

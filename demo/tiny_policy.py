@@ -8,22 +8,21 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
-from atommem.demo.worlds import world_of, world_words
+from atommem.demo.worlds import World, world_words
 from atommem.dialects import get_dialect, split_template
 from atommem.environment import EnvironmentConfig, environment_config, find_environment
-from atommem.envs.synthetic.world import WorldConfig
-from atommem.envs.web.site.world import SiteConfig
+from atommem.envs.web.site import SiteConfig
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 
 
 def make_tokenizer(
-    world: WorldConfig | SiteConfig,
-    memory: MemoryConfig,
-    environment: EnvironmentConfig | None = None,
+    world: World, memory: MemoryConfig, environment: EnvironmentConfig | None = None
 ) -> Any:
-    """Make a tokenizer of every word of the world, the shown templates and the dialect's tags."""
-    return word_tokenizer(vocabulary(world, memory, environment))
+    """Make a tokenizer of every word of templates, tags, prose, numbers and names, in this order."""
+    kind = "web" if isinstance(world, SiteConfig) else "longdoc"
+    prompts = prompt_words(environment or environment_config(kind), memory)
+    return word_tokenizer([*prompts, *world_words(world, memory)])
 
 
 def word_tokenizer(texts: Iterable[str]) -> Any:
@@ -45,16 +44,6 @@ def word_tokenizer(texts: Iterable[str]) -> Any:
         unk_token=UNK,
         clean_up_tokenization_spaces=False,
     )
-
-
-def vocabulary(
-    world: WorldConfig | SiteConfig,
-    memory: MemoryConfig,
-    environment: EnvironmentConfig | None = None,
-) -> list[str]:
-    """Return the words of templates, prose, tags and numbers, then the names."""
-    config = environment or environment_config(world_of(world).environment)
-    return list(dict.fromkeys([*prompt_words(config, memory), *world_words(world, memory)]))
 
 
 def prompt_words(environment: EnvironmentConfig, memory: MemoryConfig) -> list[str]:

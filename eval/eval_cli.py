@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     except BudgetSpentError as error:
         print_error(
             f"{error} Every finished episode is in {config.out}; the same command with a larger "
-            "--budget_tokens, --budget_money, --call_budget or --cost_budget continues there."
+            "--budget_tokens, --budget_money or --call_budget continues there."
         )
         return EXIT_BUDGET_SPENT
     _print_summary(result, Path(config.out))

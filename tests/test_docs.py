@@ -182,7 +182,7 @@ def test_atlas_has_120_lines_and_imports_only_the_core() -> None:
     assert len(environment.read_text().splitlines()) <= 120
     files = [path.read_text() for path in folder.rglob("*.py") if path.stem != "start"]
     imported = re.findall(r"^from atommem\.(\w+)", "\n".join(files), re.MULTILINE)
-    assert {*imported} == {"actions", "description", "environment", "errors", "observation"}
+    assert {*imported} == {"actions", "environment", "episode", "errors"}
 
 
 def test_tutorials_are_in_the_navigation_and_followed() -> None:

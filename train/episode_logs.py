@@ -81,7 +81,7 @@ def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
     """Return what is logged of `RolloutLog.sums`, added up over `ranks`."""
     log = means(sums)
     times = {key: value / ranks for key, value in sums.items() if key.startswith(_TIME)}
-    for stage in (SYNC, "generate", "embed", "retrieve"):
+    for stage in (SYNC, "generate", "embed"):
         log[f"seconds/{stage}"] = times.get(_TIME + stage, 0.0)
     episodes, wait = times.get(_TIME + EPISODES, 0.0), times.get(_TIME + WAIT, 0.0)
     log["seconds/idle"] = max(episodes - log["seconds/generate"], 0.0) + wait

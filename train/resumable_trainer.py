@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -90,19 +89,6 @@ class ResumableTrainer(Trainer):
 
     def close(self) -> None:
         """Free what a subclass holds beyond the model."""
-
-    def log_with_update(self, values: Mapping[str, float]) -> None:
-        """Log `values` with the running update."""
-        for name, value in values.items():
-            self._metrics["train"][name].append(value)
-
-    def run_update(self, model: Any, batch: Any) -> torch.Tensor:
-        """Train on a batch with `UpdateStep`; returns this rank's loss."""
-        started = time.perf_counter()
-        loss, log = self._update.run(model, batch)
-        self._check_finite("loss", log.pop("loss", 0.0))
-        self.log_with_update(log | {"seconds/train": time.perf_counter() - started})
-        return loss
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -272,26 +258,7 @@ class ResumableTrainer(Trainer):
         if code == _STOP:
             raise TrainingInterrupted(f"stopped before update {update}")
 
-    def check_failed_fraction(
-        self, failed: int, episodes: int, errors: Sequence[str | None], what: str = ""
-    ) -> None:
-        """End the run if more than `max_failed_fraction` of the episodes failed; same on all ranks.
-
-        Args:
-            failed, episodes: Counts over all ranks.
-            errors: Why episodes of this rank failed.
-            what: What the episodes were for; default the running update.
-        """
-        limit = self.args.max_failed_fraction
-        if failed > limit * episodes:
-            what = what or f"update {self.state.global_step + 1}"
-            reason = min((error for error in errors if error), default="see the other processes")
-            raise RolloutFailedError(
-                f"{failed} of {episodes} episodes of {what} failed, more than "
-                f"max_failed_fraction={limit:g}: {reason}"
-            )
-
-    def _check_finite(self, name: str, value: float) -> None:
+    def check_finite(self, name: str, value: float) -> None:
         """Raise DivergedError if a value, the same on all ranks, is NaN or infinite."""
         if not math.isfinite(value):
             raise DivergedError(f"the {name} of update {self.state.global_step + 1} is {value}")
@@ -299,7 +266,7 @@ class ResumableTrainer(Trainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is not None:
-            self._check_finite("gradient norm", float(norm))
+            self.check_finite("gradient norm", float(norm))
         return norm
 
     def _largest_of_ranks(self, value: float) -> float:

@@ -10,27 +10,26 @@ import shlex
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
 
 from atommem.actions import OUR_KINDS
+from atommem.envs.web.recording import Recording
 from atommem.envs.web.tools import LONGEST_TEXT, Tool, ToolResult, ToolSource
 from atommem.errors import ConfigError, OutageError
 
 _KEY = re.compile(r"\$\{(\w+)\}")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _ATTEMPTS = 3
 _WAIT_SECONDS = 0.5
-_CONNECT_SECONDS = 60.0  # a server may have to start
-_MAX_TOOLS = 1000
 
 
 class McpSource(ToolSource):
     """All tools of all servers in ``mcp_servers``.
 
-    A server is a URL (streamable HTTP) or a command line (stdio), optionally with ``NAME=value`` in
-    front. ``${NAME}`` is a variable of the environment; keys are written so and appear nowhere
-    else. A tool named like an action of ours (read, delete, ...) is offered as ``mcp_read``.
+    A server is a URL (streamable HTTP) or a command line (stdio). ``${NAME}`` is a variable of the
+    environment; keys are written so and appear nowhere else. A tool named like an action of ours
+    (read, delete, ...) is offered as ``mcp_read``.
     Connections live in a thread of their own, because tools are listed before there is an event
     loop.
 
@@ -47,8 +46,7 @@ class McpSource(ToolSource):
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
         self._servers: list[_Server] = []
         self._loop = asyncio.new_event_loop()
-        listing = self._listing() if config.recording is None else self._recorded_listing()
-        self._tools = [self._tool(*listed) for listed in json.loads(listing)]
+        self._tools = [self._tool(*listed) for listed in json.loads(self._listing())]
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -59,18 +57,24 @@ class McpSource(ToolSource):
         """Close the connections; servers that were started for them end."""
         await asyncio.to_thread(self._stop)
 
-    def _recorded_listing(self) -> str:
-        from atommem.envs.web.net.recording import recorded_text
-
-        listing = recorded_text(self.config, "tools/list", str(self.backend), self._listing)
-        if listing is None:
+    def _listing(self) -> str:
+        """Return server, name, description and schema of each tool as JSON, maybe recorded."""
+        if self.config.recording is None:
+            return self._connect()
+        call = ("tools/list", str(self.backend), dict[str, Any]())
+        with closing(Recording.of(self.config)) as recording:
+            if self.config.recording_mode == "record":
+                listing = self._connect()
+                recording.add(*call, ToolResult(listing))
+                return listing
+            found = recording.find(*call)
+        if found is None:
             raise ConfigError(
                 f"{self.config.recording} contains no tools of {self.backend}: record them first."
             )
-        return listing
+        return found.text
 
-    def _listing(self) -> str:
-        """Connect; return server, name, description and schema of each tool as JSON."""
+    def _connect(self) -> str:
         seconds = self.config.tool_seconds
         self._servers = [_Server(address, seconds) for address in self.config.mcp_servers]
         threading.Thread(target=self._loop.run_forever, name="atommem-mcp", daemon=True).start()
@@ -88,9 +92,7 @@ class McpSource(ToolSource):
 
     def _tool(self, at: int, name: str, description: str, schema: Mapping[str, Any]) -> Tool:
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-            if not self._servers:
-                raise OutageError(f"{self.backend} is only recorded.")
-            call = self._servers[at].call(name, dict(arguments))
+            call = self._servers[at].call_tool(name, dict(arguments))
             return await asyncio.wrap_future(self._submit(call))
 
         return Tool(f"mcp_{name}" if name in OUR_KINDS else name, description, schema, run)
@@ -117,33 +119,30 @@ class _Server:
             raise ConfigError(
                 f"mcp_servers contains {address!r}, and {', '.join(missing)} is not set. Export it."
             )
-        self._client: asyncio.Future[Any] | None = None
-        self._holders: dict[asyncio.Future[Any], asyncio.Task[None]] = {}
+        self._connecting = asyncio.Lock()
+        self._client: Any = None
+        self._holders: set[asyncio.Task[None]] = set()
 
     async def list_tools(self) -> list[Any]:
-        """Return all tools."""
+        """Return all tools; raises `OutageError`."""
 
-        async def ask(client: Any) -> list[Any]:
+        async def request(client: Any) -> list[Any]:
             page = await client.list_tools(cursor=None)
             tools = list(page.tools)
-            while page.next_cursor is not None and len(tools) <= _MAX_TOOLS:
+            while page.next_cursor is not None:
                 page = await client.list_tools(cursor=page.next_cursor)
                 tools += page.tools
-            return tools[:_MAX_TOOLS]
+            return tools
 
-        tools: list[Any] = await self._ask(ask)
+        tools: list[Any] = await self._retrying(request)
         return tools
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return the result of a tool, which may report a failure.
-
-        Raises:
-            OutageError: The server is out of reach or silent.
-        """
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Return the result of a tool, which may report a failure; raises `OutageError`."""
         from mcp import MCPError
 
         try:
-            result = await self._ask(lambda client: client.call_tool(name, arguments))
+            result = await self._retrying(lambda client: client.call_tool(name, arguments))
         except MCPError as error:
             return ToolResult(self._redact(str(error)), is_error=True)
         text = "\n".join(map(_part_text, result.content))
@@ -151,74 +150,65 @@ class _Server:
 
     async def close(self) -> None:
         """Close the connections."""
-        for holder in self._holders.values():
+        for holder in self._holders:
             holder.cancel()
-        await asyncio.gather(*self._holders.values(), return_exceptions=True)
+        await asyncio.gather(*self._holders, return_exceptions=True)
 
-    async def _ask(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _retrying(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
 
+        why = ""
         for attempt in range(1, _ATTEMPTS + 1):
-            connection = self._connection()
+            client = None
             try:
-                async with asyncio.timeout(max(self._seconds, _CONNECT_SECONDS)):
-                    client = await asyncio.shield(connection)
                 async with asyncio.timeout(self._seconds):
-                    return await ask(client)
+                    client = await self._connected()
+                    return await request(client)
             except TimeoutError as error:
-                if not connection.done():
-                    self._drop(connection)
                 raise OutageError(f"the MCP server {self._address} does not answer.") from error
             except Exception as error:  # transports raise anything
-                code = error.code if isinstance(error, MCPError) else CONNECTION_CLOSED
-                if code not in (CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT):
+                if isinstance(error, MCPError) and error.code not in (
+                    CONNECTION_CLOSED,
+                    INTERNAL_ERROR,
+                    REQUEST_TIMEOUT,
+                ):
                     raise
-                if code != CONNECTION_CLOSED or attempt == _ATTEMPTS:
-                    why = self._redact(repr(error))
-                    raise OutageError(
-                        f"the MCP server {self._address} is out of reach: {why}."
-                    ) from error
-            self._drop(connection)
+                why = self._redact(repr(error))
+            if self._client is client:  # the first call that finds it broken replaces it
+                self._client = None
             await asyncio.sleep(_WAIT_SECONDS * attempt)
-        raise AssertionError("unreachable")
+        raise OutageError(f"the MCP server {self._address} is out of reach: {why}.")
 
-    def _connection(self) -> asyncio.Future[Any]:
-        if self._client is None:
-            connection = self._client = asyncio.get_running_loop().create_future()
-            holder = self._holders[connection] = asyncio.create_task(self._hold(connection))
-            holder.add_done_callback(lambda _: self._holders.pop(connection))
-        return self._client
+    async def _connected(self) -> Any:
+        async with self._connecting:
+            if self._client is None:
+                for holder in self._holders:
+                    holder.cancel()
+                ready = asyncio.get_running_loop().create_future()
+                holder = asyncio.create_task(self._hold(ready))
+                self._holders.add(holder)
+                holder.add_done_callback(self._holders.discard)
+                self._client = await ready
+            return self._client
 
-    def _drop(self, connection: asyncio.Future[Any]) -> None:
-        if self._client is connection:  # the first call that finds it broken replaces it
-            self._client = None
-            if connection in self._holders:
-                self._holders[connection].cancel()
-
-    async def _hold(self, connection: asyncio.Future[Any]) -> None:
+    async def _hold(self, ready: asyncio.Future[Any]) -> None:
         # The client must be closed by the task that opened it.
         try:
             async with self._make_client() as client:
-                connection.set_result(client)
+                ready.set_result(client)
                 await asyncio.get_running_loop().create_future()  # until cancelled
         except Exception as error:
-            if not connection.done():
-                connection.set_exception(error)
-                connection.exception()  # retrieved, even if nobody waits any more
+            if not ready.done():
+                ready.set_exception(error)
 
     def _make_client(self) -> Any:
         from mcp import Client, StdioServerParameters
-        from mcp.client.stdio import get_default_environment
 
         if self._address.startswith(("http://", "https://")):
             return Client(self._insert_keys(self._address))
-        parts = [self._insert_keys(part) for part in shlex.split(self._address)]
-        environment = get_default_environment()
-        while len(parts) > 1 and _ASSIGNMENT.match(parts[0]):
-            name, _, value = parts.pop(0).partition("=")
-            environment[name] = value
-        return Client(StdioServerParameters(command=parts[0], args=parts[1:], env=environment))
+        command, *arguments = (self._insert_keys(part) for part in shlex.split(self._address))
+        return Client(StdioServerParameters(command=command, args=arguments))
 
     def _insert_keys(self, text: str) -> str:
         return _KEY.sub(lambda match: self._keys[match[1]], text)

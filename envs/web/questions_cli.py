@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from atommem.arguments import Parser, find_flag
 from atommem.config import check_choice, check_least
@@ -19,33 +19,32 @@ from atommem.envs.task_files import check_out, describe_file, save_tasks, write_
 from atommem.errors import ConfigError, DataError
 
 
-def is_asked_for(argv: Sequence[str]) -> bool:
+def is_web_benchmark(argv: Sequence[str]) -> bool:
     """Return whether a command line names a benchmark of the web, or asks for help.
 
     Raises:
         ConfigError: There is no such benchmark, with documents or without.
     """
     named = find_flag(argv, "benchmark")
-    if named is not None:
-        check_choice("benchmark", named, (*WEB_BENCHMARKS, *BENCHMARKS))
-    return named in WEB_BENCHMARKS or (named is None and bool({"-h", "--help"}.intersection(argv)))
+    if named is None:
+        return bool({"-h", "--help"}.intersection(argv))
+    check_choice("benchmark", named, (*WEB_BENCHMARKS, *BENCHMARKS))
+    return named in WEB_BENCHMARKS
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build a task file as the command line says; returns the exit status.
-
-    Raises:
-        AtomMemError: A setting is wrong, or a file is missing or damaged.
-    """
+    """Build a task file as the command line says; returns the exit status."""
     args = _parser().parse_args(list(argv))
-    where = [_condition(text) for text in args.where]
     check_least(args, n=1, questions=1)
     benchmark = WEB_BENCHMARKS[args.benchmark]
     files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
     check_out(args.out, files)
     rows = [row for file in files for row in benchmark.read(file)]
-    kept = _kept(rows, where, args.only)
-    tasks = list(_tasks(kept, benchmark.name, args))
+    kept = [row for row in rows if all(_has(row, condition) for condition in args.where)]
+    if args.only is not None:
+        listed = read_asked(args.only)
+        kept = [row for row in kept if listed.has(row)]
+    tasks = _make_tasks(kept, benchmark.name, args)
     save_tasks(tasks, args.out)
     asked = sum(len(task.questions) for task in tasks)
     beside = write_provenance(
@@ -62,48 +61,35 @@ def main(argv: Sequence[str]) -> int:
             "counts": {"tasks": len(tasks), "questions": asked},
         },
     )
-    notes = ""
-    if secret := sum(not row.answers for row in kept):
-        notes += f", {secret} of them without a known answer"
-    if with_file := sum(bool(row.metadata.get("file_name")) for row in kept):
-        notes += f"; {with_file} need a file that no tool here opens: leave them out with --where file_name="
+    secret = sum(not row.answers for row in kept)
+    with_file = sum(bool(row.metadata.get("file_name")) for row in kept)
     print(
-        f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions{notes}; where from: {beside}"
+        f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions, {secret} of them "
+        f"without a known answer; {with_file} need a file (--where file_name= leaves these out); "
+        f"provenance: {beside}"
     )
     return 0
 
 
-def _kept(rows: list[QARow], where: Sequence[tuple[str, str]], only: Path | None) -> list[QARow]:
-    """Return the selected questions."""
-    selected = None if only is None else read_asked(only)
-    places: dict[str, str] = {}
-    kept = []
-    for row in rows:
-        if row.id in places:
-            raise DataError(f"{row.place}: id {row.id!r} is also at {places[row.id]}. Remove one.")
-        places[row.id] = row.place
-        unknown = [name for name, _ in where if name not in row.metadata]
-        if unknown:
-            names = ", ".join(row.metadata)
-            raise ConfigError(f"where={unknown[0]}: a question of {row.source} has {names}.")
-        matches = all(str(row.metadata[name]) == value for name, value in where)
-        if matches and (selected is None or selected.has(row)):
-            kept.append(row)
-    if not kept:
-        raise DataError(f"none of {len(rows)} questions is left. Correct --where or --only.")
-    return kept
+def _has(row: QARow, condition: str) -> bool:
+    name, separator, value = condition.partition("=")
+    if not separator or name not in row.metadata:
+        names = ", ".join(row.metadata)
+        raise ConfigError(f"where={condition}: write NAME=VALUE; {row.source} has {names}.")
+    return str(row.metadata[name]) == value
 
 
-def _tasks(rows: list[QARow], source: str, args: argparse.Namespace) -> Iterator[Task]:
-    """Yield tasks of ``--questions`` questions each; more than one are drawn at random."""
+def _make_tasks(rows: list[QARow], source: str, args: Any) -> list[Task]:
+    """Return tasks of ``--questions`` questions each; more than one are drawn at random."""
     size, count = args.questions, len(rows) // args.questions
     order = list(range(len(rows)))
     if size > 1 or args.n is not None:
         order = Random(f"{args.seed}:questions").sample(order, len(order))
         count = min(args.n or count, count)
     if not count:
-        raise DataError(f"questions={size}: there are only {len(rows)}. Ask for fewer a task.")
+        raise DataError(f"questions={size}: {len(rows)} are left. Correct --where or --only.")
     groups = [order[start * size : (start + 1) * size] for start in range(count)]
+    tasks = []
     for number, group in enumerate(sorted(groups) if size == 1 else groups):
         first = rows[group[0]]
         metadata = {"split": args.split}
@@ -114,7 +100,8 @@ def _tasks(rows: list[QARow], source: str, args: argparse.Namespace) -> Iterator
             for row in (rows[at] for at in group)
         )
         name = f"{source}-{args.split}-{first.id if size == 1 else f'{number:05d}'}"
-        yield Task(name, questions, source=source, metadata=metadata)
+        tasks.append(Task(name, questions, source=source, metadata=metadata))
+    return tasks
 
 
 def _parser() -> Parser:
@@ -148,10 +135,3 @@ def _parser() -> Parser:
         "--start_page", action="store_true", help="Show WebWalkerQA's root page first."
     )
     return parser
-
-
-def _condition(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise ConfigError(f"where={text}: not NAME=VALUE. Correct it.")
-    return name, value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,17 +15,6 @@ from atommem.errors import AtomMemError, ConfigError, OutageError
 
 GROUP = "atommem.tools"
 """Entry-point group of tool sources."""
-_OURS = {
-    "task": "atommem.envs.web.task_pages:TaskPages",
-    "corpus": "atommem.envs.web.corpus.corpus_source:CorpusSource",
-    "mcp": "atommem.envs.web.mcp_source:McpSource",
-    "serper": "atommem.envs.web.net.search_tools:Serper",
-    "searxng": "atommem.envs.web.net.search_tools:Searxng",
-    "retrieve": "atommem.envs.web.net.search_tools:Retrieve",
-    "direct": "atommem.envs.web.net.reader_tools:Direct",
-    "jina": "atommem.envs.web.net.reader_tools:Jina",
-    "access": "atommem.envs.web.net.reader_tools:Access",
-}
 
 
 def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
@@ -37,7 +25,7 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     """
     sources: list[ToolSource] = []
     for name in names:
-        found = plugins.find(GROUP, name, _OURS)
+        found = plugins.find(GROUP, name)
         if isinstance(found, type) and issubclass(found, ToolSource):
             sources.append(found(config))
         elif inspect.isfunction(found):
@@ -49,21 +37,19 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
             raise ConfigError(
                 f"recording={config.recording}: tools={list(names)} are never recorded. Unset it."
             )
-        from atommem.envs.web.net.recording import RecordedSource, Recorder
+        from atommem.envs.web.recording import RecordedSource
 
-        recorder = Recorder(config)
         sources = [
-            source if source.backend is None else RecordedSource(source, recorder)
-            for source in sources
+            source if source.backend is None else RecordedSource(source) for source in sources
         ]
-    tools = [tool for source in sources for tool in source.tools]
-    for tool in tools:
+    tools: set[str] = set()
+    for tool in (tool for source in sources for tool in source.tools):
         _check_schema(tool)
-    twice = [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]
-    if twice:
-        raise ConfigError(
-            f"tools={list(names)}: several tools are called {', '.join(twice)}. Remove a source."
-        )
+        if tool.name in tools:
+            raise ConfigError(
+                f"tools={list(names)}: several tools are called {tool.name}. Remove a source."
+            )
+        tools.add(tool.name)
     return sources
 
 

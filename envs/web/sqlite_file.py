@@ -15,7 +15,7 @@ _LOCK_SECONDS = 60.0
 
 
 class SqliteFile:
-    """An SQLite file whose errors are AtomMem's.
+    """An SQLite file.
 
     Args:
         path: The file.
@@ -43,13 +43,9 @@ class SqliteFile:
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
         """Return the rows of a statement."""
-        return list(self.each(statement, *values))
-
-    def each(self, statement: str, *values: Any) -> Iterator[Any]:
-        """Yield the rows of a statement."""
         try:
             with self._lock:
-                yield from self._file.execute(statement, values)
+                return self._file.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
             raise DataError(
                 f"{self._path}: not a {self._kind}, or damaged ({error}). Build it anew."

@@ -16,7 +16,15 @@ from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
 from atommem.envs.web.page_texts import fold, snippet, words
-from atommem.envs.web.tools import Link, PageError, Tool, ToolResult, ToolSource, text_tool
+from atommem.envs.web.tools import (
+    Link,
+    PageError,
+    Tool,
+    ToolResult,
+    ToolSource,
+    search_result,
+    text_tool,
+)
 
 _CACHED_TASKS = 256
 
@@ -39,10 +47,8 @@ class TaskPages(ToolSource):
 
     async def _search(self, query: str, task: Task) -> ToolResult:
         found = self._webs(ByIdentity(task)).search(query, self.config.search_results)
-        if not found:
-            raise PageError(f"No page was found for: {query}")
-        text = "\n".join(f"{page.title}: {snippet(page.text, query)}" for page in found)
-        return ToolResult(text, links=tuple(Link(page.title, page.title) for page in found))
+        lines = [f"{page.title}: {snippet(page.text, query)}" for page in found]
+        return search_result(query, lines, [Link(page.title, page.title) for page in found])
 
     async def _visit(self, name: str, task: Task) -> ToolResult:
         web = self._webs(ByIdentity(task))

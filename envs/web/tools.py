@@ -96,6 +96,26 @@ def text_tool(
     return Tool(name, description, schema, run_or_explain, argument if name == "visit" else None)
 
 
+def visit_tool(read: Callable[[str], Awaitable[ToolResult]]) -> Tool:
+    """Return the tool ``visit`` of a reader of web addresses."""
+
+    async def visit(page: str, task: Any) -> ToolResult:
+        result = await read(page.strip())
+        if not result.text.strip():
+            raise PageError(f"{result.origin} has no text.")
+        return result
+
+    page = "A page's address (https://...), or the number of a link shown now."
+    return text_tool("visit", "Shows a page.", "page", page, visit)
+
+
+def search_result(query: str, lines: Sequence[str], links: Sequence[Link]) -> ToolResult:
+    """Return the result of a search; raises `PageError` if nothing was found."""
+    if not lines:
+        raise PageError(f"No page was found for: {query}")
+    return ToolResult("\n".join(lines), links=tuple(links))
+
+
 class ToolSource(ABC):
     """A source of tools: an entry point of the group ``atommem.tools``, made with a `WebConfig`.
 

@@ -12,11 +12,11 @@ from atommem.errors import ConfigError
 
 @dataclass
 class WebConfig(QAConfig):
-    """Tools and their servers, limits of the live web, recordings, and budgets."""
+    """Tools and their servers, limits of the live web, recordings, and a budget."""
 
     operational = frozenset(
         {"search_url", "reader_url", "tool_retries", "tool_requests", "parse_workers"}
-        | {"private_hosts", "recording", "call_budget", "cost_budget", "call_prices"}
+        | {"private_hosts", "recording", "call_budget"}
     )
 
     search_url: str | None = setting(None, "Server of the tools searxng, retrieve, serper.")
@@ -36,7 +36,7 @@ class WebConfig(QAConfig):
     )
     obey_robots: bool = setting(True, "Whether direct obeys robots.txt.")
     user_agent: str = setting("atommem", "User agent of direct.")
-    page_megabytes: float = setting(10.0, "Largest page of direct, as sent and unpacked.")
+    page_megabytes: float = setting(10.0, "Largest page of direct, unpacked.")
     page_seconds: float = setting(30.0, "Longest request of direct.")
     parse_seconds: float = setting(10.0, "Longest time to extract the text of a page.")
     parse_megabytes: int = setting(1024, "Address space of a process that extracts text.")
@@ -51,8 +51,6 @@ class WebConfig(QAConfig):
         "(their pages do not exist).",
     )
     call_budget: int | None = setting(None, "Most calls that the recording may ever make.")
-    cost_budget: float | None = setting(None, "Most money for them (call_prices).")
-    call_prices: list[str] = setting([], "Price of a call: search=0.001, several with spaces.")
 
     tools: list[str] = setting(
         ["task"],
@@ -92,13 +90,8 @@ class WebConfig(QAConfig):
         check_choice("recording_mode", self.recording_mode, ("record", "replay", "frozen"))
         if not self.tools:
             raise ConfigError("tools is empty. Name at least one source (task).")
-        limited = self.call_budget is not None or self.cost_budget is not None
-        if self.recording is None and (limited or self.recording_mode != "record"):
-            raise ConfigError("recording_mode, call_budget and cost_budget need recording=FILE.")
-        if not all(re.fullmatch(r"\w+=\d*\.?\d+", price) for price in self.call_prices):
-            raise ConfigError(f"call_prices={self.call_prices}: write TOOL=PRICE, as search=0.001.")
-        if self.cost_budget is not None and not self.call_prices:
-            raise ConfigError(f"cost_budget={self.cost_budget:g} needs call_prices.")
+        if self.recording is None and (self.call_budget or self.recording_mode != "record"):
+            raise ConfigError("recording_mode and call_budget need recording=FILE.")
         if not all(re.fullmatch(r".+:\d+", place) for place in self.private_hosts):
             raise ConfigError(f"private_hosts={self.private_hosts}: write host:port.")
         if not (self.user_agent.isascii() and self.user_agent.isprintable()):

@@ -20,7 +20,7 @@ import measured_training
 import torch
 from part import Part
 
-from atommem.train.dry_run.memory import CUDA_CONTEXT
+from atommem.train.dry_run.costs import CUDA_CONTEXT
 from atommem.train.train_cli import main as train_main
 
 WITHIN = 0.1

@@ -29,8 +29,7 @@ from atommem.grammar import parse_whole
 from atommem.memory.log import MemoryView
 from atommem.rollout import EpisodeRunner
 from tests.atommem import sessions
-from tests.atommem.sessions import saying
-from tests.atommem.test_episode import TASK
+from tests.atommem.sessions import TASK, saying
 from tests.atommem.test_prompts import READING, builder
 from tests.fakes import answering
 

@@ -1,111 +1,112 @@
-"""`atommem demo`: a quick run from start to end, an interrupted one, its summary and claims."""
+"""`atommem demo`: quick runs in one and two processes, their summary and claims."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
-from transformers import TrainerCallback
 
 from atommem import cli
-from atommem.demo import run
-from atommem.demo.demo_cli import main
-from atommem.demo.recipe import FULL, LIMITED, WEB, Recipe
+from atommem.demo.recipe import FULL, WEB, Recipe
 from atommem.demo.results import check_bars, print_outcome, summarize
-from atommem.demo.run import Progress
 from atommem.envs.scoring.records import EvalResult
 from atommem.episode import episode_sums
-from atommem.errors import ConfigError
 from atommem.policy.local import LocalPolicy
 from atommem.trace import read_trace
 from tests.eval.toys import made, ones
+from tests.serve.servers import until
 
 
-def test_demo_in_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+def test_demo_in_a_folder_of_other_files_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "eval").mkdir()
-    with pytest.raises(ConfigError, match="eval"):
-        main(["--out", str(tmp_path)])
+    assert cli.main(["demo", "--quick", "--out", str(tmp_path)]) == 2
+    assert "eval in it would be lost" in capsys.readouterr().err
     assert (tmp_path / "eval").is_dir()
 
 
-def updates_of(out: Path) -> list[int]:
-    lines = (out / "grpo" / "metrics.jsonl").read_text().splitlines()
-    return [entry["step"] for entry in map(json.loads, lines) if "reward" in entry]
-
-
 @pytest.mark.slow
-def test_demo_of_the_web_evaluates_its_ablations(tmp_path: Path) -> None:
-    assert main(["--quick", "--out", str(tmp_path), "--seed", "1", "--web"]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["seed"], summary["n"]) == (1, 8)
-    for name in ("before", "after", *WEB.ablations):
-        assert len(list((tmp_path / "eval" / name / "traces").iterdir())) == 8
-
-
-class CtrlC(TrainerCallback):
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.slow
-def test_demo_interrupted_in_two_stages_ends_as_an_uninterrupted_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("flags", "recipe"), [([], FULL), (["--web", "--seed", "1"], WEB)])
+def test_demo_replaces_an_earlier_one_and_evaluates_its_ablations(
+    flags: list[str], recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "demo"
-    # An earlier demo, whose evaluation must not be continued.
-    (whole / "eval" / "before" / "traces").mkdir(parents=True)
-    (whole / "summary.json").write_text("{}")
-    (whole / "notes.txt").write_text("mine")
-    use_console, stage = run.use_console, ""
-
-    def interrupting(trainer: Any, columns: Any) -> None:
-        use_console(trainer, columns)
-        if stage in {base.__name__ for base in type(trainer).__mro__}:
-            trainer.add_callback(CtrlC())
-
-    monkeypatch.setattr(run, "use_console", interrupting)
-    printed: list[str] = []
-    for folder, stage, status in (  # noqa: B007  # read by `interrupting`
-        (whole, "", 0),
-        (out, "SFTTrainer", 130),
-        (out, "MemoryGRPOTrainer", 130),
-        (out, "", 0),
-    ):
-        assert cli.main(["demo", "--quick", "--out", str(folder)]) == status
-        captured = capfd.readouterr()
-        printed.append(captured.out)
-        assert captured.err.endswith("\natommem demo: interrupted\n") == (status == 130)
+    (tmp_path / "eval" / "before" / "traces").mkdir(parents=True)
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert cli.main(["demo", "--quick", "--out", str(tmp_path), *flags]) == 0
+    printed = capfd.readouterr().out
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["seed"], summary["n"]) == (len(flags) // 2, 8)
+    for name in ("before", "after", *recipe.ablations):
+        traces = list((tmp_path / "eval" / name / "traces").iterdir())
+        assert len(traces) == 8
+        assert read_trace(traces[0]).complete
     for name in ("summary.json", "training.png", "grpo", "cold_start", "heldout.parquet", "eval"):
-        assert str(whole / name) in printed[0]
-        assert (whole / name).exists()
-    LocalPolicy.from_pretrained(whole / "grpo")
-    assert read_trace(next((whole / "eval" / "after" / "traces").iterdir())).complete
-    assert (whole / "notes.txt").read_text() == "mine"
-    assert "resumed from an interrupted run: pretrained\n" in printed[2]
-    assert "resumed from an interrupted run: pretrained, cold_start\n" in printed[3]
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, out)]
-    first, second = (
-        {name: value for name, value in one.items() if not name.startswith("seconds")}
-        for one in summaries
-    )
-    assert first == second
-    weights = [(folder / "grpo" / "model.safetensors").read_bytes() for folder in (whole, out)]
-    assert weights[0] == weights[1]
-    assert updates_of(out) == [1, 2]
-    assert not list((out / "grpo").glob("checkpoint-*"))
-    assert not (out / "progress.json").exists()
+        assert str(tmp_path / name) in printed
+        assert (tmp_path / name).exists()
+    LocalPolicy.from_pretrained(tmp_path / "grpo")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_progress_of_another_seed_or_recipe_is_ignored(tmp_path: Path) -> None:
-    Progress(tmp_path, FULL, 0).save("pretrained", seconds=1.0)
-    assert Progress(tmp_path, FULL, 0).done == {"pretrained": {"seconds": 1.0}}
-    assert not Progress(tmp_path, FULL, 1).done
-    assert not Progress(tmp_path, LIMITED, 0).done
+@contextmanager
+def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start one in a session of its own, which is gone afterwards."""
+    command = [sys.executable, "-m", "atommem.cli", "demo", "--quick", "--out", str(out)]
+    command += ["--processes", str(processes), *options]
+    with (out.parent / f"{out.name}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_demo_on_two_processes_trains_as_on_one(tmp_path: Path) -> None:
+    for processes in (1, 2):
+        with demo(tmp_path / str(processes), processes, "--updates", "1") as process:
+            assert process.wait(timeout=300) == 0
+    logs = [(tmp_path / f"{processes}.log").read_text() for processes in (1, 2)]
+    # Until the first epoch of 302 rows ends, whose last batch is filled up where two share it.
+    losses = [re.findall(r"^ +[1-4] +\S+ +(\d\.\d{4}) ", log, re.M) for log in logs]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
+    for folder in ("", "eval"):
+        first, second = (
+            {path.name for path in (tmp_path / n / folder).iterdir()} for n in ("1", "2")
+        )
+        assert first == second
+
+
+@pytest.mark.slow
+def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
+    out, log = tmp_path / "demo", tmp_path / "demo.log"
+    with demo(out, 2, "--updates", "500") as process:
+        until(lambda: "GRPO:" in log.read_text(), 120)
+        (other,) = (
+            child.pid
+            for child in psutil.Process(process.pid).children()
+            if any("spawn_main" in word for word in child.cmdline())
+        )
+        os.kill(other, signal.SIGKILL)
+        assert process.wait(timeout=60) == 2
+    message = "process 1 of the demo's 2 ended with status -9"
+    assert message in log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def results(recipe: Recipe, *right: int) -> dict[str, EvalResult]:
@@ -145,8 +146,7 @@ def test_summarize_two_evaluations_has_the_promised_fields() -> None:
 def test_check_bars_names_claims_that_do_not_hold(
     recipe: Recipe, right: tuple[int, ...], failing: list[int]
 ) -> None:
-    found = results(recipe, *right)
-    summary = summarize(found, SECONDS, 1.0, seed=0)
+    summary = summarize(results(recipe, *right), SECONDS, 1.0, seed=0)
     holds = [holds for _, holds in check_bars(summary, recipe.bars)]
     assert [number for number, one in enumerate(holds) if not one] == failing
     console = Console(width=80)

@@ -8,24 +8,15 @@ from pathlib import Path
 import pytest
 
 from atommem.demo.copying import pretrain_copying
-from atommem.demo.recipe import (
-    FULL,
-    INJECTED,
-    WEB,
-    CopyingConfig,
-    Recipe,
-    Sequences,
-)
+from atommem.demo.recipe import FULL, INJECTED, WEB, CopyingConfig, Recipe, Sequences
 from atommem.demo.run import load_settings
 from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.demo.worlds import world_of
+from atommem.demo.worlds import make_expert, make_tasks
 from atommem.dialects import get_dialect
-from atommem.embedding import make_embedder
-from atommem.environment import make_environments
 from atommem.envs.synthetic.expert import ExpertPolicy
-from atommem.envs.synthetic.prose import get_prose
 from atommem.policy.contract import Sampling
-from tests.fakes import make_episode_runner
+from atommem.rollout import EpisodeRunner
+from atommem.run import build_agent
 from tests.train.toys import make_model as make_toy_model
 
 RECIPES = {"full": FULL, "web": WEB, "injected": INJECTED}
@@ -35,22 +26,14 @@ RECIPES = {"full": FULL, "web": WEB, "injected": INJECTED}
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_tokenizer_of_a_recipe_knows_every_word(recipe: Recipe, tmp_path: Path) -> None:
     settings = load_settings(tmp_path, recipe)
-    assert settings.run.memory.capacity == recipe.capacity
-    tokenizer = make_tokenizer(recipe.world, settings.run.memory, settings.run.environment)
-    world = world_of(recipe.world)
-    dialect = get_dialect(settings.run.memory.dialect, settings.run.memory.templates)
-    expert = world.expert(get_prose("compact"), dialect, None)
-    runner = make_episode_runner(
-        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
-        tokenizer=tokenizer,
-        embedder=make_embedder(settings.run.embedder),
-        environments=make_environments(settings.run.environment, tokenizer),
-        keep_prompts=True,
-        memory=settings.run.memory,
-        sampling=Sampling(seed=0),
-    )
-    jobs = [(task, 0) for task in world.generate(recipe.world, 40, 1)]
-    episodes = asyncio.run(runner.run_all(jobs))
+    run = settings.run
+    run.sampling = Sampling(seed=0)
+    tokenizer = make_tokenizer(recipe.world, run.memory, run.environment)
+    expert = make_expert(recipe.world, get_dialect(run.memory.dialect, run.memory.templates))
+    policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
+    agent = build_agent(run, policy, tokenizer=tokenizer, keep_prompts=True)
+    jobs = [(task, 0) for task in make_tasks(recipe.world, 40, 1)]
+    episodes = asyncio.run(EpisodeRunner(agent).run_all(jobs))
     for step in (step for episode in episodes for step in episode.steps):
         assert tokenizer.unk_token_id not in step.prompt_ids + step.token_ids
         assert len(step.token_ids) == len(step.text.split()) + 1
@@ -61,9 +44,8 @@ def test_tokenizer_of_a_recipe_knows_every_word(recipe: Recipe, tmp_path: Path) 
     assert 100_000 < make_model(recipe.size, tokenizer).num_parameters() < 1_000_000
 
 
-def copying(steps: int, until: float = 0.0, cooldown: int = 0) -> CopyingConfig:
-    stages = (Sequences(length=32, batch_size=8, until=until),)
-    return CopyingConfig(steps, stages, cooldown, warmup=1)
+def copying(steps: int, cooldown: int = 0) -> CopyingConfig:
+    return CopyingConfig(steps, (Sequences(length=32, batch_size=8),), cooldown, warmup=1)
 
 
 def test_pretrain_copying_lowers_the_loss() -> None:

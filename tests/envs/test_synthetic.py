@@ -20,7 +20,6 @@ from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, ge
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
-from atommem.envs.web.site.expert import BrowsingExpert
 from atommem.episode import Episode
 from atommem.memory.log import Outcome
 from atommem.policy.contract import Sampling
@@ -134,9 +133,7 @@ def test_synthetic_command_writes_tasks_and_provenance(
     assert "hops=9-9" in capsys.readouterr().err
 
 
-def runner_of(
-    expert: Expert | BrowsingExpert, tokenizer: WordTokenizer, **settings: Any
-) -> EpisodeRunner:
+def runner_of(expert: Expert, tokenizer: WordTokenizer, **settings: Any) -> EpisodeRunner:
     """Return a runner of an expert's episodes."""
     policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
     return make_episode_runner(

@@ -20,7 +20,7 @@ from atommem.eval.audit import audit, main, read_store
 from atommem.eval.retention_cli import main as check_rules
 from atommem.session_state import SessionState
 from atommem.trace import write_trace
-from tests.atommem.memory.toys import CREATE, READ, memory
+from tests.atommem.sessions import CREATE, READ, memory
 from tests.envs.benchmark_rows import write_lines
 from tests.train.toys import make_episode, make_step
 

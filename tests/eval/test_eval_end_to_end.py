@@ -31,8 +31,8 @@ from tests.envs.benchmark_rows import (
     write_json,
     write_parquet,
 )
-from tests.envs.web.test_environment import ANSWER as FOUND
-from tests.envs.web.test_environment import call
+from tests.envs.web.browsing import ANSWER as FOUND
+from tests.envs.web.browsing import call
 from tests.eval.methods.toys import make_setup
 from tests.eval.toys import make_runner, make_task
 from tests.loopback import make_checkpoint, serving

@@ -114,9 +114,14 @@ async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list
         step = await session.turn(observation)
         operations = list(step.operations)
         if number % 5 == 4:
-            operations.append(session.memory.observe(float(number == 4), number))
+            shown = [entry_id for entry_id, _ in session.memory.contents.shown]
+            operations.append(
+                session.memory.log_outcome("observe", float(number == 4), number, shown)
+            )
         if number == 6:
-            operations.append(session.memory.record_outcome(1.0, number))
+            entries = session.memory.entries()
+            unknown = [entry.id for entry in entries if entry.outcome is None]
+            operations.append(session.memory.log_outcome("outcome", 1.0, number, unknown))
         view = session.memory.view()
         steps.append(
             {

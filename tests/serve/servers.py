@@ -174,7 +174,7 @@ def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
     log = conversations.log
     name = conversation.rpartition("/")[2]
     operations = log.load(name, "local", "none").operations
-    assert replay(operations) == log.memory_at(name)
+    assert (replay(operations), len(operations)) == log.memory_at(name)
     assert [row["seq"] for row in log.operations(name)] == list(range(len(operations)))
     return [event.kind for event in log.events(name)]
 

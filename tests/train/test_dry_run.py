@@ -1,25 +1,42 @@
-"""`--dry_run` from the command line: what it reads, refuses and reports."""
+"""`--dry_run`: what it reads, refuses and reports; memory, workload and timeline by hand."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from transformers import Qwen3Config
 from trl import ModelConfig
 
 from atommem.config import save_config
+from atommem.environment import TaskShape
 from atommem.errors import AtomMemError, ConfigError
+from atommem.train.dry_run import costs
+from atommem.train.dry_run.costs import (
+    Costs,
+    Precision,
+    Run,
+    Timeline,
+    estimate_memory,
+    estimate_timeline,
+)
+from atommem.train.dry_run.plan import completion_tokens
 from atommem.train.dry_run.shapes import (
     GRADIENTS,
     WEIGHTS,
     Launch,
+    ModelShape,
     measure,
     parameters_of,
     read_launch,
 )
+from atommem.train.dry_run.workload import PromptShape, Workload, estimate_workload
+from atommem.train.dry_run_config import DEVICES, DryRunConfig
 from atommem.train.train_cli import main
 from tests.train.harness import SETTINGS, make_element_tokenizer
 from tests.train.toys import make_model
@@ -42,14 +59,18 @@ def test_dry_run_needs_no_weights_data_or_network(
     plan = dry(tmp_path, *MINIMUM, *sizes)
     assert plan["run"]["model"]["parameters"] == 8_190_735_360
     assert plan["memory"]["parts"]["embedder"] == 2 * 595_776_512
-    assert not plan["memory"]["fits"]
     warnings = " ".join(plan["warnings"])
     assert "exceeds the 80 GB of h100" in warnings
     assert "nowhere.parquet does not exist yet" in warnings
     text = capsys.readouterr().out
     for part in ("unique tokens", "activations", "sampling", "Qwen/Qwen3-8B (flag)"):
         assert part in text
-    assert max(map(len, text.splitlines())) <= 80  # in a pipe or a log
+    vllm = [*MINIMUM, "--use_vllm", "--vllm_gpu_memory_utilization", "0.3", "--vllm_mode"]
+    assert dry(tmp_path, *vllm, "colocate")["memory"]["parts"]["rollout"] == pytest.approx(24e9)
+    assert "rollout" not in dry(tmp_path, *vllm, "server")["memory"]["parts"]
+    half = dry(tmp_path, *MINIMUM, "--dtype", "bfloat16", stage="async")
+    assert any("rounding" in warning for warning in half["warnings"])
+    assert half["memory"]["parts"]["sampling model"] > 1e10
 
 
 @pytest.mark.slow
@@ -90,19 +111,6 @@ def test_dry_run_of_an_invalid_run_is_refused(
         dry(tmp_path, *MINIMUM, *flags)
 
 
-@pytest.mark.slow
-def test_dry_run_warns_of_16_bit_weights_and_knows_each_backend(tmp_path: Path) -> None:
-    half = [*MINIMUM, "--dtype", "bfloat16"]
-    plan, lora = dry(tmp_path, *half), dry(tmp_path, *half, "--use_peft")
-    assert any("rounding" in warning for warning in plan["warnings"])
-    assert not any("rounding" in warning for warning in lora["warnings"])
-    vllm = [*MINIMUM, "--use_vllm", "--vllm_gpu_memory_utilization", "0.3", "--vllm_mode"]
-    colocate, server = dry(tmp_path, *vllm, "colocate"), dry(tmp_path, *vllm, "server")
-    assert colocate["memory"]["parts"]["rollout"] == pytest.approx(0.3 * 80e9)
-    assert "rollout" not in server["memory"]["parts"]
-    assert dry(tmp_path, *MINIMUM, stage="async")["memory"]["parts"]["sampling model"] > 1e10
-
-
 def test_measure_counts_parameters_of_models_and_adapters() -> None:
     assert parameters_of("Qwen/Qwen3-Embedding-0.6B") == 595_776_512
     shape = measure(ModelConfig("HuggingFaceTB/SmolLM2-135M-Instruct"))
@@ -116,7 +124,7 @@ def test_measure_counts_parameters_of_models_and_adapters() -> None:
 
 def launch_of(folder: Path, processes: int | None = None, **fields: object) -> Launch:
     path = folder / "launcher.yaml"
-    common = {"compute_environment": "LOCAL_MACHINE", "num_machines": 1}
+    common = {"compute_environment": "LOCAL_MACHINE", "num_machines": 1, "num_processes": 4}
     path.write_text(yaml.safe_dump({**common, **fields}))
     return read_launch(str(path), processes)
 
@@ -124,20 +132,139 @@ def launch_of(folder: Path, processes: int | None = None, **fields: object) -> L
 def test_read_launch_of_accelerate_configs_has_their_shards(tmp_path: Path) -> None:
     assert read_launch(None, None) == Launch("single", 1)
     assert read_launch(None, 3).name == "ddp"
-    several: dict[str, Any] = {"distributed_type": "MULTI_GPU", "num_processes": 4}
-    assert launch_of(tmp_path, 1, **several).name == "single"
+    assert launch_of(tmp_path, 1, distributed_type="MULTI_GPU").name == "single"
     zero = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}}
-    launch = launch_of(tmp_path, **several | zero)
+    launch = launch_of(tmp_path, **zero)
     assert (launch.name, launch.share(WEIGHTS), launch.share(GRADIENTS)) == ("zero2", 1.0, 0.25)
     hybrid = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 2}
     fsdp: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
-    fsdp["parallelism_config"] = hybrid
-    assert launch_of(tmp_path, **several | fsdp).shards == 2
-
-
-def test_read_launch_of_an_unsupported_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="XLA is not supported"):
-        launch_of(tmp_path, distributed_type="XLA", num_processes=3)
-    fsdp1: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1}}
+    assert launch_of(tmp_path, **fsdp, parallelism_config=hybrid).shards == 2
     with pytest.raises(ConfigError, match="with fsdp_version: 2"):
-        launch_of(tmp_path, num_processes=2, **fsdp1)
+        launch_of(tmp_path, **fsdp | {"fsdp_config": {"fsdp_version": 1}})
+
+
+# h 10, i 20, q 8, k 4, V 20, L 5; 100 parameters a layer, 200 in each embedding.
+CONFIG = Qwen3Config(
+    hidden_size=10,
+    intermediate_size=20,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=4,
+    vocab_size=20,
+    num_hidden_layers=5,
+    max_position_embeddings=100,
+    tie_word_embeddings=False,
+)
+MODEL = ModelShape("m", "test", CONFIG, 1000, 1000, 100, 200, True, "x", False)
+LORA = replace(MODEL, parameters=1050, trainable=50, lora=True)
+ONE, DDP = Launch("single", 1), Launch("ddp", 4)
+FSDP = Launch("fsdp", 4, shards=4, stage=WEIGHTS)
+FLOAT, HALF = Precision(4, 4, 4), Precision(4, 2, 2)
+RUN = Run("grpo", "colocate", MODEL, ONE, DEVICES["cpu"], FLOAT, True, "adamw_torch", 0.0, True)
+LOAD = Workload(1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1, 3, 1)
+
+
+def parts(**changes: Any) -> dict[str, float]:
+    found = estimate_memory(replace(RUN, **changes), LOAD, embedder=0.0, rollout=0.0)
+    return {part.name: part.bytes for part in found}
+
+
+def test_memory_of_one_process_equals_numbers_by_hand() -> None:
+    # A layer keeps 784 bytes of a token; its input 40; gradients and the last norm 400.
+    activations, head = 3 * (5 * 40 + 784 + 400), 4 * (60 + 60 + 200)
+    weights = {"weights": 4000, "optimizer": 8000, "gradients": 4000}
+    assert parts() == {**weights, "activations": activations, "LM head": head}
+    assert parts(checkpointing=False)["activations"] == 3 * (5 * 784 + 400)
+    assert parts(launch=DDP)["buckets of DDP"] == 4000
+    assert parts(precision=Precision(4, 4, 2))["cast weights"] == 2000
+    assert parts(optim="adamw_bnb_8bit")["optimizer"] == 2000
+    assert parts(beta=0.1)["reference model"] == 4000
+    lora = parts(model=LORA, precision=HALF, beta=0.1)
+    sizes = [lora[name] for name in ("weights", "optimizer", "gradients")]
+    assert sizes == [50 * 4 + 1000 * 2, 400, 200]
+    assert "reference model" not in lora  # the model without the adapter is the reference
+
+
+def test_memory_of_shards_is_divided_by_their_number() -> None:
+    found = parts(launch=FSDP, precision=HALF, beta=0.1)
+    names = ("weights", "optimizer", "gradients", "reference model", "gathered layers")
+    assert [found[name] for name in names] == [1000, 2000, 1000, 500, (300 + 400) * 2]
+    kept = parts(launch=replace(FSDP, stage=GRADIENTS), precision=HALF)
+    assert (kept["weights"], kept["gradients"], "gathered layers" in kept) == (4000, 1000, False)
+    zero = parts(launch=replace(FSDP, name="zero3"), precision=Precision(2, 2, 2, master=4))
+    assert zero["optimizer"] == 1000 * 12 / 4
+
+
+DATA = TaskShape("test", 100, 30, 3, 1000, questions=2, question_tokens=10, reads=3)
+PROMPT = PromptShape(reading=100, answering=80, memory=50, longest_memory=300, is_chunk_first=True)
+
+
+def workload(prompt: PromptShape = PROMPT, share: bool = True, **changes: Any) -> Workload:
+    settings = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "micro_batch_tokens": 5000,
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "max_completion_length": 200,
+    }
+    args = SimpleNamespace(**{**settings, **changes})
+    return estimate_workload(args, 2, DATA, prompt, 20, share)
+
+
+def test_workload_of_groups_equals_numbers_by_hand() -> None:
+    load = workload()
+    # Reading: 100 + 2*10 + 1000 shared, 50 + 20 own. Answering, twice for each question.
+    raw = 3 * (1120 + 70) + 4 * (90 + 70)
+    unique = 3 * (1120 / 4 + 70) + 4 * (90 / 4 + 70)
+    assert (load.tasks, load.episodes, load.group, load.rows, load.steps) == (4, 8, 4, 56, 7)
+    assert (load.raw_tokens, load.unique_tokens) == (8 * raw, round(8 * unique))
+    assert load.micro_batches == 3  # 11,360 unique tokens
+    assert (load.sampled_row, load.longest_row) == (1120 + 50 + 200, 1120 + 300 + 200)
+    assert load.updates == 2 * (100 // 4)
+    # The rows of a group in a step, 1,120 + 4 * 70 tokens, stay together if the budget allows.
+    assert workload(micro_batch_tokens=1410).micro_batch == 1400
+    assert workload(share=False).micro_batches == -(-load.raw_tokens // 5000)
+    behind = workload(PROMPT._replace(is_chunk_first=False))
+    assert behind.unique_tokens > 2 * load.unique_tokens
+    shared = workload(steps_per_generation=3, updates_per_rollout=6)
+    assert (shared.tasks, shared.sharing, shared.iterations) == (12, 3, 2)
+    assert shared.updates == 2 * (100 // 12) * 6
+
+
+def test_completion_tokens_follow_thinking_and_settings() -> None:
+    def mean(longest: int = 400, thinking: Any = True, **settings: Any) -> float:
+        template = {"enable_thinking": thinking}
+        args = SimpleNamespace(max_completion_length=longest, template_kwargs=template)
+        return completion_tokens(args, DryRunConfig(**settings), "qwen3")[0]
+
+    assert (mean(), mean(4096), mean(thinking=False)) == (400, 570.5, 100)
+    assert mean(dry_run_completion_tokens=7) == 7
+
+
+def timeline(**changes: Any) -> Timeline:
+    """Four groups of five episodes of 1,000 tokens, on four processes."""
+    seconds = Costs(prompts=0.0, decode=0.01, sequence=0.001, training=5.0, sync=1.0, switch=2.0)
+    schedule = {
+        name: changes.pop(name) for name in ("samplers", "staleness", "replaced") if name in changes
+    }
+    load = replace(
+        LOAD, **{"tasks": 4, "episodes": 5, "steps": 10, "completion_tokens": 100, **changes}
+    )
+    return estimate_timeline("s", seconds, load, devices=4, processes=4, **schedule)
+
+
+def test_timeline_equals_numbers_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = timeline()
+    monkeypatch.setattr(costs, "SPREAD", 0.0)
+    # 5 episodes on each device: 1,000 tokens of 10 + 5 x 1 ms; training 5, weights 1, waking 2 s.
+    line = timeline()
+    assert (line.sampling, line.training) == (pytest.approx(15), pytest.approx(8))
+    assert timeline(replaced=True).sampling == pytest.approx(15 / 0.7)
+    assert waiting.sampling > 15 + 5  # for the longest episode
+    # Four updates on a rollout of twice the groups.
+    shared = timeline(tasks=8, sharing=2, iterations=2)
+    assert shared.seconds == pytest.approx((20 + 4 * 5 + 1 + 2) / 4)
+    # Two samplers with 2 groups each; two trainers: twice 5 s, and the weights.
+    assert timeline(samplers=2).seconds == pytest.approx(20 + 11)
+    assert timeline(samplers=2, staleness=1).seconds == pytest.approx(20)

@@ -10,8 +10,7 @@ from trl.trainer.utils import RepeatSampler
 
 from atommem.episode import Episode
 from atommem.rollout import EpisodeRunner
-from atommem.train.rollout.groups import RolloutGroup, run_groups
-from atommem.train.rollout.rollouts import TaskOrder
+from atommem.train.rollout.rollouts import RolloutGroup, TaskOrder, run_groups
 from tests.train.toys import ToyTask
 
 TASKS = [ToyTask(f"t{index}") for index in range(10)]

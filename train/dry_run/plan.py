@@ -17,43 +17,42 @@ from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.hub import hub_name
 from atommem.memory.rules import RuleSet
-from atommem.train.dry_run import timeline, workload
-from atommem.train.dry_run.memory import (
+from atommem.policy.local import read_tokenizer
+from atommem.tokens import ApproximateTokenizer
+from atommem.train.dry_run.costs import (
     BYTES,
     PHASES,
+    Costs,
     Part,
     Precision,
     Run,
+    Timeline,
+    estimate_costs,
     estimate_memory,
+    estimate_timeline,
     local_rollout_bytes,
 )
-from atommem.train.dry_run.shapes import measure, parameters_of, read_launch
-from atommem.train.dry_run.timeline import Schedule, Timeline
-from atommem.train.dry_run.workload import Workload
-from atommem.train.dry_run_config import DEVICES, DryRunConfig
+from atommem.train.dry_run.shapes import Launch, ModelShape, measure, parameters_of, read_launch
+from atommem.train.dry_run.workload import Workload, estimate_workload, measure_prompt
+from atommem.train.dry_run_config import DEVICES, Device, DryRunConfig
 from atommem.train.settings import Settings, parse
+
+THINKING_TOKENS = 570.5
+"""Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
 
 
 @dataclass
 class Plan:
-    """The result of a dry run; estimates are of one process.
-
-    Attributes:
-        parts: Of its memory.
-        timelines: The run's own, then alternatives.
-        settings: Every setting's value and source.
-        assumptions: Of the estimates.
-        warnings: What will not work, and what to change.
-    """
+    """The result of a dry run; estimates are of one process."""
 
     run: Run
     workload: Workload
     parts: list[Part]
-    costs: timeline.Costs
-    timelines: list[Timeline]
-    settings: dict[str, dict[str, Any]]
+    costs: Costs
+    timelines: list[Timeline]  # the run's own, then alternatives
+    settings: dict[str, dict[str, Any]]  # every setting's value and source
     assumptions: list[str]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # of settings that will not work
 
     @property
     def phases(self) -> dict[str, float]:
@@ -82,10 +81,53 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     """
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
+    found = _parse_for(stage, argv, launch, device)
+    args, memory = found.args, found.run.memory
+    RuleSet(memory.admission, memory.retention)
+    model = measure(found.model)
+    if stage == "sft":
+        return None
+    run = _describe_run(stage, found, model, launch, device)
+    tokenizer: Any = ApproximateTokenizer()
+    if Path(model.name).is_dir():
+        tokenizer = read_tokenizer(model.name)
+    environments = make_environments(found.run.environment, tokenizer)
+    documents, questions = settings.dry_run_documents, settings.dry_run_questions
+    source = f"assumed, without {args.data}: {documents} documents, {questions:g} questions"
+    assumed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
+    data = environments.shape(args.data, assumed)
+    prompt = measure_prompt(memory, environments, args.template_kwargs)
+    sampled, lengths = completion_tokens(args, settings, model.config.model_type)
+    load = estimate_workload(args, launch.processes, data, prompt, sampled, run.share_prefixes)
+    costs = estimate_costs(run, load, settings.dry_run_utilisation)
+    embedder = _embedder_bytes(found.run.embedder, device.is_cpu)
+    plan = Plan(
+        run=run,
+        workload=load,
+        parts=estimate_memory(
+            run, load, embedder=embedder or 0.0, rollout=_rollout_bytes(args, run, load)
+        ),
+        costs=costs,
+        timelines=_timelines(args, run, load, costs),
+        settings=_values(found, settings),
+        assumptions=[
+            f"data: {data.source}",
+            f"tokens: counted by {type(tokenizer).__name__}",
+            f"completions: {sampled:.0f} tokens on average ({lengths})",
+            f"speed: {settings.dry_run_utilisation:.0%} of peak FLOPs (--dry_run_utilisation)",
+        ],
+    )
+    if embedder is None:
+        name = found.run.embedder.embedder_model
+        plan.assumptions.append(f"memory without the embedder {name}, not found here")
+    plan.warnings = _warnings(plan, args)
+    return plan
+
+
+def _parse_for(stage: str, argv: Sequence[str], launch: Launch, device: Device) -> Settings:
+    """Parse on the CPU, with a configuration that checks itself for these processes and device."""
 
     def adapt(config_class: type) -> type:
-        """Make the configuration check itself for these processes and this device."""
-
         def check(self: Any) -> None:
             for name in ("bf16", "gradient_checkpointing"):
                 if getattr(self, name) is None:
@@ -95,17 +137,17 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         members = {"world_size": property(lambda self: launch.processes), "__post_init__": check}
         return type(config_class.__name__, (config_class,), members)
 
-    # On the CPU, so that settings of a device that is not here can be checked.
-    found = parse(stage, [*argv, "--use_cpu", "true"], adapt)
-    args, memory = found.args, found.run.memory
-    RuleSet(memory.admission, memory.retention)
-    model = measure(found.model)
-    if stage == "sft":
-        return None
+    return parse(stage, [*argv, "--use_cpu", "true"], adapt)
+
+
+def _describe_run(
+    stage: str, found: Settings, model: ModelShape, launch: Launch, device: Device
+) -> Run:
+    args = found.args
     dtype = getattr(found.model, "dtype", None) or getattr(args, "dtype", None) or "float32"
     dtype = model.dtype if dtype == "auto" else dtype
     rollout = getattr(args, "vllm_mode", "server") if args.use_vllm else "local"
-    run = Run(
+    return Run(
         stage=stage,
         rollout=rollout,
         model=model,
@@ -118,40 +160,18 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
         share_prefixes=stage == "async" or bool(args.prefix_sharing),
         sleeps=rollout != "colocate" or args.vllm_enable_sleep_mode,
     )
-    tokenizer, counted_by = workload.find_tokenizer(model.name)
-    environments = make_environments(found.run.environment, tokenizer)
-    documents, questions = settings.dry_run_documents, settings.dry_run_questions
-    source = f"assumed, without {args.data}: {documents} documents, {questions:g} questions"
-    assumed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
-    data = environments.shape(args.data, assumed)
-    prompt = workload.measure_prompt(memory, environments, args.template_kwargs)
-    completion = workload.completion_shape(args, settings, model.config.model_type)
-    load = workload.estimate_workload(
-        args, launch.processes, data, prompt, completion, run.share_prefixes
-    )
-    costs = timeline.estimate_costs(run, load, settings.dry_run_utilisation)
-    embedder = _embedder_bytes(found.run.embedder, device.is_cpu)
-    sampling = _rollout_bytes(args, run, load)
-    assumptions = [
-        f"data: {data.source}",
-        f"tokens: {counted_by}",
-        f"completions: {completion.mean:.0f} tokens on average ({completion.source})",
-        f"speed: {settings.dry_run_utilisation:.0%} of peak FLOPs (--dry_run_utilisation)",
-    ]
-    if embedder is None:
-        name = found.run.embedder.embedder_model
-        assumptions.append(f"memory without the embedder {name}, not found here")
-    plan = Plan(
-        run=run,
-        workload=load,
-        parts=estimate_memory(run, load, embedder=embedder or 0.0, rollout=sampling),
-        costs=costs,
-        timelines=_timelines(args, run, load, costs),
-        settings=_values(found, settings),
-        assumptions=assumptions,
-    )
-    plan.warnings = _warnings(plan, args)
-    return plan
+
+
+def completion_tokens(args: Any, settings: DryRunConfig, model_kind: str) -> tuple[float, str]:
+    """Return the mean completion, and why; Qwen3 thinks unless ``enable_thinking`` is false."""
+    longest = float(args.max_completion_length or 1024)
+    if settings.dry_run_completion_tokens:
+        mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
+    elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
+        mean, source = THINKING_TOKENS, "the paper's, with thinking; an untrained policy may differ"
+    else:
+        mean, source = longest / 4, "a quarter of max_completion_length"
+    return min(mean, longest), source
 
 
 def _values(found: Settings, settings: DryRunConfig) -> dict[str, dict[str, Any]]:
@@ -166,18 +186,29 @@ def _values(found: Settings, settings: DryRunConfig) -> dict[str, dict[str, Any]
     return values
 
 
-def _timelines(args: Any, run: Run, load: Workload, costs: timeline.Costs) -> list[Timeline]:
-    """Estimate the run, then alternatives on its devices."""
+def _timelines(args: Any, run: Run, load: Workload, costs: Costs) -> list[Timeline]:
+    """Estimate the run, then alternatives on its devices: all colocated, or half sampling."""
     # An asynchronous run without servers samples from a second model beside the first process.
     samplers = len(args.vllm_server_urls) if run.rollout == "server" else int(run.stage == "async")
     processes, devices = run.launch.processes, run.launch.processes + samplers
-    own = Schedule("this run", samplers, getattr(args, "max_staleness", 0))
+    half = devices // 2
+    schedules = [("this run", samplers, getattr(args, "max_staleness", 0)), ("colocated", 0, 0)]
+    for staleness in (0, 1) if half else ():
+        name = f"asynchronous, {half} sampling, staleness {staleness}"
+        schedules.append((name, half, staleness))
     replaced = bool(getattr(args, "dynamic_sampling", 0))
     return [
-        timeline.estimate_timeline(
-            one, costs, load, devices=devices, processes=processes, replaced=replaced
+        estimate_timeline(
+            name,
+            costs,
+            load,
+            devices=devices,
+            processes=processes,
+            samplers=apart,
+            staleness=staleness,
+            replaced=replaced,
         )
-        for one in (own, *timeline.schedules(devices))
+        for name, apart, staleness in schedules
     ]
 
 
@@ -186,7 +217,8 @@ def _rollout_bytes(args: Any, run: Run, load: Workload) -> float:
         return float(args.vllm_gpu_memory_utilization) * run.device.memory
     if run.rollout == "server":
         return 0.0
-    row, episodes = min(load.sampled_row, run.model.context), load.episodes * load.sharing
+    row = min(load.sampled_row, run.model.config.max_position_embeddings)
+    episodes = load.episodes * load.sharing
     limits = (episodes, getattr(args, "max_in_flight", None) or episodes, args.rollout_batch_size)
     return local_rollout_bytes(run, max(1, min(*limits, args.rollout_batch_tokens // row)), row)
 
@@ -204,7 +236,7 @@ def _embedder_bytes(config: EmbedderConfig, on_cpu: bool) -> float | None:
 
 def _warnings(plan: Plan, args: Any) -> list[str]:
     found, run = [], plan.run
-    longest, context = plan.workload.longest_row, run.model.context
+    longest, context = plan.workload.longest_row, run.model.config.max_position_embeddings
     if run.precision.trained < 4 and run.launch.name in ("single", "ddp"):
         found.append(
             f"learning_rate={args.learning_rate:g}: with 16-bit weights most updates are lost to "
@@ -241,9 +273,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     write_text(path, text + "\n")
 
 
-def print_plan(plan: Plan, console: Console | None = None) -> None:
+def print_plan(plan: Plan) -> None:
     """Print batch, memory, time, assumptions, and what to change."""
-    console = console or Console()
+    console = Console(highlight=False)
     run, load, model = plan.run, plan.workload, plan.run.model
     console.print(
         f"[bold]Dry run: {run.stage}[/] of {model.name} ({model.parameters:,} parameters, "
@@ -253,8 +285,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     console.print(
         f"One update of one process: {load.episodes:,} episodes of {load.steps:.1f} steps, "
         f"{load.group} of a task; {load.rows:,} rows of {load.prompt_tokens:,.0f} prompt and "
-        f"{load.completion_tokens:,.0f} completion tokens (at most {load.longest_row:,} of "
-        f"{model.context:,}); {load.unique_tokens:,} unique tokens of {load.raw_tokens:,}, in "
+        f"{load.completion_tokens:,.0f} completion tokens (at most {load.longest_row:,}); "
+        f"{load.unique_tokens:,} unique tokens of {load.raw_tokens:,}, in "
         f"{load.micro_batches:,} micro-batches of about {load.micro_batch:,}"
     )
     table = Table("GB", *PHASES, title="Memory, one process", title_justify="left")
@@ -266,23 +298,22 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     fits = "fits" if plan.fits else "does not fit"
     peak, memory = max(plan.phases.values()) / 1e9, run.device.memory / 1e9
     console.print(f"peak {peak:,.2f} GB, {fits} the {memory:,.0f} GB of {run.device.name}")
-    table = Table("s an update", "all", "sampling", "training", title="Timeline, estimated")
+    table = Table("seconds an update", "all", "sampling", "training", title="Timeline, estimated")
     for line in plan.timelines:
         seconds = (line.seconds, line.sampling, line.training)
         table.add_row(line.name, *(f"{value:,.0f}" for value in seconds))
     console.print(table)
-    own = plan.timelines[0].seconds
-    total = f"{load.updates:,} updates of {own:,.0f} s, {plan.hours:,.1f} h"
-    console.print(f"the run: {total}", style="bold")
     changed = [
         f"{name}={json.dumps(item['value'], default=str).strip(chr(34))} ({item['source']})"
         for name, item in plan.settings.items()
         if item["source"] != "default"
     ]
-    notes = [f"assumed: {line}" for line in plan.assumptions]
-    for line in [*notes, f"settings that are not defaults: {', '.join(changed)}"]:
-        console.print(line, highlight=False, markup=False)
-    for warning in plan.warnings:
-        console.print(f"warning: {warning}", style="bold yellow", highlight=False, markup=False)
-    if not plan.warnings:
-        console.print("nothing stands in the way of this run.", style="bold green")
+    notes = [
+        f"the run: {load.updates:,} updates of {plan.timelines[0].seconds:,.0f} s, "
+        f"{plan.hours:,.1f} h",
+        *(f"assumed: {line}" for line in plan.assumptions),
+        f"settings that are not defaults: {', '.join(changed)}",
+        *(f"warning: {warning}" for warning in plan.warnings),
+    ]
+    for line in notes:
+        console.print(line, markup=False)

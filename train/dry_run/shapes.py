@@ -11,7 +11,6 @@ from trl import ModelConfig, get_peft_config
 
 from atommem.errors import ConfigError
 from atommem.plugins import find_file
-from atommem.train.packing.planning import widths
 
 SHIPPED = Path(__file__).parent.parent / "architectures"
 """Configs of the models that our recipes name, by the last part of their hub name in lower case."""
@@ -22,46 +21,26 @@ OPTIMIZER, GRADIENTS, WEIGHTS = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes that memory and time depend on.
-
-    Attributes:
-        source: Where its config was found.
-        config: transformers' config of the language model.
-        parameters, trainable: With the adapter; tied parameters count once.
-        layer, embedding: Parameters of one layer, and of the input embedding.
-        query_norm: Whether queries and keys are normalized.
-        dtype: Of the checkpoint, for ``dtype: auto``.
-        lora: Whether only an adapter is trained.
-    """
+    """Sizes that memory and time depend on; parameters are counted with the adapter."""
 
     name: str
     source: str
-    config: Any
+    config: Any  # transformers', of the language model
     parameters: int
     trainable: int
-    layer: int
-    embedding: int
+    layer: int  # parameters of one layer
+    embedding: int  # parameters of the input embedding
     query_norm: bool
     dtype: str
     lora: bool
-
-    @property
-    def context(self) -> int:
-        """Longest input, tokens."""
-        return int(self.config.max_position_embeddings)
-
-    @property
-    def widths(self) -> tuple[int, int, int, int]:
-        """See `atommem.train.packing.planning.widths`."""
-        return widths(self.config)
 
 
 def find_config(name: str) -> tuple[Any, str]:
     """Return a transformers config and its source: a folder, a shipped one, or the hub's cache."""
     from transformers import AutoConfig
 
-    is_folder, shipped = Path(name).is_dir(), SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
-    if not is_folder and shipped.is_file():
+    shipped = SHIPPED / f"{name.rsplit('/', 1)[-1].lower()}.json"
+    if not Path(name).is_dir() and shipped.is_file():
         settings = json.loads(shipped.read_text(encoding="utf-8"))
         return AutoConfig.for_model(**settings), "shipped architecture"
     try:
@@ -72,15 +51,11 @@ def find_config(name: str) -> tuple[Any, str]:
             f"model {name!r}: its architecture is not on this machine. Give a folder with its "
             f"config.json, or one of {known}."
         ) from error
-    return config, "folder" if is_folder else "hub cache"
+    return config, "local config"
 
 
 def measure(config: ModelConfig) -> ModelShape:
-    """Measure ``config.model_name_or_path`` with its adapter, on torch's meta device.
-
-    Raises:
-        ConfigError: Its architecture is unknown, or the adapter does not fit.
-    """
+    """Measure ``config.model_name_or_path`` with its adapter, on torch's meta device."""
     import torch
     from peft import PeftConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -91,9 +66,9 @@ def measure(config: ModelConfig) -> ModelShape:
     found, source = find_config(str(adapter.base_model_name_or_path) if is_adapter else name)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(found)
-        layers = model.base_model.layers
+        first = model.base_model.layers[0]
         embedding = model.get_input_embeddings().weight.numel()
-        layer = sum(weight.numel() for weight in layers[0].parameters())
+        layer = sum(weight.numel() for weight in first.parameters())
         if adapter is not None:
             adapter.inference_mode = False
             try:
@@ -108,7 +83,7 @@ def measure(config: ModelConfig) -> ModelShape:
         trainable=model.num_parameters(only_trainable=True),
         layer=layer,
         embedding=embedding,
-        query_norm=hasattr(getattr(layers[0], "self_attn", None), "q_norm"),
+        query_norm=hasattr(getattr(first, "self_attn", None), "q_norm"),
         dtype=str(found.dtype or torch.float32).removeprefix("torch."),
         lora=adapter is not None,
     )
@@ -126,21 +101,12 @@ def parameters_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Processes, and what each of them holds a share of.
+    """Processes, and what each of them holds a share of."""
 
-    Attributes:
-        name: single, ddp, fsdp, zero1, zero2 or zero3.
-        processes: On all machines.
-        shards: Processes that share one copy of what is sharded.
-        stage: ZeRO's; FSDP2's is 3, or 2 if weights stay gathered after the forward pass.
-        offload: Whether weights and optimizer are in host memory.
-        source: The accelerate config.
-    """
-
-    name: str
+    name: str  # single, ddp, fsdp, zero1, zero2 or zero3
     processes: int
     shards: int = 1
-    stage: int = 0
+    stage: int = 0  # ZeRO's; FSDP2's is 3, or 2 if weights stay gathered after the forward pass
     offload: bool = False
     source: str = "no launcher: one node"
 

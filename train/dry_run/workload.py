@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from atommem.actions import MEMORY_KINDS
@@ -13,42 +12,21 @@ from atommem.dialects import get_dialect
 from atommem.environment import EnvironmentFactory, TaskShape
 from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView
-from atommem.policy.local import read_tokenizer
 from atommem.prompts import PromptBuilder
-from atommem.tokens import ApproximateTokenizer
-from atommem.train.dry_run_config import DryRunConfig
 from atommem.train.rollout.rollouts import TaskOrder
 
 ENTRY_TOKENS, QUERY_TOKENS, SCRATCHPAD_SHARE = 50, 15, 0.25
 """Expected tokens of an entry and a query, and fill of the scratchpad."""
-THINKING_TOKENS = 570.5
-"""Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
-
-
-def find_tokenizer(name: str) -> tuple[Any, str]:
-    """Return the tokenizer of a model folder or an approximate one, and which of them it is."""
-    if Path(name).is_dir():
-        try:
-            return read_tokenizer(name), "the model folder's tokenizer"
-        except (OSError, ValueError):
-            pass
-    return ApproximateTokenizer(), "approximate counts, without the tokenizer"
 
 
 class PromptShape(NamedTuple):
-    """Tokens of a prompt's parts.
+    """Tokens of a prompt's parts."""
 
-    Attributes:
-        reading, answering: All but question, stream and memory, in the first and the last phase.
-        memory, longest_memory: Scratchpad, query and entries as expected, and at their limits.
-        is_chunk_first: Layout ``prefix``: the episodes of a group share the chunk.
-    """
-
-    reading: float
-    answering: float
-    memory: float
-    longest_memory: float
-    is_chunk_first: bool
+    reading: float  # all but question, stream and memory, in the first phase
+    answering: float  # and in the last one
+    memory: float  # scratchpad, query and entries as expected
+    longest_memory: float  # and at their limits
+    is_chunk_first: bool  # layout prefix: the episodes of a group share the chunk
 
 
 def measure_prompt(
@@ -76,68 +54,26 @@ def measure_prompt(
     return PromptShape(reading, answering, expected, longest, memory.layout == "prefix")
 
 
-class CompletionShape(NamedTuple):
-    """Tokens of a completion."""
-
-    mean: float
-    longest: int
-    source: str
-
-
-def completion_shape(args: Any, settings: DryRunConfig, model_kind: str) -> CompletionShape:
-    """Return the lengths of completions.
-
-    With thinking (Qwen3, unless ``enable_thinking`` is false) they are as long as the paper's;
-    without, a quarter of max_completion_length.
-    """
-    longest = int(args.max_completion_length or 1024)
-    if settings.dry_run_completion_tokens:
-        mean, source = float(settings.dry_run_completion_tokens), "--dry_run_completion_tokens"
-    elif args.template_kwargs.get("enable_thinking", model_kind.startswith("qwen3")):
-        mean, source = THINKING_TOKENS, "the paper's, with thinking; an untrained policy may differ"
-    else:
-        mean, source = max(1.0, longest / 4), "a quarter of max_completion_length"
-    return CompletionShape(min(mean, longest), longest, source)
-
-
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One update of one process; expected values.
+    """One update of one process; expected values."""
 
-    Attributes:
-        updates: Of the run.
-        tasks: Groups of a rollout, of all processes.
-        episodes, group: Of this process, and how many of them share a task and so prefixes.
-        steps: Of an episode.
-        prompt_tokens, completion_tokens: Means of a step.
-        sampled_row, longest_row: Longest step with the expected memory, and at its limits.
-        rows: Steps of all episodes.
-        raw_tokens, unique_tokens: Of all rows; unique ones count shared prefixes once.
-        micro_batch, micro_batches: Tokens of one, and their number.
-        sharing, iterations: Updates that share a rollout, and how often they repeat it.
-    """
-
-    updates: int
-    tasks: int
+    updates: int  # of the run
+    tasks: int  # groups of a rollout, of all processes
     episodes: int
-    group: int
-    steps: float
-    prompt_tokens: float
-    completion_tokens: float
-    sampled_row: int
-    longest_row: int
-    rows: int
-    raw_tokens: int
-    unique_tokens: int
-    micro_batch: int
+    group: int  # episodes of a task on this process, which share prefixes
+    steps: float  # of an episode
+    prompt_tokens: float  # mean of a step
+    completion_tokens: float  # mean of a step
+    sampled_row: int  # longest step with the expected memory
+    longest_row: int  # and with memory at its limits
+    rows: int  # steps of all episodes
+    raw_tokens: int  # of all rows
+    unique_tokens: int  # counting shared prefixes once
+    micro_batch: int  # tokens
     micro_batches: int
-    sharing: int = 1
-    iterations: int = 1
-
-    @property
-    def scored_tokens(self) -> float:
-        """Completion tokens of all rows."""
-        return self.rows * self.completion_tokens
+    sharing: int = 1  # updates that share a rollout
+    iterations: int = 1  # and how often they repeat it
 
 
 def estimate_workload(
@@ -145,18 +81,15 @@ def estimate_workload(
     processes: int,
     data: TaskShape,
     prompt: PromptShape,
-    completion: CompletionShape,
+    sampled: float,
     share_prefixes: bool,
 ) -> Workload:
-    """Estimate the workload of an update.
+    """Estimate the workload of an update, with `sampled` tokens a completion.
 
     At a step, a group of g episodes with prompts ``s + o`` (s: instructions, questions and, in the
     layout ``prefix``, the chunk; o: memory, and the chunk otherwise) costs
     ``g (s + o + completion)`` raw and ``s + g (o + completion)`` unique tokens. One further read of
     a question is expected.
-
-    Raises:
-        ConfigError: A rollout is not a whole number of groups, or there are too few tasks.
     """
     batch, generations = args.per_device_train_batch_size, args.num_generations
     sharing = getattr(args, "steps_per_generation", None) or 1
@@ -167,8 +100,7 @@ def estimate_workload(
             f"num_generations={generations}: it does not divide the episodes of a rollout, "
             f"{processes} processes x {batch} x steps_per_generation {sharing}. Change one."
         )
-    sampled, group = completion.mean, min(generations, batch)
-    questions = data.questions * data.question_tokens
+    group, questions = min(generations, batch), data.questions * data.question_tokens
     shares_chunk = prompt.is_chunk_first and data.same_stream
     before, after = (data.stream_tokens, 0.0) if shares_chunk else (0.0, data.stream_tokens)
     answering_steps = data.questions * (1 + min(1, data.reads))
@@ -180,7 +112,7 @@ def estimate_workload(
     steps = sum(count for count, _, _ in kinds)
     raw = sum(count * (shared + own + sampled) for count, shared, own in kinds)
     unique = sum(count * (shared / group + own + sampled) for count, shared, own in kinds)
-    longest = max(shared + own for _, shared, own in kinds)
+    longest = max(shared + own for _, shared, own in kinds) + (args.max_completion_length or 1024)
     budget = getattr(args, "micro_batch_tokens", 0) or args.token_budget
     counted = batch * (unique if share_prefixes else raw)
     micro_batches = max(1, ceil(counted / budget))
@@ -197,8 +129,8 @@ def estimate_workload(
         steps=steps,
         prompt_tokens=raw / steps - sampled,
         completion_tokens=sampled,
-        sampled_row=ceil(longest + completion.longest),
-        longest_row=ceil(longest + prompt.longest_memory - prompt.memory + completion.longest),
+        sampled_row=ceil(longest),
+        longest_row=ceil(longest + prompt.longest_memory - prompt.memory),
         rows=round(batch * steps),
         raw_tokens=round(batch * raw),
         unique_tokens=round(batch * unique),

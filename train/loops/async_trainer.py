@@ -32,20 +32,14 @@ from atommem.policy.decoding import Row as DecodeRow
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
-from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog, rollout_means
+from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog
+from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, update_counter
 from atommem.train.objective.advantages import group_advantages, has_variance
 from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import EpisodeSize
-from atommem.train.resumable_trainer import ResumableTrainer
-from atommem.train.rollout.held_out import (
-    held_out_jobs,
-    held_out_records,
-    held_out_sampling,
-    report_held_out,
-)
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable
@@ -53,7 +47,7 @@ from atommem.train.rollout.weight_sync import check_servable
 Result = TypeVar("Result")
 
 
-class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
+class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
     """Trains a policy on whole episodes that a `RolloutWorker` samples meanwhile.
 
     Args:
@@ -206,21 +200,14 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         async def sums_in_loop() -> dict[str, float]:
             return self._rollout_log.sums(episodes, activity)  # where the clock is running
 
-        sums = self.run_async(sums_in_loop())
-        summary = rollout_means(sums, 1)
         flat = [not has_variance([e.reward for e in group.episodes]) for group in groups]
-        summary["frac_reward_zero_std"] = sum(flat) / len(flat)
-        if self.on_episodes is not None:
-            self.on_episodes(self.state.global_step, episodes)
-        errors = [episode.error for episode in episodes if episode.failed]
-        self.check_failed_fraction(len(errors), len(episodes), errors)
-        self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
-        summary["num_tokens"] = float(self.state.num_input_tokens_seen)
+        log = {"frac_reward_zero_std": sum(flat) / len(flat)}
         versions = [v for group in groups for steps in group.versions for v in steps]
         if stale := [self.model_version - version for version in versions]:
-            summary["sample/staleness_mean"] = sum(stale) / len(stale)
-            summary["sample/staleness_max"] = float(max(stale))
-        self.log_with_update(summary)
+            log["sample/staleness_mean"] = sum(stale) / len(stale)
+            log["sample/staleness_max"] = float(max(stale))
+        rewards = [episode.reward for episode in episodes]
+        self.log_rollout(self.run_async(sums_in_loop()), 1, episodes, rewards, log)
 
     def _log_step_metrics(self) -> None:
         """Do nothing: TRL's metrics are of its stream of micro-batches."""
@@ -256,16 +243,16 @@ class AsyncMemoryGRPOTrainer(ResumableTrainer, AsyncGRPOTrainer):
         broken: Exception | None = None
         if self.rollout_worker is not None:
             runner = self.rollout_worker.runner
-            jobs = held_out_jobs(self.args, self.held_out)
-            sampling = held_out_sampling(self.args, runner.agent.sampling)
+            jobs = self.held_out_jobs()
+            sampling = self.held_out_sampling(runner.agent.sampling)
             try:
                 episodes = self.rollout_worker.run_beside(jobs, sampling, self._is_stopped)
-                payload = [held_out_records(runner.environments, jobs, episodes)]
+                payload = [self.held_out_records(runner, jobs, episodes)]
             except Exception as error:  # ends the run on every rank
                 broken = error
         self.sync_stop(broken)
         broadcast_object_list(payload)
-        return report_held_out(self, payload[0], metric_key_prefix)
+        return self.report_held_out(payload[0], metric_key_prefix)
 
 
 def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> Batch:

@@ -34,8 +34,8 @@ from atommem.train.episode_logs import (
     WAIT,
     EpisodesHook,
     RolloutLog,
-    rollout_means,
 )
+from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import (
     Batch,
@@ -48,22 +48,14 @@ from atommem.train.loops.update_step import (
 from atommem.train.objective.advantages import group_advantages, has_variance
 from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import EpisodeSize
-from atommem.train.resumable_trainer import ResumableTrainer
 from atommem.train.rollout.backends import Backend
-from atommem.train.rollout.groups import gather_outcomes, plan_groups, run_groups
-from atommem.train.rollout.held_out import (
-    held_out_jobs,
-    held_out_records,
-    held_out_sampling,
-    report_held_out,
-)
-from atommem.train.rollout.rollouts import TaskOrder
+from atommem.train.rollout.rollouts import TaskOrder, gather_outcomes, plan_groups, run_groups
 from atommem.train.train_config import TrainConfig
 
 Result = TypeVar("Result")
 
 
-class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
+class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
     """Trains a policy on whole episodes.
 
     Args:
@@ -209,8 +201,10 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             log["dynamic_sampling/replaced_groups"] = float(replaced)
         log["seconds/rollout"] = time.perf_counter() - started
         episodes = [episode for group in groups for episode in group.episodes]
-        others = [episode for group in groups for episode in group.replaced]
-        self._log_rollout([*episodes, *others], rewards, log)
+        every = episodes + [episode for group in groups for episode in group.replaced]
+        parts = gather_object([self._rollout_log.sums(every, runner.agent.activity)])
+        log |= add_sums(gather_object([self.backend.metrics()]))
+        self.log_rollout(add_sums(parts), len(parts), every, rewards, log)
         by_episode = group_advantages(rewards, group_size, str(args.scale_rewards))
         advantages = [
             [by_episode[index]] * len(episode.steps)
@@ -261,21 +255,6 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
             self.sync_stop(broken)
         return result  # type: ignore[return-value]  # sync_stop raises where there is none
 
-    def _log_rollout(
-        self, episodes: Sequence[Episode], rewards: Sequence[float | None], log: dict[str, float]
-    ) -> None:
-        """Log a rollout; `episodes` are this rank's, `rewards` of all trained ones."""
-        activity = self.backend.runner.agent.activity
-        parts = gather_object([self._rollout_log.sums(episodes, activity)])
-        sums, backends = add_sums(parts), gather_object([self.backend.metrics()])
-        self.log_with_update(rollout_means(sums, len(parts)) | log | add_sums(backends))
-        if self.on_episodes is not None:
-            self.on_episodes(self.state.global_step, episodes)
-        errors = [episode.error for episode in episodes if episode.failed]
-        self.check_failed_fraction(rewards.count(None), len(rewards), errors)
-        self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
-        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-
     # Evaluation and checkpoints -----------------------------------------------------------------
 
     def evaluate(
@@ -287,18 +266,18 @@ class MemoryGRPOTrainer(ResumableTrainer, GRPOTrainer):
         of `Trainer.evaluate` only the prefix is used.
         """
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        jobs = held_out_jobs(self.args, self.held_out)[rank::ranks]
+        jobs = self.held_out_jobs()[rank::ranks]
         agent = self.backend.runner.agent
-        runner = self.backend.runner.using(sampling=held_out_sampling(self.args, agent.sampling))
+        runner = self.backend.runner.using(sampling=self.held_out_sampling(agent.sampling))
         self._publish()
         episodes = self.run_rollout(
             lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"
         )
-        records = held_out_records(agent.environments, jobs, episodes)
+        records = self.held_out_records(runner, jobs, episodes)
         # Neither its time nor the backend's counters belong to the next update.
         self._rollout_log.sums([], agent.activity)
         self.backend.metrics()
-        return report_held_out(self, gather_object(records), metric_key_prefix)
+        return self.report_held_out(gather_object(records), metric_key_prefix)
 
     def save_extra_state(self, folder: Path) -> None:
         """Save this rank's rows, if there are further updates on the rollout."""

@@ -72,11 +72,8 @@ class UpdateStep:
     """The passes of an update.
 
     Args:
-        accelerator: Of the trainer.
         model: The trained model, with TRL's fused LM head.
-        loss: The policy loss.
         token_budget: See `MicroBatchPlanner`.
-        pad_token_id: Fills padded rows.
         prefix_sharing: Whether rows are packed as tries, if the model's attention can follow them.
         on_policy: Whether rows are trained on with the weights that sampled them; otherwise the
             ratio is against their old log-probabilities.
@@ -119,12 +116,9 @@ class UpdateStep:
         """Add the update's gradients to the parameters; collective.
 
         All ranks run the same number of micro-batches. If no rank has a row, none runs a backward
-        pass, gradients stay unset, and the optimizer's step changes nothing.
-
-        Returns:
-            This rank's loss, whose mean over ranks is the update's; and what is logged, the same
-            on all ranks: that mean, means over tokens by weight, and `packing_ratio` (raw over
-            computed tokens).
+        pass, gradients stay unset, and the optimizer's step changes nothing. Returns this rank's
+        loss, and what is logged, the same on all ranks: the mean loss, means over tokens by weight,
+        and `packing_ratio` (raw over computed tokens).
         """
         sums: dict[str, torch.Tensor] = defaultdict(
             lambda: torch.zeros((), device=self.accelerator.device)

@@ -66,11 +66,8 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the weighted sum of the token losses, and what is logged of each token.
 
-        Args:
-            logps: (M,) log-probabilities under the trained policy (nats).
-            tokens: The completion tokens.
-            old_logps: (M,) those before the update; unset: on-policy.
-            ref_logps: (M,) those of the reference model, if `beta` is not 0.
+        Log-probabilities (nats) are (M,): under the trained policy, before the update (unset:
+        on-policy), and of the reference model (if `beta` is not 0).
         """
         advantages, old = tokens.advantages, logps.detach() if old_logps is None else old_logps
         difference = logps - old
@@ -103,9 +100,8 @@ class PolicyLoss:
             log["kl"] = torch.exp(ref_logps - logps) - (ref_logps - logps) - 1
             log["kl"] = log["kl"] * (ratio if self.use_bias_correction_kl else 1.0)
             losses = losses + self.beta * log["kl"]
-        return (tokens.weights * losses).sum(), {
-            name: value.detach() for name, value in log.items()
-        }
+        log = {name: value.detach() for name, value in log.items()}
+        return (tokens.weights * losses).sum(), log
 
 
 def correction(
@@ -122,7 +118,6 @@ def correction(
         counts: Tokens of each row.
         mode: ``token_...``: a ratio per token; ``sequence_...``: one per row, the product over its
             tokens. ``..._truncate`` clamps it; ``..._mask`` sets values out of bounds to 0.
-        clip_min, clip_max: The bounds; None is unbounded.
     """
     if mode.startswith("sequence"):
         difference = reduce_by_row(torch.sum, difference, counts)

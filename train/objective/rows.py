@@ -23,25 +23,16 @@ OVERLONG = (StopReason.TOKEN_LIMIT, StopReason.TIME_LIMIT, StopReason.CONTEXT_OV
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One step of one episode.
-
-    Attributes:
-        prompt_ids, completion_ids: Token ids as they were sampled; views of `ids`.
-        logprobs: Log-probabilities of `completion_ids` at sampling (nats), float32.
-        episode: Index of the episode in the rank's batch.
-        weight: Of each completion token in the loss (`token_weight`).
-        old_logprobs: Under the weights before the first update on the row; default `logprobs`.
-        ids: Prompt and completion, int32.
-    """
+    """One step of one episode, with the token ids as they were sampled."""
 
     prompt_ids: Any
     completion_ids: Any
-    logprobs: Any
-    episode: int
+    logprobs: Any  # of completion_ids at sampling (nats), float32
+    episode: int  # index in the rank's batch
     advantage: float
-    weight: float
-    old_logprobs: Any = None
-    ids: np.ndarray = field(init=False, repr=False)
+    weight: float  # of each completion token in the loss (`token_weight`)
+    old_logprobs: Any = None  # before the first update on the row; default logprobs
+    ids: np.ndarray = field(init=False, repr=False)  # prompt and completion, int32
 
     def __post_init__(self) -> None:
         prompt, completion = (
@@ -60,15 +51,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The completion tokens of some rows, row after row: (M,) float32 each.
+    """The completion tokens of some rows, row after row: (M,) float32 each."""
 
-    Attributes:
-        counts: Tokens of each row.
-        logprobs, old_logprobs: As in `Row` (nats).
-        advantages, weights: Of the row that each token belongs to.
-    """
-
-    counts: list[int]
+    counts: list[int]  # tokens of each row
     logprobs: torch.Tensor
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
@@ -122,13 +107,9 @@ def normalizer(
 ) -> float:
     """Return the denominator of the loss, in units of `token_weight`; 0 for an empty batch.
 
-    Args:
-        sizes: Every scored episode of the global batch, groups without variance included: their
-            rows are skipped because they add 0 to the sum, but they count.
-        normalization: ``token``: all completion tokens (DAPO); ``step``: all steps;
-            ``trajectory``: all episodes (the paper's Eq. 9); ``constant``: all steps times
-            `max_completion_length` (Dr. GRPO, arXiv 2503.20783).
-        max_completion_length: Most tokens of a step.
+    ``token``: all completion tokens (DAPO); ``step``: all steps; ``trajectory``: all episodes (the
+    paper's Eq. 9); ``constant``: all steps times `max_completion_length` (Dr. GRPO, arXiv
+    2503.20783). Groups without variance count: their rows are skipped because they add 0.
     """
     if normalization == "token":
         return float(sum(size.tokens for size in sizes))

@@ -21,19 +21,14 @@ IGNORED = -100
 class MicroBatch:
     """Some rows as a model takes them.
 
-    Attributes:
-        inputs: Arguments of the model, (rows, tokens) each. ``shift_labels`` holds the next token
-            where it is scored, else `IGNORED`.
-        token_index: (M,) flat positions that predict the completion tokens, row after row.
-        tree: Which tokens see which in a packed row; None for padded rows.
+    ``inputs["shift_labels"]`` holds the next token where it is scored, else `IGNORED`.
     """
 
-    inputs: dict[str, torch.Tensor]
-    token_index: torch.Tensor
-    tree: Tree | None = None
+    inputs: dict[str, torch.Tensor]  # (rows, tokens) each
+    token_index: torch.Tensor  # (M,) flat positions that predict the completion tokens
+    tree: Tree | None = None  # which tokens see which in a packed row
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return a copy on `device`."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return MicroBatch(inputs, self.token_index.to(device), self.tree)
 

@@ -25,12 +25,8 @@ TOLERANCE = 0.02
 class MicroBatchPlanner:
     """Plans the micro-batches of an update.
 
-    Attributes:
-        pair_cost: See the function of that name.
-        token_budget: Most tokens in a micro-batch of more than one row: unique ones with
-            `prefix_sharing`, padded ones without.
-        prefix_sharing: Whether micro-batches are packed as tries.
-        rank: This process.
+    `token_budget` is the most tokens in a micro-batch of more than one row: unique ones with
+    `prefix_sharing`, padded ones without.
     """
 
     pair_cost: float
@@ -87,9 +83,6 @@ def pair_cost(config: Any) -> float:
 
     A token costs 2 FLOPs per weight of a layer, a pair ``2 * 2 * heads * head_dim`` (scores and
     values); for layers of four projections and a gated MLP.
-
-    Args:
-        config: The text config of a transformers model.
     """
     hidden, inner, query, key = widths(config)
     return 4 * query / (2 * (2 * hidden * (query + key) + 3 * hidden * inner))
@@ -127,13 +120,8 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
     """Assign prefix groups to ranks so that all ranks cost about the same.
 
     Groups stay where they are unless a move helps: repeatedly, the costliest rank gives the group
-    that comes closest to half the difference to the cheapest rank.
-
-    Args:
-        costs: For each rank, the costs of its groups.
-
-    Returns:
-        For each rank, the new rank of each of its groups.
+    that comes closest to half the difference to the cheapest rank. Takes the costs of each rank's
+    groups, and returns the new rank of each.
     """
     owners = [[rank] * len(group_costs) for rank, group_costs in enumerate(costs)]
     held = [
@@ -164,8 +152,7 @@ def balance(costs: Sequence[Sequence[float]]) -> list[list[int]]:
 def cut_padded(lengths: Sequence[int], budget: int) -> list[int]:
     """Cut rows, the longest first, into micro-batches of at most `budget` padded tokens.
 
-    Returns:
-        Row counts. A row that is longer than the budget gets its own micro-batch.
+    Returns row counts; a row that is longer than the budget gets its own micro-batch.
     """
     counts: list[int] = []
     start = 0
@@ -182,17 +169,16 @@ def cut(
     budget: int,
     count: int | None = None,
 ) -> list[int]:
-    """Cut rows into micro-batches of at most `budget` unique tokens.
+    """Cut rows into micro-batches of at most `budget` unique tokens; returns row counts.
+
+    They are as few as possible; or at most `count`, the costliest of them as cheap as possible.
 
     Args:
         lengths: Tokens of each row, in order.
         shared: Tokens that each row shares with the row before it.
         pair: `pair_cost`.
         budget: Most unique tokens in a micro-batch of more than one row.
-        count: How many micro-batches are allowed; unset: as few as possible.
-
-    Returns:
-        Row counts. With `count`, the costliest micro-batch is as cheap as possible.
+        count: See above.
     """
     if count is None:
         return _cut_greedily(lengths, shared, pair, budget, float("inf"))

@@ -39,11 +39,9 @@ BLOCK = 128
 class Tree:
     """The shape of a packed trie of `length` tokens.
 
-    Not a dataclass: FSDP2 would copy it, with what `cached` holds, for every layer.
-
-    Args:
-        spans: For each segment, in packed order: its first position, the position after its last
-            one, and the position after the last token below it.
+    `spans` has for each segment, in packed order: its first position, the position after its last
+    one, and the position after the last token below it. Not a dataclass: FSDP2 would copy it, with
+    what `cached` holds, for every layer.
     """
 
     def __init__(self, spans: tuple[tuple[int, int, int], ...]) -> None:
@@ -52,12 +50,7 @@ class Tree:
 
     @classmethod
     def from_segments(cls, boundaries: list[int], depths: list[int]) -> Tree:
-        """Build the trie from its segments.
-
-        Args:
-            boundaries: Where segments begin, then the length of the row (``tree_cu_seqlens_q``).
-            depths: Depth of each segment's first token, which is its position id.
-        """
+        """Build the trie: where segments begin, then the row's length; depths of first tokens."""
         count = len(depths)
         ends = [boundaries[-1]] * count
         open_segments: list[int] = []
@@ -70,7 +63,6 @@ class Tree:
 
     @property
     def length(self) -> int:
-        """Tokens in the row."""
         return self.spans[-1][1]
 
     def cached(self, make: Callable[[Tree, torch.device], Any], device: torch.device) -> Any:
@@ -103,7 +95,7 @@ def flex_mask(tree: Tree, device: torch.device) -> BlockMask:
         return (k <= q) & (q < ends[k])
 
     def ordered(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return how many key blocks each query block sees, and their indices first."""
+        # How many key blocks each query block sees, and their indices first.
         numbers = seen.byte().argsort(dim=-1, descending=True, stable=True)
         return seen.sum(-1)[None, None].int(), numbers[None, None].int()
 
@@ -120,20 +112,15 @@ def kernel_arguments(tree: Tree, device: torch.device) -> dict[str, Any]:
     for span in tree.spans:
         above = [*(outer for outer in above if outer[2] > span[0]), span]
         paths.append(np.concatenate([np.arange(start, end) for start, end, _ in above]))
-    lengths = {
-        "q": [end - start for start, end, _ in tree.spans],
-        "k": [len(path) for path in paths],
+    arguments: dict[str, Any] = {
+        "tree_kv_index": torch.from_numpy(np.concatenate(paths)).to(device)
     }
-    return {
-        "tree_kv_index": torch.from_numpy(np.concatenate(paths)).to(device),
-        **{
-            f"tree_cu_seqlens_{x}": torch.tensor(
-                [0, *accumulate(lengths[x])], dtype=torch.int32
-            ).to(device)
-            for x in lengths
-        },
-        **{f"tree_max_seqlen_{x}": max(lengths[x]) for x in lengths},
-    }
+    queries = [end - start for start, end, _ in tree.spans]
+    for name, lengths in (("q", queries), ("k", [len(path) for path in paths])):
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        arguments[f"tree_cu_seqlens_{name}"] = ends.to(device)
+        arguments[f"tree_max_seqlen_{name}"] = max(lengths)
+    return arguments
 
 
 class _MergedAttention(torch.autograd.Function):
@@ -164,7 +151,11 @@ class _MergedAttention(torch.autograd.Function):
                 causal,
                 scale=scale,
             )
-            _merge(out[:, :, queries], lse[:, :, queries], part, part_lse)
+            before = lse[:, :, queries]
+            total = torch.logaddexp(before, part_lse)
+            out[:, :, queries].mul_((before - total).exp().unsqueeze(-1))
+            out[:, :, queries].add_(part * (part_lse - total).exp().unsqueeze(-1))
+            before.copy_(total)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.tree, ctx.scale = tree, scale
@@ -207,17 +198,6 @@ def _expand(
     return key[:, :, keys].expand(group, -1, -1, -1), value[:, :, keys].expand(group, -1, -1, -1)
 
 
-def _merge(
-    out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
-) -> None:
-    """Merge a block into the running output of its queries, in place."""
-    total = torch.logaddexp(lse, part_lse)
-    out.mul_((lse - total).exp_().unsqueeze(-1)).add_(
-        part * (part_lse - total).exp_().unsqueeze(-1)
-    )
-    lse.copy_(total)
-
-
 @cache
 def _compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=True)
@@ -231,10 +211,7 @@ def flex_tree_attention(
     scale: float,
     flex: Any = None,
 ) -> torch.Tensor:
-    """Attend with `flex_attention` under the tree's block mask; shapes as in `tree_attention`.
-
-    `flex` replaces the compiled `flex_attention`.
-    """
+    """Attend with `flex` (compiled `flex_attention`) under the tree's block mask."""
     flex = flex or _compiled_flex_attention()
     mask, grouped = tree.cached(flex_mask, query.device), query.size(1) != key.size(1)
     return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped).transpose(1, 2)
@@ -270,17 +247,8 @@ def tree_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend within one packed row, as transformers calls an attention function.
 
-    Args:
-        module: The attention layer.
-        query: (1, heads, tokens, width).
-        key, value: (1, key heads, tokens, width).
-        attention_mask: Not used.
-        tree: Passed through the model's forward as a keyword argument.
-        scaling: Of the scores; default ``1 / sqrt(width)``.
-        kwargs: Not used.
-
-    Returns:
-        (1, tokens, heads, width), and no attention weights.
+    Queries are (1, heads, tokens, width), keys and values (1, key heads, tokens, width), the result
+    (1, tokens, heads, width). `tree` is passed through the model's forward as a keyword argument.
     """
     # Under autocast, normalized and rotated queries and keys are float32, values bfloat16.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -302,7 +270,6 @@ def tree_attention(
 
 
 def register_tree_attention() -> None:
-    """Register `tree_attention` with transformers, without a mask."""
     AttentionInterface.register(ATTENTION_NAME, tree_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, lambda **kwargs: None)
 

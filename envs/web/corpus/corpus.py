@@ -11,19 +11,27 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from atommem.config import EmbedderConfig, check_choice, fields_of, without_addresses
+from atommem.config import EmbedderConfig, check_choice, without_addresses
 from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
 from atommem.envs.web.corpus.pages import Page, PageStore, batched
 from atommem.envs.web.corpus.vectors import Ranked, VectorIndex
 from atommem.envs.web.corpus.words import WordIndex
-from atommem.envs.web.page_texts import named_titles
-from atommem.errors import ConfigError, DataError
+from atommem.envs.web.page_texts import named_titles, snippet
+from atommem.envs.web.tools import (
+    Link,
+    PageError,
+    Tool,
+    ToolResult,
+    ToolSource,
+    search_result,
+    text_tool,
+)
+from atommem.errors import ConfigError
 
 MANIFEST = "corpus.json"
 MODES = ("lexical", "dense", "hybrid")
 PASSAGE_CHARACTERS = 2000
-_VERSION = 2
 _FUSED = 100  # passages of each ranking
 _RANK = 60  # k of reciprocal rank fusion (Cormack et al. 2009)
 _PAGES_PER_TRANSACTION = 2000
@@ -49,7 +57,7 @@ class Corpus:
 
     Raises:
         ConfigError: The folder is not a corpus, or the embedder is another one.
-        DataError: A file is damaged or missing.
+        DataError: A file is damaged.
     """
 
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
@@ -57,22 +65,16 @@ class Corpus:
         manifest = _read_manifest(self.folder)
         if not os.access(self.folder, os.W_OK):  # tantivy locks the index
             raise ConfigError(f"{self.folder}: not writable. Copy it and read the copy.")
-        if (self.folder / "words").exists() and not (self.folder / "pages.sqlite").exists():
-            raise DataError(f"{self.folder}: pages.sqlite is missing. Build the corpus anew.")
         self._pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
         self._words = WordIndex(self.folder / "words")
-        self._digest: tuple[tuple[int, ...], str] | None = None
         self._vectors: VectorIndex | None = None
         self.recall: float | None = None
         """Recall@10 of the vector index, after an `add` that built it."""
         if manifest["embedder"] is not None:
             changes = {name: value for name, value in (embedder or {}).items() if value is not None}
-            settings = fields_of(EmbedderConfig, without_addresses(manifest["embedder"]) | changes)
+            settings = without_addresses(manifest["embedder"]) | changes
             self._embedder = make_embedder(EmbedderConfig(**settings))
-            if (self._embedder.dim, self._embedder.id) != (
-                manifest["dim"],
-                manifest["embedder_id"],
-            ):
+            if self._embedder.id != manifest["embedder_id"]:
                 raise ConfigError(
                     f"{self.folder}: built with embedder {manifest['embedder_id']!r}, but this is "
                     f"{self._embedder.id!r}. Use the same one."
@@ -87,24 +89,13 @@ class Corpus:
     @property
     def counts(self) -> dict[str, int]:
         """The numbers of pages and passages."""
-        pages, passages, _ = self._pages.counts()
+        pages, passages = self._pages.counts()
         return {"pages": pages, "passages": passages}
 
     @property
-    def complete(self) -> bool:
-        """Whether all passages are indexed; False after an interrupted addition."""
-        indexed = self._words.last()
-        if self._vectors is not None:
-            indexed = min(indexed, len(self._vectors))
-        return indexed >= self._pages.counts()[2]
-
-    @property
     def version(self) -> str:
-        """A digest of all pages (a second for a million), computed again after additions."""
-        counts = self._pages.counts()
-        if self._digest is None or self._digest[0] != counts:
-            self._digest = counts, self._pages.digest()
-        return self._digest[1]
+        """A digest of all pages (a second for a million)."""
+        return self._pages.digest()
 
     async def add(self, pages: Iterable[Page]) -> int:
         """Add pages and index them; return how many were new or changed.
@@ -188,15 +179,12 @@ class Corpus:
         if mode != "lexical" and self._vectors is not None:
             rankings.append(self._vectors.search(vector, depth))
         ranked = rankings[0] if len(rankings) == 1 else fuse(rankings)
+        passages = self._pages.passages([number for number, _ in ranked])
         best: dict[str, Found] = {}
-        for part in batched(ranked, max(16, 2 * count)):
-            passages = self._pages.passages([number for number, _ in part])
-            for number, score in part:
-                if number in passages:
-                    page, text = passages[number]
-                    best.setdefault(page.id, Found(page, text, score))
-            if len(best) >= count:
-                break
+        for number, score in ranked:
+            if number in passages:
+                page, text = passages[number]
+                best.setdefault(page.id, Found(page, text, score))
         return list(best.values())[:count]
 
 
@@ -224,11 +212,8 @@ def build_corpus(
     """
     folder, pages = Path(folder), iter(pages)
     first = list(islice(pages, 1))  # an unreadable file leaves no folder
-    try:
-        if not (folder / MANIFEST).exists():
-            _start(folder, embedder, passage_characters)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be created ({error}).") from error
+    if not (folder / MANIFEST).exists():
+        _start(folder, embedder, passage_characters)
 
     async def add() -> dict[str, Any]:
         corpus = Corpus(folder, None if embedder is None else asdict(embedder))
@@ -257,13 +242,10 @@ def _start(folder: Path, embedder: EmbedderConfig | None, passage_characters: in
         raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder}: contains other files. Give an empty or new folder.")
-    made = None if embedder is None else make_embedder(embedder)
     manifest = {
-        "version": _VERSION,
         "passage_characters": passage_characters,
         "embedder": None if embedder is None else asdict(embedder),
-        "embedder_id": None if made is None else made.id,
-        "dim": None if made is None else made.dim,
+        "embedder_id": None if embedder is None else make_embedder(embedder).id,
     }
     write_json(folder / MANIFEST, manifest)
 
@@ -275,6 +257,52 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
         ) from error
-    if manifest.get("version") != _VERSION:
-        raise ConfigError(f"{folder}: a corpus of another version. Build it anew.")
     return manifest
+
+
+class CorpusSource(ToolSource):
+    """``tools: [corpus]``: search and visit in the folder ``corpus``; named titles are links.
+
+    Raises:
+        ConfigError: ``corpus`` is unset or not a corpus, or has no vectors for ``corpus_search``.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.corpus is None:
+            raise ConfigError("tools=corpus: corpus is unset. Build one with atommem corpus build.")
+        self._corpus = Corpus(config.corpus, {"embedder_model": config.corpus_embedder})
+        modes = self._corpus.modes
+        check_choice("corpus_search", config.corpus_search or modes[-1], modes)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The version of the corpus in place of its location."""
+        return {"corpus": self._corpus.version, "corpus_embedder": None}
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Search and visit."""
+        page = "Title or address of a page, or number of a link shown now."
+        return (
+            text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
+            text_tool("visit", "Shows a page.", "page", page, self._visit),
+        )
+
+    async def close(self) -> None:
+        """Close the corpus."""
+        await self._corpus.close()
+
+    async def _search(self, query: str, task: Any) -> ToolResult:
+        config = self.config
+        (found,) = await self._corpus.search([query], config.search_results, config.corpus_search)
+        lines = [f"{hit.page.title}: {snippet(hit.passage, query)}" for hit in found]
+        return search_result(query, lines, [Link(hit.page.title, hit.page.id) for hit in found])
+
+    async def _visit(self, name: str, task: Any) -> ToolResult:
+        page = self._corpus.page(name)
+        if page is None:
+            raise PageError(f"There is no page: {name}")
+        titles = await asyncio.to_thread(self._corpus.links, page)
+        links = tuple(Link(title, title) for title in titles)
+        return ToolResult(page.text, title=page.title, links=links, origin=page.url or page.id)

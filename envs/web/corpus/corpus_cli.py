@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -15,23 +15,41 @@ from atommem.arguments import Command, Parser, given_flags, make, run_command
 from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least, fields_of
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
-from atommem.envs.web.corpus.pages import benchmark_pages, read_pages
-from atommem.errors import check_writable
-from atommem.text_safety import printable
+from atommem.envs.web.corpus.pages import Page, benchmark_pages, read_pages
+from atommem.envs.web.recording import Recording
+from atommem.errors import ConfigError, check_writable
+from atommem.text_safety import clean, printable
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``atommem corpus``; returns the exit status.
-
-    Raises:
-        AtomMemError: A setting is wrong, a file is missing or damaged, or the address is taken.
-    """
+    """Run ``atommem corpus``; returns the exit status."""
     commands = {
         "build": Command(_build, "make a corpus of files, or add files to one"),
         "search": Command(_search, "print the pages that match a query best"),
         "serve": Command(_serve, "serve it over HTTP: /retrieve, /access, and MCP at /mcp"),
     }
     return run_command("atommem corpus", commands, sys.argv[1:] if argv is None else argv)
+
+
+def recorded_pages(path: Path) -> Iterable[Page]:
+    """Return the last version of each page in a recording, with its requested address as id.
+
+    Raises:
+        ConfigError: No page was read.
+    """
+    recording = Recording(path, read_only=True)
+    pages: dict[str, Page] = {}
+    for arguments, result in recording.results():
+        if result.title and not result.is_error:
+            url = clean(result.origin or result.title)
+            texts = (value for value in arguments.values() if isinstance(value, str))
+            known = pages.get(url)
+            name = known.id if known is not None and known.id != url else clean(next(texts, url))
+            pages[url] = Page(clean(result.text), clean(result.title), url, name)
+    recording.close()
+    if not pages:
+        raise ConfigError(f"{path}: no page was read.")
+    return pages.values()
 
 
 def _build(argv: list[str]) -> int:
@@ -47,6 +65,9 @@ def _build(argv: list[str]) -> int:
     parser.add_argument(
         "--benchmark", choices=list(BENCHMARKS), help="Take the paragraphs of its files."
     )
+    parser.add_argument(
+        "--recording", action="store_true", help="Take the pages that recorded calls have read."
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="The corpus.")
     parser.add_argument(
         "--passage_characters",
@@ -61,36 +82,19 @@ def _build(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=True)
     embedder = None if args.embedder is None else make(EmbedderConfig, args)
-    read = read_pages if args.benchmark is None else partial(benchmark_pages, args.benchmark)
-    pages = tqdm(chain.from_iterable(map(read, args.input)), "adding", unit="page", disable=None)
-    done = build_corpus(pages, args.out, embedder, args.passage_characters)
+    read: Callable[[Path], Iterable[Page]] = read_pages
+    if args.benchmark is not None:
+        read = partial(benchmark_pages, args.benchmark)
+    elif args.recording:
+        read = recorded_pages
+    pages = (page for path in args.input for page in read(path))
+    shown = tqdm(pages, "adding", unit="page", disable=None)
+    done = build_corpus(shown, args.out, embedder, args.passage_characters)
     total = f"{done['pages']} pages in {done['passages']} passages"
     print(f"{args.out}: {done['added']} pages added; {total}.")
     if done["recall"] is not None:
         print(f"vector index: recall@10 {done['recall']:.3f} against exact search")
     return 0
-
-
-def _corpus_parser(command: str) -> Parser:
-    parser = Parser(f"atommem corpus {command}")
-    parser.add_argument(
-        "--mode", choices=MODES, help="Kind of search (default: hybrid if it has vectors)."
-    )
-    parser.add_argument("--results", type=int, default=5, help="Pages of a search (%(default)s).")
-    parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
-    return parser
-
-
-def _corpus(args: argparse.Namespace, argv: list[str]) -> Corpus:
-    check_least(args, results=1)
-    corpus = Corpus(args.folder, fields_of(EmbedderConfig, given_flags(argv, args)))
-    check_choice("mode", args.mode or corpus.modes[-1], corpus.modes)
-    if not corpus.complete:
-        print(
-            f"{args.folder}: not all pages can be found yet: build it again to its end.",
-            file=sys.stderr,
-        )
-    return corpus
 
 
 def _search(argv: list[str]) -> int:
@@ -105,9 +109,8 @@ def _search(argv: list[str]) -> int:
         if not found:
             print("no page was found", file=sys.stderr)
         for hit in found:
-            print(
-                f"{hit.score:.4f}  {printable(hit.page.id)}: {printable(' '.join(hit.passage.split())[:160])}"
-            )
+            passage = " ".join(hit.passage.split())[:160]
+            print(f"{hit.score:.4f}  {printable(hit.page.id)}: {printable(passage)}")
         await corpus.close()
 
     asyncio.run(search())
@@ -125,9 +128,24 @@ def _serve(argv: list[str]) -> int:
 
     port = free_port(args.host, args.port)
     corpus = _corpus(args, argv)
-    print(
-        f"{args.folder}: {corpus.counts['pages']} pages at http://{args.host}:{port}",
-        file=sys.stderr,
-    )
+    pages = corpus.counts["pages"]
+    print(f"{args.folder}: {pages} pages at http://{args.host}:{port}", file=sys.stderr)
     make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=port)
     return 0
+
+
+def _corpus_parser(command: str) -> Parser:
+    parser = Parser(f"atommem corpus {command}")
+    parser.add_argument(
+        "--mode", choices=MODES, help="Kind of search (default: hybrid if it has vectors)."
+    )
+    parser.add_argument("--results", type=int, default=5, help="Pages of a search (%(default)s).")
+    parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
+    return parser
+
+
+def _corpus(args: argparse.Namespace, argv: list[str]) -> Corpus:
+    check_least(args, results=1)
+    corpus = Corpus(args.folder, fields_of(EmbedderConfig, given_flags(argv, args)))
+    check_choice("mode", args.mode or corpus.modes[-1], corpus.modes)
+    return corpus

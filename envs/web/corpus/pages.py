@@ -63,11 +63,7 @@ def read_pages(path: str | Path) -> Iterator[Page]:
 
 
 def benchmark_pages(benchmark: str, path: str | Path) -> Iterator[Page]:
-    """Yield the paragraphs of the questions of a benchmark's file.
-
-    Raises:
-        DataError: The file is damaged, or of another benchmark.
-    """
+    """Yield the paragraphs of a benchmark's file; raises `DataError`."""
     for row in get_benchmark(benchmark).read(Path(path)):
         for paragraph in row.paragraphs:
             yield Page(clean(paragraph.text), clean(paragraph.title))
@@ -81,10 +77,8 @@ def _parse(row: Row) -> Page:
     if not title:
         front = _FRONT_TITLE.match(text)
         title = front["title"] if front else text.strip().partition("\n")[0]
-    name = next((row.values[key] for key in _IDS if row.values.get(key) not in (None, "")), "")
-    if not isinstance(name, str | int):
-        raise row.error("id", f"is {name!r}, expected a string or a number")
     title = " ".join(title.split())[:_MAX_TITLE]
+    name = next((row.values[key] for key in _IDS if row.values.get(key) not in (None, "")), "")
     return Page(text, title, clean(row.optional_text("url")), clean(str(name)))
 
 
@@ -103,6 +97,7 @@ class PageStore:
         self._passage_characters = passage_characters
         self._file = SqliteFile(path, "corpus", _SCHEMA)
         self._rows = self._file.rows
+        self.close = self._file.close
 
     def add(self, pages: Sequence[Page]) -> tuple[int, list[int]]:
         """Add pages, all or none; a page replaces that of its id (or URL).
@@ -159,40 +154,28 @@ class PageStore:
         """Return the first title of each of `cores` that has one."""
         found: dict[str, str] = {}
         for part in batched(cores, _MAX_PLACEHOLDERS):
-            marks = _marks(part)
-            found |= self._rows(
-                f"select core, title from pages where core in ({marks}) order by number desc", *part
-            )
+            where = f"core in ({_marks(part)}) order by number desc"
+            found |= self._rows(f"select core, title from pages where {where}", *part)
         return found
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return the numbers of pages and passages, and the greatest passage number so far."""
-        last = self._rows("select seq from sqlite_sequence where name = 'passages'")
-        ((pages, passages),) = self._rows(
-            "select (select count(*) from pages), (select count(*) from passages)"
-        )
-        return pages, passages, last[0][0] if last else 0
+    def counts(self) -> tuple[int, int]:
+        """Return the numbers of pages and passages."""
+        pages, passages = (f"(select count(*) from {table})" for table in ("pages", "passages"))
+        ((first, second),) = self._rows(f"select {pages}, {passages}")
+        return first, second
 
     def digest(self) -> str:
         """Return a digest of all pages that does not depend on their order."""
-        total = hashlib.sha256()
-        for (digest,) in self._file.each("select digest from pages order by id"):
-            total.update(digest)
-        return total.hexdigest()[:16]
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        digests = self._rows("select digest from pages order by id")
+        return hashlib.sha256(b"".join(digest for (digest,) in digests)).hexdigest()[:16]
 
     def _add(self, page: Page) -> list[int] | None:
         """Add a page; return the passages that it replaces, None if it is known."""
         text = f"{page.url}\0{page.title}\0{' '.join(page.text.split())}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         name = page.id or page.url or self._unused_name(page.title, digest)
-        if name is None:
-            return None
         old = self._rows("select number, digest from pages where id = ?", name)
-        if old and old[0][1] == digest:
+        if name is None or (old and old[0][1] == digest):
             return None
         values = (page.url, page.title, core(page.title), page.text, digest, name)
         removed = []
@@ -213,14 +196,11 @@ class PageStore:
     def _unused_name(self, title: str, digest: bytes) -> str | None:
         """Return an unused id for a titled page; None if its text is known."""
         rows = self._rows(
-            "select digest from pages where core = ? and title = ?", core(title), title
+            "select digest from pages where title = ? and core = ?", title, core(title)
         )
         if (digest,) in rows:
             return None
-        name = f"{title} ({len(rows) + 1})" if rows else title
-        while self._rows("select 1 from pages where id = ?", name):
-            name += "'"
-        return name
+        return f"{title} ({digest.hex()[:8]})" if rows else title
 
 
 def batched(items: Iterable[_Item], size: int) -> Iterator[tuple[_Item, ...]]:

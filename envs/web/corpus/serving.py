@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from atommem.envs.web.corpus.corpus import Corpus, Found
 from atommem.errors import OutageError
@@ -14,8 +16,23 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_MAX_QUERIES, _MAX_RESULTS, _MAX_TEXT = 1024, 1000, 10_000
-Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+_Texts = Annotated[
+    list[Annotated[str, StringConstraints(max_length=10_000)]], Field(max_length=1024)
+]
+
+
+class RetrieveRequest(BaseModel):
+    """The body of ``/retrieve``."""
+
+    queries: _Texts
+    topk: Annotated[int, Field(ge=1, le=1000)] | None = None
+    return_scores: bool = False
+
+
+class AccessRequest(BaseModel):
+    """The body of ``/access``."""
+
+    urls: _Texts
 
 
 def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MCPServer:
@@ -39,26 +56,21 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
 
     server: MCPServer = MCPServer("corpus")
 
-    async def retrieve(body: dict[str, Any]) -> Any:
-        queries = _strings(body, "queries")
-        count = results if body.get("topk") is None else body["topk"]
-        if not isinstance(count, int) or not 1 <= count <= _MAX_RESULTS:
-            raise ValueError(f"topk={count!r}: must be a whole number from 1 to {_MAX_RESULTS}.")
-        found = await corpus.search(queries, count, mode)
-        if not body.get("return_scores"):
+    async def retrieve(body: RetrieveRequest) -> Any:
+        found = await corpus.search(body.queries, body.topk or results, mode)
+        if not body.return_scores:
             return [[_document(hit) for hit in hits] for hits in found]
         return [
             [{"document": _document(hit), "score": hit.score} for hit in hits] for hits in found
         ]
 
-    async def access(body: dict[str, Any]) -> Any:
-        names = _strings(body, "urls")
-        return await asyncio.to_thread(lambda: [_page(corpus, name) for name in names])
+    async def access(body: AccessRequest) -> Any:
+        return await asyncio.to_thread(lambda: [_page(corpus, name) for name in body.urls])
 
     @server.tool()
     async def search(query: str) -> list[dict[str, Any]]:
         """Finds documents: the id, the score and a snippet of each."""
-        (hits,) = await corpus.search([query[:_MAX_TEXT]], results, mode)
+        (hits,) = await corpus.search([query], results, mode)
         return [
             {"docid": hit.page.id, "score": hit.score, "snippet": _contents(hit)} for hit in hits
         ]
@@ -73,38 +85,27 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
         version = await asyncio.to_thread(lambda: corpus.version)
         return JSONResponse({**corpus.counts, "version": version, "mode": mode or corpus.modes[-1]})
 
-    server.custom_route("/retrieve", ["POST"])(_route(retrieve))
-    server.custom_route("/access", ["POST"])(_route(access))
+    server.custom_route("/retrieve", ["POST"])(_route(RetrieveRequest, retrieve))
+    server.custom_route("/access", ["POST"])(_route(AccessRequest, access))
     server.custom_route("/health", ["GET"])(health)
     return server
 
 
-def _route(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _route(
+    body: type[BaseModel], handler: Callable[[Any], Awaitable[Any]]
+) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         from starlette.responses import JSONResponse
 
         try:
-            body = await request.json()
-            if not isinstance(body, dict):
-                raise ValueError("the body must be a JSON object.")
-            return JSONResponse({"result": await handler(body)})
-        except ValueError as error:
+            parsed = body.model_validate_json(await request.body())
+            return JSONResponse({"result": await handler(parsed)})
+        except ValidationError as error:
             return JSONResponse({"error": str(error)}, 400)
         except OutageError as error:
             return JSONResponse({"error": str(error)}, 503)
 
     return answer
-
-
-def _strings(body: dict[str, Any], name: str) -> list[str]:
-    texts = body.get(name)
-    if (
-        not isinstance(texts, list)
-        or len(texts) > _MAX_QUERIES
-        or not all(isinstance(text, str) for text in texts)
-    ):
-        raise ValueError(f"{name}: must be a list of at most {_MAX_QUERIES} strings.")
-    return [text[:_MAX_TEXT] for text in texts]
 
 
 def _document(hit: Found) -> dict[str, Any]:

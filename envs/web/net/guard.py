@@ -1,17 +1,15 @@
 """SSRF guard at the socket: resolve once, check, connect to a checked address.
 
 Checks of a URL's text miss what a resolver makes of it (127.1, 0x7f000001, a name that points
-inside), and a second lookup can give another answer (DNS rebinding). Here the connection goes to
-the address that was checked, while TLS and the Host header keep the name."""
+inside), and a second lookup can give another answer (DNS rebinding)."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
 import httpcore
@@ -23,12 +21,12 @@ Address = IPv4Address | IPv6Address
 Rule = Callable[[Address, int], bool]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 PORTS = frozenset({80, 443, 8000, 8080, 8443})
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+_NAT64 = ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ip_network("2000::/3")
 # Global by Python's tables, but local services of a cloud, router or protocol.
 _LOCAL_SERVICES = tuple(
     map(
-        ipaddress.ip_network,
+        ip_network,
         ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20"),
     )
 )
@@ -53,11 +51,7 @@ def is_public(address: Address, port: int) -> bool:
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a host from the system's resolver.
-
-    Raises:
-        socket.gaierror: The name has no address, or the resolver does not answer.
-    """
+    """Return the addresses of a host from the system's resolver; raises `socket.gaierror`."""
 
     def look_up() -> list[Any]:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -66,7 +60,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
 
-class GuardedBackend(httpcore.AsyncNetworkBackend):
+class GuardedBackend(httpcore.AnyIOBackend):
     """A network backend that connects to allowed addresses only.
 
     Args:
@@ -81,7 +75,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         self._rule = rule
         self._private = {name.casefold().replace("[", "").replace("]", "") for name in private}
         self._resolve = resolve
-        self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -104,20 +97,16 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         error: Exception | None = None
         for address in addresses[:_MAX_ADDRESSES]:
             try:
-                return await self._backend.connect_tcp(
+                return await super().connect_tcp(
                     str(address), port, timeout, local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as failure:
                 error = failure
         raise error or PageError(f"there is no host {host}.")
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await asyncio.sleep(seconds)
-
     async def _addresses(self, host: str, port: int) -> list[Address]:
         try:
-            return [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
+            return [ip_address(text) for text in await self._resolve(host, port)]
         except socket.gaierror as error:
             if error.errno == socket.EAI_AGAIN and not await self._resolver_works():
                 raise OutageError(

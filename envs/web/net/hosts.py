@@ -1,4 +1,4 @@
-"""Lists of hosts that may or may not be visited."""
+"""Addresses of pages, and lists of hosts that may or may not be visited."""
 
 from __future__ import annotations
 
@@ -11,9 +11,29 @@ from posixpath import normpath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import httpx
 import yaml
 
+from atommem.envs.web.tools import PageError
 from atommem.errors import ConfigError
+
+_MAX_URL = 4096
+_HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-f:.]+")  # readers disagree on the meaning of others
+
+
+def parse_address(url: str) -> httpx.URL:
+    """Return the address of a page in normal form; raises `PageError`."""
+    try:
+        if len(url) > _MAX_URL:
+            raise httpx.InvalidURL(f"it is longer than {_MAX_URL} characters")
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not _HOST.fullmatch(parsed.raw_host):
+            raise httpx.InvalidURL("start it with https:// or http:// and a host")
+        if parsed.userinfo or not 0 <= (parsed.port or 0) < 65536:
+            raise httpx.InvalidURL("it has a user name or a wrong port")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise PageError(f"{url[:_MAX_URL]} is not a valid address: {error}.") from error
+    return parsed
 
 
 @cache

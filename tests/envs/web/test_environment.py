@@ -4,85 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atommem.config import MemoryConfig
-from atommem.environment import EnvironmentFactory, TaskShape, environment_config, make_environments
-from atommem.envs.task import Document, Question, Task
+from atommem.environment import TaskShape, environment_config
+from atommem.envs.task import Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.memory.log import Source
-from atommem.policy.contract import Sampling
-from atommem.rollout import EpisodeRunner
-from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
-
-PAGES = (
-    Document("Ann", "Ann lives in Oakrest . She wrote to Bob Vin ."),
-    Document("Bob Vin", "Bob Vin lives in Fenford ."),
-    Document("Cold Mere", "one two three four five six seven eight nine ten ."),
-)
-ANSWER = "<final_answer>\\boxed{Oakrest}</final_answer>"
-
-
-def make_task(*questions: str, **metadata: Any) -> Task:
-    texts = questions or ("Where does Ann live?",)
-    return Task(
-        "t", tuple(Question(text, ("Oakrest",)) for text in texts), PAGES, metadata=metadata
-    )
-
-
-def call(name: str, /, **arguments: str) -> str:
-    inside = ", ".join(f'"{key}": "{value}"' for key, value in arguments.items())
-    return f'<tool_call>{{"name": "{name}", "arguments": {{{inside}}}}}</tool_call>'
-
-
-def web(**settings: Any) -> EnvironmentFactory:
-    return make_environments(environment_config("web", **settings), WordTokenizer())
-
-
-def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunner:
-    tokenizer = WordTokenizer()
-    return make_episode_runner(
-        policy=ListPolicy(tokenizer, list(completions)),
-        tokenizer=tokenizer,
-        embedder=WordEmbedder(),
-        environments=make_environments(environment_config("web", **settings), tokenizer),
-        memory=MemoryConfig(),
-        sampling=Sampling(),
-    )
-
-
-def play(completions: Sequence[str], task: Task | None = None, **settings: Any) -> Episode:
-    """Return one episode, after which its tools are closed."""
-    runner = make_runner(completions, **settings)
-
-    async def run() -> Episode:
-        try:
-            return await runner.run(task or make_task())
-        finally:
-            await runner.environments.close()
-
-    return asyncio.run(run())
-
-
-def use(source: ToolSource, *calls: tuple[str, Mapping[str, Any]]) -> list[ToolResult]:
-    """Return the results of a source's calls, and close it."""
-    tools = {tool.name: tool for tool in source.tools}
-
-    async def run() -> list[ToolResult]:
-        try:
-            return [await tools[name].run(arguments, None) for name, arguments in calls]
-        finally:
-            await source.close()
-
-    return asyncio.run(run())
+from tests.envs.web.browsing import ANSWER, PAGES, call, make_runner, make_task, play, web
 
 
 def texts(episode: Episode) -> list[list[Any]]:

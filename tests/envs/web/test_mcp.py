@@ -21,7 +21,7 @@ from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.sources import make_sources
 from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError, OutageError
-from tests.envs.web.test_environment import ANSWER, call, play, use
+from tests.envs.web.browsing import ANSWER, call, play, use
 
 pytest.importorskip("mcp")
 ADDRESS = "https://a.test/mcp"
@@ -111,11 +111,10 @@ def test_key_is_named_in_settings_and_redacted_in_errors(
     monkeypatch.setattr(mcp_source, "_ATTEMPTS", 1)
     with pytest.raises(OutageError, match=r"no way to https://a\.test/mcp\?key=\$\{MY_KEY\}"):
         use(made, ("grep", {}))
-    started = source("TOKEN=${MY_KEY} HOME=/x serve --fast")
+    started = source("serve --key ${MY_KEY}")
     asyncio.run(started.close())
     parameters = servers.addresses[-1]
-    assert (parameters.command, parameters.args) == ("serve", ["--fast"])
-    assert (parameters.env["TOKEN"], parameters.env["HOME"]) == ("secret", "/x")
+    assert (parameters.command, parameters.args) == ("serve", ["--key", "secret"])
 
 
 def test_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError
 from atommem.eval.methods import Setup, make_method
 from atommem.policy.contract import Sampling
-from tests.envs.web.test_environment import ANSWER, PAGES, call, make_task
+from tests.envs.web.browsing import ANSWER, PAGES, call, make_task
 from tests.eval.methods.toys import make_setup
 from tests.fakes import ListPolicy, WordTokenizer, longdoc
 

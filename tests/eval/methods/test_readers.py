@@ -20,7 +20,7 @@ from atommem.eval.runner import evaluate
 from atommem.policy.contract import Sampling
 from atommem.rollout import EpisodeRunner
 from atommem.trace import read_trace
-from tests.envs.web.test_environment import ANSWER
+from tests.envs.web.browsing import ANSWER
 from tests.eval.methods.toys import TASK, make_setup, right, shown_documents
 
 

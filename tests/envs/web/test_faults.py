@@ -8,25 +8,8 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.web.net.reader_tools import Direct
 from atommem.episode import Episode, StopReason
-from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
-from tests.envs.web.test_environment import ANSWER, call, play
-
-
-class LoopbackDirect(Direct):
-    """The reader with 127.0.0.2 as its internet."""
-
-    def __init__(self, config: Any) -> None:
-        async def resolve(host: str, port: int) -> list[str]:
-            if host in ("unresolved.test", "example.com"):
-                raise socket.gaierror(socket.EAI_AGAIN, "try again")
-            return await resolver({})(host, port)
-
-        super().__init__(config, rule=on_loopback, resolve=resolve)
-
-
-DIRECT = f"{__name__}:LoopbackDirect"
+from tests.envs.web.browsing import ANSWER, DIRECT, answering, call, play, serving
 
 
 def slow(handler: BaseHTTPRequestHandler, sent: bytes) -> None:

@@ -1,16 +1,21 @@
-"""Peak memory of one process, by part: what torch's allocator gives out (on GPUs leave 10%).
+"""Memory and time of an update by formulas, from shapes and a device's data sheet.
 
-Symbols: P parameters (T of them trained), L layers, h hidden, i intermediate, q and k widths of
-queries and keys, V vocabulary, n tokens of a micro-batch, n_s of them scored, b bytes an element.
+Memory is what torch's allocator gives out at the peak (on GPUs leave 10%). Symbols: L layers, h
+hidden, i intermediate, q and k widths of queries and keys, V vocabulary, n tokens of a micro-batch,
+n_s of them scored, b bytes an element. A parameter costs 2 FLOPs a token in a forward pass and
+twice that in a backward pass; attention costs ``4 q c L`` a token with c tokens of context.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import NormalDist
 
 from atommem.train.dry_run.shapes import GRADIENTS, OPTIMIZER, WEIGHTS, Launch, ModelShape
 from atommem.train.dry_run.workload import Workload
 from atommem.train.dry_run_config import Device
+from atommem.train.packing.planning import widths
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PHASES = ("rollout", "training")
@@ -18,6 +23,16 @@ CUDA_CONTEXT = 0.6e9
 """A process's CUDA context with loaded kernels."""
 TILE_TOKENS, TILE_COLUMNS = 4096, 32768
 """A tile of TRL's fused LM head."""
+DECODE_BANDWIDTH = 0.6
+"""Share of a device's memory bandwidth that decoding reaches."""
+LOCAL_LAYER_SECONDS = 0.7e-3
+"""Overhead of launching one layer's kernels in a decoding step outside of vLLM, on a GPU."""
+SYNC_BANDWIDTH, WAKE_SECONDS = 20e9, 2.0
+"""Bytes/s of new weights to an engine; for a colocated one to wake and sleep: assumed."""
+WITHOUT_VARIANCE = 0.3
+"""Share of groups without variance, where they are replaced: assumed."""
+SPREAD = 0.3
+"""Standard deviation over mean of the tokens of an episode, log-normal: assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +62,10 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: model, devices, precision and backend.
+    """A run: model, devices, precision and backend."""
 
-    Attributes:
-        stage: grpo or async.
-        rollout: Where episodes are sampled: local, colocate or server.
-        checkpointing: Of activations.
-        share_prefixes: Whether training computes shared prefixes once.
-        sleeps: Whether a colocated engine frees its memory during training.
-    """
-
-    stage: str
-    rollout: str
+    stage: str  # grpo or async
+    rollout: str  # local, colocate or server
     model: ModelShape
     launch: Launch
     device: Device
@@ -67,7 +74,7 @@ class Run:
     optim: str
     beta: float
     share_prefixes: bool
-    sleeps: bool = True
+    sleeps: bool = True  # a colocated engine frees its memory during training
 
     @property
     def has_second_model(self) -> bool:
@@ -102,9 +109,14 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
     reference = has_reference * model.parameters * p.frozen * launch.share(WEIGHTS)
     gathers = launch.stage >= WEIGHTS
     whole = gathers and run.rollout == "local" and not run.has_second_model
+    # FSDP2 gathers the layer that computes, the next one, a layer's gradient and the embeddings;
+    # DeepSpeed at most 1e9 parameters.
+    embeddings = (1 if model.config.tie_word_embeddings else 2) * model.embedding
+    at_once = 1e9 if launch.name == "zero3" else 3 * model.layer + embeddings
+    layers = gathers * min(model.parameters, at_once) * p.compute
     # Float32 weights under autocast are cast once per forward pass, and the copies are kept.
     is_cast = p.compute < p.frozen and not gathers
-    scored = round(load.scored_tokens / load.micro_batches)
+    scored = round(load.rows * load.completion_tokens / load.micro_batches)
     training, rollouts = ("training",), ("rollout",)
     sampling_phases = PHASES if run.has_second_model or not run.sleeps else rollouts
     budget, vllm = "lower micro_batch_tokens", "sample with vLLM (use_vllm: true)"
@@ -120,7 +132,7 @@ def estimate_memory(run: Run, load: Workload, *, embedder: float, rollout: float
         Part("buckets of DDP", gradients if launch.name == "ddp" else 0.0),
         Part("activations", activation_bytes(run, load.micro_batch), training, activations),
         Part("LM head", head_bytes(run, scored), training, budget),
-        Part("gathered layers", gathers * gathered_bytes(run), training),
+        Part("gathered layers", layers, training),
         Part("cast weights", is_cast * model.parameters * p.compute, training),
         Part("gathered weights", whole * model.parameters * p.compute, rollouts, vllm),
         Part("sampling model", run.has_second_model * model.parameters * p.frozen, remedy=vllm),
@@ -137,7 +149,7 @@ def activation_bytes(run: Run, tokens: int) -> float:
     output ``k b + 2 q b``; MLP ``4 i b``. Without gradient checkpointing L are kept; with it
     the input of each layer and one whole layer. Then come a layer's gradients, and the last norm.
     """
-    (h, i, q, k), b = run.model.widths, run.precision.compute
+    (h, i, q, k), b = widths(run.model.config), run.precision.compute
     layers, norm = run.model.config.num_hidden_layers, 4 if run.model.lora else 8
     rotated = (q + k) * (norm + b if run.model.query_norm else b)
     layer = 2 * h * b + 2 * norm * h + rotated + k * b + 2 * q * b + 4 * i * b
@@ -152,21 +164,10 @@ def head_bytes(run: Run, scored: int) -> float:
     return tile + 2 * scored * hidden * 4 + (0 if run.model.lora else vocabulary * hidden * 4)
 
 
-def gathered_bytes(run: Run) -> float:
-    """Return what is gathered of sharded weights at a time.
-
-    FSDP2: the layer that computes, the next one, a layer's gradient and the embeddings; DeepSpeed:
-    at most 1e9 parameters.
-    """
-    model = run.model
-    embeddings = (1 if model.config.tie_word_embeddings else 2) * model.embedding
-    whole = 1e9 if run.launch.name == "zero3" else 3 * model.layer + embeddings
-    return min(model.parameters, whole) * run.precision.compute
-
-
-def key_value_bytes_per_token(model: ModelShape, element: int) -> int:
-    """Return ``2 L k b``: keys and values of all layers."""
-    return 2 * model.config.num_hidden_layers * model.widths[-1] * element
+def cache_bytes(run: Run) -> int:
+    """Return the keys and values of a token in all layers: ``2 L k b``."""
+    *_, key = widths(run.model.config)
+    return 2 * run.model.config.num_hidden_layers * key * run.precision.compute
 
 
 def local_rollout_bytes(run: Run, rows: int, row: int) -> float:
@@ -174,8 +175,100 @@ def local_rollout_bytes(run: Run, rows: int, row: int) -> float:
 
     The cache, and one layer of the pass over the prompts with its mask, or the logits.
     """
-    (h, i, q, k), b, tokens = run.model.widths, run.precision.compute, rows * row
+    (h, i, q, k), b, tokens = widths(run.model.config), run.precision.compute, rows * row
     attention = (2 * h + 3 * q + 2 * k) * b + row * (1 + b)
     prompts = tokens * max((2 * h + 3 * i) * b, attention)
-    cache = tokens * key_value_bytes_per_token(run.model, b)
-    return cache + max(prompts, rows * run.model.config.vocab_size * 32)
+    return tokens * cache_bytes(run) + max(prompts, rows * run.model.config.vocab_size * 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of one process."""
+
+    prompts: float  # to read the prompts of its episodes
+    decode: float  # for one token of every running episode
+    sequence: float  # added for each of them
+    training: float  # for its share of an update, with the reference
+    sync: float  # until new weights can be sampled from
+    switch: float  # between sampling and training on the same device
+
+
+def forward_flops(model: ModelShape, tokens: float, scored: float, context: float) -> float:
+    """Return ``2 L P_layer n + 4 q c L n + 2 h V n_s``."""
+    hidden, _, query, _ = widths(model.config)
+    body = model.config.num_hidden_layers * (2 * model.layer + 4 * query * context)
+    return tokens * body + scored * 2 * hidden * model.config.vocab_size
+
+
+def estimate_costs(run: Run, load: Workload, utilisation: float) -> Costs:
+    """Estimate costs at a share `utilisation` of the device's peak FLOPs.
+
+    Training costs three forward passes; one more with gradient checkpointing and one with a
+    reference, one less with LoRA. Decoding a token reads the weights once and a cache for each
+    running episode, or computes ``2 P`` FLOPs for each, whichever takes longer.
+    """
+    model, element = run.model, run.precision.compute
+    speed, bandwidth = run.device.flops * utilisation, run.device.bandwidth * DECODE_BANDWIDTH
+    context = (load.prompt_tokens + load.completion_tokens) / 2
+    reached = load.prompt_tokens + load.completion_tokens / 2
+    scored = load.rows * load.completion_tokens
+    trained = load.unique_tokens if run.share_prefixes else load.raw_tokens
+    passes = 3 + run.checkpointing - model.lora + (run.beta != 0)
+    is_local = run.rollout == "local"
+    read = (load.raw_tokens if is_local else load.unique_tokens) - scored
+    launches = model.config.num_hidden_layers if is_local and not run.device.is_cpu else 0
+    weights = model.parameters * element / bandwidth
+    cache = reached * cache_bytes(run) / bandwidth
+    return Costs(
+        prompts=forward_flops(model, read, load.rows, context) / speed,
+        decode=weights + launches * LOCAL_LAYER_SECONDS,
+        sequence=max(cache, forward_flops(model, 1, 1, reached) / speed),
+        training=passes * forward_flops(model, trained, scored, context) / speed,
+        sync=0.0 if is_local else model.trainable * element / SYNC_BANDWIDTH,
+        switch=WAKE_SECONDS if run.rollout == "colocate" and run.sleeps else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Seconds of an update, and of its sampling and training."""
+
+    name: str
+    seconds: float
+    sampling: float
+    training: float
+
+
+def estimate_timeline(
+    name: str,
+    costs: Costs,
+    load: Workload,
+    *,
+    devices: int,
+    processes: int,
+    samplers: int = 0,
+    staleness: int = 0,
+    replaced: bool = False,
+) -> Timeline:
+    """Estimate an update on `devices`; `costs` and `load` are of one of `processes`.
+
+    Episodes are sampled side by side: together they cost ``sequence`` a token each, and ``decode``
+    a token of the longest. With a staleness, new episodes take the places of those that have ended,
+    so that nothing waits for the longest, and sampling and training overlap.
+
+    Args:
+        samplers: Devices that only sample; 0: all sample, then train.
+        replaced: Whether groups without variance are sampled again.
+    """
+    updates, at = load.sharing * load.iterations, samplers or devices
+    episodes = load.episodes * load.sharing * processes / at
+    tokens, wide = load.steps * load.completion_tokens, sqrt(log(1 + SPREAD**2))
+    quantile = NormalDist().inv_cdf(1 - 0.5 / max(1.0, episodes * at))
+    longest = 1.0 if staleness else max(1.0, exp(wide * quantile - wide**2 / 2))
+    sampling = costs.prompts * episodes / load.episodes
+    sampling += tokens * (costs.decode * longest + costs.sequence * episodes)
+    sampling /= 1 - WITHOUT_VARIANCE * replaced
+    training = updates * costs.training * processes / (devices - samplers) + costs.sync
+    training += 0.0 if samplers else costs.switch
+    seconds = max(sampling, training) if staleness else sampling + training
+    return Timeline(name, seconds / updates, sampling / updates, training / updates)

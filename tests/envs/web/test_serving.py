@@ -22,7 +22,7 @@ from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.envs.web.sources import make_sources
 from atommem.errors import ConfigError, OutageError
 from tests.envs.benchmark_rows import twowiki_row, write_json
-from tests.envs.web.test_environment import use
+from tests.envs.web.browsing import use
 from tests.fakes import command
 
 pytest.importorskip("tantivy")
@@ -88,8 +88,8 @@ def test_access_returns_pages_with_links_and_health_the_version(corpus: Corpus) 
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/retrieve", {"queries": ["x"], "topk": 0}, "topk=0"),
-        ("/retrieve", b"{", "Expecting"),
+        ("/retrieve", {"queries": ["x"], "topk": 0}, "topk"),
+        ("/retrieve", b"{", "Invalid JSON"),
         ("/access", {"urls": ["x"] * 2000}, "at most 1024"),
     ],
 )

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from atommem.environment import environment_config
-from atommem.envs.web.net.reader_tools import Access, Direct, Jina
-from atommem.envs.web.net.search_tools import Retrieve, Searxng, Serper
+from atommem.envs.web.net.direct import Direct
+from atommem.envs.web.net.providers import Access, Jina, Retrieve, Searxng, Serper
 from atommem.envs.web.tools import Link, ToolResult, ToolSource
 from atommem.errors import ConfigError
-from tests.envs.web.net.internet import answering, on_loopback, resolver, serving
-from tests.envs.web.test_environment import use
+from tests.envs.web.browsing import LoopbackDirect, answering, serving, use
 
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her shop. " * 4
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
@@ -32,7 +31,7 @@ def direct(**settings: Any) -> Direct:
     config = environment_config(
         "web", **{"obey_robots": False, "parse_workers": 1, "page_seconds": 10.0, **settings}
     )
-    return Direct(config, rule=on_loopback, resolve=resolver({}))
+    return LoopbackDirect(config)
 
 
 def make_pdf(text: str) -> bytes:
@@ -94,7 +93,7 @@ def test_direct_obeys_robots_also_after_redirects() -> None:
 
 
 def test_direct_without_its_packages_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atommem.envs.web.net.reader_tools.find_spec", lambda name: None)
+    monkeypatch.setattr("atommem.envs.web.net.direct.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"trafilatura.*atommem\[web\]"):
         Direct(environment_config("web"))
 

@@ -1,0 +1,180 @@
+"""Recorded tool calls: one SQLite file that answers again what has been asked before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.sqlite_file import SqliteFile
+from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
+from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS calls (
+    tool TEXT, backend TEXT, arguments TEXT, time REAL, result BLOB,
+    PRIMARY KEY (tool, backend, arguments)
+);
+CREATE TABLE IF NOT EXISTS made (id INTEGER PRIMARY KEY, calls INTEGER);
+INSERT OR IGNORE INTO made VALUES (0, 0)
+"""
+_UNLIMITED = 2**62
+
+
+class Recording:
+    """A file of calls with their results, and of the number of calls made.
+
+    A call is a tool, what answers it (the same arguments have one answer for each backend), and
+    arguments.
+
+    Args:
+        path: The file; created unless `read_only`.
+        read_only: Forbid changes.
+
+    Raises:
+        ConfigError: The file is missing, or cannot be created.
+        DataError: The file is not a recording, or damaged.
+    """
+
+    def __init__(self, path: str | Path, read_only: bool = False) -> None:
+        self.path = Path(path)
+        if read_only and not self.path.is_file():
+            raise ConfigError(
+                f"{path}: no such recording. Record with recording_mode=record first."
+            )
+        self._file = SqliteFile(self.path, "recording", None if read_only else _SCHEMA)
+        self._file.rows("SELECT result FROM calls LIMIT 1")
+
+    @classmethod
+    def of(cls, config: Any) -> Recording:
+        """Open the recording of a `WebConfig`."""
+        return cls(config.recording, config.recording_mode != "record")
+
+    def find(self, tool: str, backend: str, arguments: Mapping[str, Any]) -> ToolResult | None:
+        """Return the recorded result of a call."""
+        where = "tool = ? AND backend = ? AND arguments = ?"
+        key = (tool, backend, _as_json(arguments))
+        rows = self._file.rows(f"SELECT result FROM calls WHERE {where}", *key)
+        return self._decode(rows[0][0]) if rows else None
+
+    def add(
+        self, tool: str, backend: str, arguments: Mapping[str, Any], result: ToolResult
+    ) -> None:
+        """Record the result of a call."""
+        packed = zlib.compress(json.dumps(asdict(result)).encode())
+        values = (tool, backend, _as_json(arguments), time.time(), packed)
+        self._file.rows("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?)", *values)
+
+    def results(self) -> Iterator[tuple[dict[str, Any], ToolResult]]:
+        """Yield arguments and result of all calls in the order of recording."""
+        order = "ORDER BY time, rowid"
+        for arguments, packed in self._file.rows(f"SELECT arguments, result FROM calls {order}"):
+            yield json.loads(arguments), self._decode(packed)
+
+    def counts(self) -> list[tuple[str, str, int]]:
+        """Return how many calls are recorded for each tool and backend."""
+        return self._file.rows("SELECT tool, backend, COUNT(*) FROM calls GROUP BY 1, 2 ORDER BY 1")
+
+    def charge(self, budget: int | None) -> None:
+        """Count a call before it is made, so that the budget is never exceeded.
+
+        Raises:
+            BudgetSpentError: The budget does not allow another call.
+        """
+        limit = _UNLIMITED if budget is None else budget
+        change = "UPDATE made SET calls = calls + 1 WHERE calls < ? RETURNING calls"
+        if not self._file.rows(change, limit):
+            raise BudgetSpentError(f"call_budget={budget} is spent ({self.path}). Raise it.")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _decode(self, packed: Any) -> ToolResult:
+        try:
+            values = json.loads(zlib.decompress(packed))
+            links = tuple(Link(**link) for link in values.pop("links"))
+            return ToolResult(**values, links=links)
+        except (zlib.error, ValueError, LookupError, TypeError) as error:
+            raise DataError(
+                f"{self.path}: a recorded result is damaged ({error}). Record it again."
+            ) from error
+
+
+class RecordedSource(ToolSource):
+    """A tool source whose calls are answered from a recording, by ``recording_mode``.
+
+    - ``record``: unrecorded calls are made and recorded. Equal calls of one process are made once.
+    - ``replay``: no call is made; an unrecorded one is an outage, so that no score depends on it.
+    - ``frozen``: no call is made; an unrecorded page or result does not exist.
+
+    A call raises `BudgetSpentError` if it would have to be made and ``call_budget`` is spent.
+    """
+
+    def __init__(self, source: ToolSource) -> None:
+        super().__init__(source.config)
+        self._source = source
+        self._recording = Recording.of(source.config)
+        self._hosts = HostRules.of(source.config)
+        self._pending: dict[Any, asyncio.Task[ToolResult]] = {}
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The source's tools."""
+        return [replace(tool, run=self._recorded(tool)) for tool in self._source.tools]
+
+    async def close(self) -> None:
+        """Close the source and the file."""
+        for task in list(self._pending.values()):
+            task.cancel()
+        await self._source.close()
+        self._recording.close()
+
+    def _recorded(self, tool: Tool) -> Any:
+        async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+            page = str(arguments.get(tool.follows or "", ""))
+            if self._hosts.allows(page):  # a refused page is neither recorded nor paid for
+                result = await self._shared(tool, arguments, task)
+                page = result.origin
+                if self._hosts.allows(page):
+                    return result
+            return ToolResult(f"{page} may not be visited.", is_error=True)
+
+        return run
+
+    async def _shared(self, tool: Tool, arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        """Return the result of a call, shared by equal calls that wait for it."""
+        key = (asyncio.get_running_loop(), tool.name, _as_json(arguments))
+        if key not in self._pending:
+            made = asyncio.create_task(self._find_or_make(tool, arguments, task))
+            self._pending[key] = made
+            made.add_done_callback(lambda _: self._pending.pop(key))
+        return await asyncio.shield(self._pending[key])  # others wait on if one is cancelled
+
+    async def _find_or_make(
+        self, tool: Tool, arguments: Mapping[str, Any], task: Any
+    ) -> ToolResult:
+        config, call = self.config, (tool.name, str(self._source.backend), arguments)
+        found = await asyncio.to_thread(self._recording.find, *call)
+        if found is not None:
+            return found
+        if config.recording_mode == "frozen":
+            return ToolResult("There is no such page or result in the recorded web.", is_error=True)
+        if config.recording_mode == "replay":
+            raise OutageError(
+                f"{config.recording} does not contain {tool.name} {_as_json(arguments)}. Record it."
+            )
+        await asyncio.to_thread(self._recording.charge, config.call_budget)
+        result = await tool.run(arguments, task)
+        await asyncio.to_thread(self._recording.add, *call, result)
+        return result
+
+
+def _as_json(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(dict(arguments), sort_keys=True)

@@ -1,0 +1,140 @@
+"""Tasks, episodes and servers of the web tests; no packet leaves this machine.
+
+The internet is 127.0.0.2, providers are 127.0.0.1."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import Any
+
+import httpx
+
+from atommem.config import MemoryConfig
+from atommem.environment import EnvironmentFactory, environment_config, make_environments
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.web.net.direct import Direct
+from atommem.envs.web.net.guard import Address
+from atommem.envs.web.tools import ToolResult, ToolSource
+from atommem.episode import Episode
+from atommem.policy.contract import Sampling
+from atommem.rollout import EpisodeRunner
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, make_episode_runner
+from tests.loopback import Quiet, Route, answering, listening
+
+INTERNET = "127.0.0.2"
+PAGES = (
+    Document("Ann", "Ann lives in Oakrest . She wrote to Bob Vin ."),
+    Document("Bob Vin", "Bob Vin lives in Fenford ."),
+    Document("Cold Mere", "one two three four five six seven eight nine ten ."),
+)
+ANSWER = "<final_answer>\\boxed{Oakrest}</final_answer>"
+
+
+def make_task(*questions: str, **metadata: Any) -> Task:
+    texts = questions or ("Where does Ann live?",)
+    return Task(
+        "t", tuple(Question(text, ("Oakrest",)) for text in texts), PAGES, metadata=metadata
+    )
+
+
+def call(name: str, /, **arguments: str) -> str:
+    inside = ", ".join(f'"{key}": "{value}"' for key, value in arguments.items())
+    return f'<tool_call>{{"name": "{name}", "arguments": {{{inside}}}}}</tool_call>'
+
+
+def web(**settings: Any) -> EnvironmentFactory:
+    return make_environments(environment_config("web", **settings), WordTokenizer())
+
+
+def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunner:
+    tokenizer = WordTokenizer()
+    return make_episode_runner(
+        policy=ListPolicy(tokenizer, list(completions)),
+        tokenizer=tokenizer,
+        embedder=WordEmbedder(),
+        environments=make_environments(environment_config("web", **settings), tokenizer),
+        memory=MemoryConfig(),
+        sampling=Sampling(),
+    )
+
+
+def play(completions: Sequence[str], task: Task | None = None, **settings: Any) -> Episode:
+    """Return one episode, after which its tools are closed."""
+    runner = make_runner(completions, **settings)
+
+    async def run() -> Episode:
+        try:
+            return await runner.run(task or make_task())
+        finally:
+            await runner.environments.close()
+
+    return asyncio.run(run())
+
+
+def use(source: ToolSource, *calls: tuple[str, Mapping[str, Any]]) -> list[ToolResult]:
+    """Return the results of a source's calls, and close it."""
+    tools = {tool.name: tool for tool in source.tools}
+
+    async def run() -> list[ToolResult]:
+        try:
+            return [await tools[name].run(arguments, None) for name, arguments in calls]
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def on_loopback(address: Address, port: int) -> bool:
+    """Allow 127.0.0.2 only."""
+    return address == ip_address(INTERNET)
+
+
+def resolver(names: Mapping[str, Sequence[str]], silent: Sequence[str] = ()) -> Any:
+    """Return a resolver of these names and of numbers; `silent` names get no answer."""
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        if host in names:
+            return names[host]
+        try:
+            return [str(socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)[0][4][0])]
+        except socket.gaierror:
+            kind = socket.EAI_AGAIN if host in silent else socket.EAI_NONAME
+            raise socket.gaierror(kind, "no such name") from None
+
+    return resolve
+
+
+class LoopbackDirect(Direct):
+    """The reader with 127.0.0.2 as its internet."""
+
+    def __init__(self, config: Any) -> None:
+        resolve = resolver({}, silent=("unresolved.test", "example.com"))
+        super().__init__(config, rule=on_loopback, resolve=resolve)
+
+
+DIRECT = f"{__name__}:LoopbackDirect"
+
+
+@contextmanager
+def serving(
+    routes: Mapping[str, Route], address: str = INTERNET
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the host:port of a server, and its requests: (method and path, headers, body)."""
+    asked: list[Any] = []
+
+    class Handler(Quiet):
+        def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = httpx.Headers(dict(self.headers.items()))
+            asked.append((f"{self.command} {self.path}", headers, body))
+            path = self.path.partition("?")[0]
+            routes.get(path, answering("no such page", status=404))(self, body)
+
+        do_POST = do_GET  # noqa: N815
+
+    with listening(Handler, address) as host:
+        yield host, asked
