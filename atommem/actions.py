@@ -151,22 +151,22 @@ class Parsed:
     problems: tuple[Problem, ...]
 
 
+_REFUSED_CALLS = (ProblemReason.NOT_JSON, ProblemReason.UNKNOWN_TOOL, ProblemReason.BAD_ARGUMENTS)
+
+
 def calls(actions: Sequence[Action], problems: Sequence[Problem]) -> list[Call]:
-    """The calls of one completion in the order in which they were written."""
+    """Return the calls of one completion, refused ones included, as they were written."""
     made = [action for action in actions if action.arguments is not None]
     refused = [problem for problem in problems if problem.reason in _REFUSED_CALLS]
     return sorted([*made, *refused], key=lambda call: call.start)
 
 
-_REFUSED_CALLS = (ProblemReason.NOT_JSON, ProblemReason.UNKNOWN_TOOL, ProblemReason.BAD_ARGUMENTS)
-
-
 def first(actions: Sequence[Action], kind: str) -> Action | None:
-    """The first action of `kind`, or None."""
+    """Return the first action of `kind`, or None."""
     return next((action for action in actions if action.kind == kind), None)
 
 
 def answers_in(actions: Sequence[Action], count: int) -> list[str | None]:
-    """The answers to `count` questions asked at once: the last boxes, in order; None if missing."""
+    """Return the answers to `count` questions asked at once: the last boxes, None if missing."""
     texts = [action.text or None for action in actions if action.kind == ANSWER][-count:]
     return [*texts, *[None] * (count - len(texts))]

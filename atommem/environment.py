@@ -22,278 +22,6 @@ DEFAULT_ENVIRONMENT = "longdoc"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A completion as the environment sees it, after the memory's actions have been applied.
-
-    Attributes:
-        text: The completion.
-        actions: All of them in order, the memory's included.
-        problems: What could not be parsed.
-        operations: What the memory's actions led to.
-        deadline: The end of the episode's time, by the event loop's clock; a step that takes longer
-            is cancelled.
-    """
-
-    text: str
-    actions: Sequence[Action] = ()
-    problems: Sequence[Problem] = ()
-    operations: Sequence[Operation] = ()
-    deadline: float | None = None
-
-    @property
-    def calls(self) -> list[Call]:
-        """The tool calls in order, including refused ones, which deserve an answer as well."""
-        return calls(self.actions, self.problems)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The next observation, or None at the end of the episode, with its reason."""
-
-    observation: Observation | None
-    reason: StopReason | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode has ended."""
-        return self.observation is None
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The terminal reward with everything that records and reports show of it.
-
-    Attributes:
-        reward: From 0 to 1; None if the task has no gold answers.
-        answers: One for each question.
-        metrics: Means over the questions.
-        question_metrics: The scores of each question.
-        question_notes: How each question was scored, in words (a judge's verdict).
-    """
-
-    reward: float | None
-    answers: tuple[str | None, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
-    question_metrics: tuple[dict[str, float], ...] = ()
-    question_notes: tuple[str, ...] = ()
-
-
-class Environment(Protocol):
-    """The world of one episode.
-
-    An `OutageError` that it raises fails the episode; any other exception stops the run.
-    """
-
-    async def reset(self, task: Any) -> Observation:
-        """Start a task."""
-        ...
-
-    async def step(self, turn: Turn) -> StepResult:
-        """Advance by one completion."""
-        ...
-
-    async def score(self) -> Score:
-        """Score the episode; called once, at its end.
-
-        Raises:
-            OutageError: A judge is out of reach.
-        """
-        ...
-
-
-@dataclass
-class EnvironmentConfig:
-    """Settings of an environment, saved with checkpoints; each environment has a subclass.
-
-    Attributes:
-        operational: Names of settings that do not affect results (addresses, limits of cost), with
-            which a run may be resumed even if they changed.
-    """
-
-    operational: ClassVar[frozenset[str]] = frozenset()
-
-    environment: str = field(
-        default=DEFAULT_ENVIRONMENT,
-        metadata={"help": "Environment: a name (`atommem env list`), or package.module:Class."},
-    )
-
-
-class EnvironmentHooks:
-    """Optional methods of an `EnvironmentFactory`; override those that apply."""
-
-    # Running episodes
-
-    async def prepare(self, task: Any) -> None:
-        """Do slow work before an episode of `task` starts."""
-
-    def diagnose(self, task: Any, episode: Any) -> Sequence[dict[str, float]]:
-        """Return further metrics of each question, which explain the score."""
-        return ()
-
-    async def close(self) -> None:
-        """Free resources."""
-
-    # `atommem.Memory`, `atommem ask` and `atommem serve`
-
-    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
-        """Return the observations in which a text is read, as in an episode.
-
-        Args:
-            text: Cut as a task's text is; or parts, which are cut only if they are too long.
-            questions: Those that are known to be asked later.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} does not read texts: use an environment with `reading`."
-        )
-
-    def asking(self, question: str) -> Any:
-        """Return a task without gold answers that asks this question at its first step."""
-        raise ConfigError(
-            f"{type(self).__name__} does not ask questions: use an environment with `asking`."
-        )
-
-    # `atommem data build` and `atommem train --dry_run`
-
-    @classmethod
-    def build(cls, argv: Sequence[str]) -> int:
-        """Write a task file with the arguments of ``data build``; return the exit status."""
-        raise ConfigError(f"{cls.__name__} cannot build tasks: write its task file yourself.")
-
-    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """Return the size of the tasks in a file, or `supposed` without one.
-
-        Raises:
-            DataError: The file is not a task file.
-        """
-        raise ConfigError(f"{type(self).__name__} has no `shape`: a dry run is not possible.")
-
-    def blank(self, phase: str) -> Observation:
-        """Return an empty observation of a phase, which measures the fixed part of its prompt."""
-        return Observation(phase)
-
-    # Manifests and summaries of evaluations
-
-    def identity(self) -> dict[str, Any]:
-        """Return what settings that are paths or addresses refer to (digests, versions)."""
-        return {}
-
-    def usage(self) -> dict[str, Any]:
-        """Return the requests made so far to the environment's own services (a judge)."""
-        return {}
-
-
-class EnvironmentFactory(EnvironmentHooks, ABC):
-    """A kind of environment with its settings; it makes an `Environment` for every episode.
-
-    Attributes:
-        config_class: A dataclass derived from `EnvironmentConfig`.
-        templates: Folder of its template sections, such as ``full.yaml``.
-        pieces: The placeholders of every piece that its observations may contain.
-        phases: The phases of its observations.
-    """
-
-    config_class: ClassVar[type[EnvironmentConfig]]
-    templates: ClassVar[Path]
-    pieces: ClassVar[Mapping[str, Sequence[str]]]
-    phases: ClassVar[Sequence[str]]
-
-    def __init__(self, config: Any, tokenizer: Tokenizer) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
-
-    @property
-    @abstractmethod
-    def actions(self) -> Sequence[ActionSpec]:
-        """The actions that it accepts."""
-
-    @abstractmethod
-    def __call__(self) -> Environment:
-        """Return a new environment for one episode."""
-
-    @staticmethod
-    @abstractmethod
-    def read_tasks(path: str | Path) -> Sequence[Any]:
-        """Return the tasks of a file, each with a unique ``id``.
-
-        Raises:
-            DataError: The file is missing or damaged; the message names the row and the field.
-        """
-
-    @staticmethod
-    @abstractmethod
-    def describe(task: Any) -> TaskDescription:
-        """Return a task as traces and reports show it."""
-
-    @classmethod
-    def shown(cls, config: Any) -> Collection[str]:
-        """Return the pieces that observations may contain under these settings; default: all."""
-        return cls.pieces
-
-    @classmethod
-    def section(cls, templates: str, config: Any = None) -> Section:
-        """Return its section of a template set; `config` is the default one if None.
-
-        Raises:
-            DialectError: There is none, or it lacks a piece or a placeholder.
-        """
-        config = config or cls.config_class()
-        shown = cls.shown(config)
-        return load_section(templates, config.environment, cls.templates, cls.pieces, shown)
-
-
-def find_environment(name: str) -> type[EnvironmentFactory]:
-    """Return the class that an entry point or ``package.module:Class`` names.
-
-    Raises:
-        ConfigError: There is none, or it is not an environment.
-    """
-    found = plugins.find(GROUP, name)
-    if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
-        raise ConfigError(
-            f"environment={name!r} is {found!r}: give a subclass of EnvironmentFactory."
-        )
-    return found
-
-
-def environment_names() -> list[str]:
-    """Return the names of installed environments."""
-    return plugins.names(GROUP)
-
-
-def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
-    """Return the settings of an environment.
-
-    Raises:
-        ConfigError: There is no such environment, or a setting is unknown or out of range.
-    """
-    kind = find_environment(name)
-    unknown = [
-        setting for setting in settings if setting not in kind.config_class.__dataclass_fields__
-    ]
-    if unknown:
-        raise ConfigError(
-            f"environment {name!r} has no setting {', '.join(unknown)}; it has "
-            f"{', '.join(kind.config_class.__dataclass_fields__)}."
-        )
-    return kind.config_class(**{**settings, "environment": name})
-
-
-def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
-    """Return the environment of these settings.
-
-    Raises:
-        ConfigError: The name is unknown, or the settings belong to another environment.
-    """
-    kind = find_environment(config.environment)
-    if not isinstance(config, kind.config_class):
-        raise ConfigError(
-            f"environment={config.environment!r} has settings of {type(config).__name__}: "
-            f"give a {kind.config_class.__name__}."
-        )
-    return kind(config, tokenizer)
-
-
-@dataclass(frozen=True, slots=True)
 class QuestionDescription:
     """A question with its gold answers.
 
@@ -352,3 +80,211 @@ class TaskShape:
     question_tokens: float
     reads: int
     same_stream: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A completion as the environment sees it, after the memory's actions have been applied.
+
+    Attributes:
+        actions: All of them in order, the memory's included.
+        deadline: By the event loop's clock; a step that takes longer is cancelled.
+    """
+
+    text: str
+    actions: Sequence[Action] = ()
+    problems: Sequence[Problem] = ()
+    operations: Sequence[Operation] = ()
+    deadline: float | None = None
+
+    @property
+    def calls(self) -> list[Call]:
+        """The tool calls in order, including refused ones, which deserve an answer as well."""
+        return calls(self.actions, self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The next observation, or None at the end of the episode, with its reason."""
+
+    observation: Observation | None
+    reason: StopReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The terminal reward with everything that records and reports show of it.
+
+    Attributes:
+        reward: From 0 to 1; None if the task has no gold answers.
+        metrics, question_metrics: Means over the questions, and the scores of each.
+        question_notes: How each question was scored, in words (a judge's verdict).
+    """
+
+    reward: float | None
+    answers: tuple[str | None, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    question_metrics: tuple[dict[str, float], ...] = ()
+    question_notes: tuple[str, ...] = ()
+
+
+class Environment(Protocol):
+    """The world of one episode.
+
+    An `OutageError` that it raises fails the episode; any other exception stops the run.
+    """
+
+    async def reset(self, task: Any) -> Observation:
+        """Start a task."""
+        ...
+
+    async def step(self, turn: Turn) -> StepResult:
+        """Advance by one completion."""
+        ...
+
+    async def score(self) -> Score:
+        """Score the episode; called once, at its end."""
+        ...
+
+
+@dataclass
+class EnvironmentConfig:
+    """Settings of an environment, saved with checkpoints; each environment has a subclass.
+
+    A run may be resumed although an `operational` setting (an address, a limit of cost) changed.
+    """
+
+    operational: ClassVar[frozenset[str]] = frozenset()
+
+    environment: str = field(
+        default=DEFAULT_ENVIRONMENT,
+        metadata={"help": "Environment: a name (`atommem env list`), or package.module:Class."},
+    )
+
+
+class EnvironmentFactory(ABC):
+    """A kind of environment with its settings; it makes an `Environment` for every episode.
+
+    A subclass defines the attributes and the abstract methods, and overrides others that apply.
+
+    Attributes:
+        config_class: A dataclass derived from `EnvironmentConfig`.
+        templates: Folder of its template sections, such as ``full.yaml``.
+        pieces: The placeholders of every piece that its observations may contain.
+        phases: The phases of its observations.
+    """
+
+    config_class: ClassVar[type[EnvironmentConfig]]
+    templates: ClassVar[Path]
+    pieces: ClassVar[Mapping[str, Sequence[str]]]
+    phases: ClassVar[Sequence[str]]
+
+    def __init__(self, config: Any, tokenizer: Tokenizer) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+
+    @property
+    @abstractmethod
+    def actions(self) -> Sequence[ActionSpec]:
+        """The actions that it accepts."""
+
+    @abstractmethod
+    def __call__(self) -> Environment:
+        """Return a new environment for one episode."""
+
+    @staticmethod
+    @abstractmethod
+    def read_tasks(path: str | Path) -> Sequence[Any]:
+        """Return the tasks of a file, each with a unique ``id``; raise DataError if damaged."""
+
+    @staticmethod
+    @abstractmethod
+    def describe(task: Any) -> TaskDescription:
+        """Return a task as traces and reports show it."""
+
+    # Prompts
+
+    @classmethod
+    def shown(cls, config: Any) -> Collection[str]:
+        """Return the pieces that observations may contain under these settings; default: all."""
+        return cls.pieces
+
+    @classmethod
+    def section(cls, templates: str, config: Any = None) -> Section:
+        """Return its section of a template set; `config` is the default one if None."""
+        config = config or cls.config_class()
+        shown = cls.shown(config)
+        return load_section(templates, config.environment, cls.templates, cls.pieces, shown)
+
+    def blank(self, phase: str) -> Observation:
+        """Return an empty observation of a phase, which measures the fixed part of its prompt."""
+        return Observation(phase)
+
+    # Running episodes
+
+    async def prepare(self, task: Any) -> None:  # noqa: B027  # optional
+        """Do slow work before an episode of `task` starts."""
+
+    def diagnose(self, task: Any, episode: Any) -> Sequence[dict[str, float]]:
+        """Return further metrics of each question, which explain the score."""
+        return ()
+
+    async def close(self) -> None:  # noqa: B027  # optional
+        """Free resources."""
+
+    # `atommem.Memory`, `atommem ask` and `atommem serve`
+
+    def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
+        """Return the observations in which a text is read before `questions`, as in an episode.
+
+        A text is cut as a task's is; parts are cut only if they are too long.
+        """
+        raise ConfigError(f"{type(self).__name__} has no `reading`: it does not read texts.")
+
+    def asking(self, question: str) -> Any:
+        """Return a task without gold answers that asks this question at its first step."""
+        raise ConfigError(f"{type(self).__name__} has no `asking`: it does not ask questions.")
+
+    # `atommem data build` and `atommem train --dry_run`
+
+    @classmethod
+    def build(cls, argv: Sequence[str]) -> int:
+        """Write a task file with the arguments of ``data build``; return the exit status."""
+        raise ConfigError(f"{cls.__name__} has no `build`: write its task file yourself.")
+
+    def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
+        """Return the size of the tasks in a file, or `supposed` without one."""
+        raise ConfigError(f"{type(self).__name__} has no `shape`: a dry run is not possible.")
+
+    # Manifests and summaries of evaluations
+
+    def identity(self) -> dict[str, Any]:
+        """Return what settings that are paths or addresses refer to (digests, versions)."""
+        return {}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the requests made so far to the environment's own services (a judge)."""
+        return {}
+
+
+def find_environment(name: str) -> type[EnvironmentFactory]:
+    """Return the class that an entry point or ``package.module:Class`` names."""
+    found = plugins.find(GROUP, name)
+    if not (isinstance(found, type) and issubclass(found, EnvironmentFactory)):
+        raise ConfigError(f"environment={name}: not an environment. Subclass EnvironmentFactory.")
+    return found
+
+
+def environment_names() -> list[str]:
+    """Return the names of installed environments."""
+    return plugins.names(GROUP)
+
+
+def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
+    """Return the settings of an environment."""
+    return find_environment(name).config_class(**{**settings, "environment": name})
+
+
+def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
+    """Return the environment of these settings."""
+    return find_environment(config.environment)(config, tokenizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,13 +30,11 @@ class Piece:
     def walk(self) -> Iterator[tuple[str, str | int]]:
         """Yield all texts and numbers with their placeholders."""
         for name, value in self.values.items():
-            if isinstance(value, Piece):
-                yield from value.walk()
-            elif isinstance(value, tuple):
-                for piece in value:
-                    yield from piece.walk()
-            else:
+            if isinstance(value, (str, int)):
                 yield name, value
+            else:
+                for piece in value if isinstance(value, tuple) else (value,):
+                    yield from piece.walk()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,7 @@ class Observation:
         stream: New at this step; before the memory (layout ``prefix``) or after it (``paper``).
         closing: The instruction for this step; it comes last.
         label: The position, for people (``chunk 3/10``).
-        question: The index of the first question that is asked; None while none is.
-        questions: The number of questions that are asked.
+        question, questions: The index of the first question that is asked, and their number.
         origin: The name of the chunk or page, kept with the entries written at this step.
         start, end: The chunk's span of characters in the whole text, kept with them too.
     """
@@ -69,11 +66,8 @@ class Observation:
     @property
     def asked(self) -> range:
         """The indices of the questions that are asked."""
-        return (
-            range(0)
-            if self.question is None
-            else range(self.question, self.question + self.questions)
-        )
+        first = self.question
+        return range(0) if first is None else range(first, first + self.questions)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -108,8 +102,7 @@ class Step:
     Attributes:
         index: From 0.
         prompt_ids: Empty unless the agent keeps prompts.
-        token_ids: As sampled; training uses them as they are.
-        logprobs: Their log-probabilities in nats.
+        token_ids, logprobs: As sampled, in nats; training uses them as they are.
         operations: Empty if an outage prevented them.
         store_size: The number of entries after the step.
         prompt_tokens, completion_tokens: Counts, also if a chat server returns text only.
@@ -141,13 +134,10 @@ class Step:
 class Episode:
     """One run of one policy on one task, from empty memory to a terminal reward.
 
+    The scores are those of `environment.Score`; there is no reward if the episode failed.
+
     Attributes:
-        task_id, sample: The task, and the index of this episode among those of the task.
-        answers: One for each question; None where the policy gave none.
-        reward: From 0 to 1; None if the episode failed, or if the task has no gold answers.
-        metrics: Further scores (``em``, ``f1``, ...).
-        question_metrics: The scores of each question.
-        question_notes: How each question was scored, in words.
+        sample: The index of this episode among those of the task.
         stop_reason: None while the episode is in progress.
         error: The outage that ended a failed episode.
         seconds: Wall-clock time.
@@ -176,81 +166,78 @@ class Episode:
         return self.stop_reason is StopReason.FAILED
 
 
-WASTED_OUTCOMES = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
-
+_ACTION, _METRIC, _METRIC_COUNT = "actions/", "metric/", "metric_count/"
+_WASTED = (Outcome.UNKNOWN_HANDLE, Outcome.REJECTED, Outcome.DISABLED)
+_COUNTS = ("episodes", "failed")
+_STOPS = tuple(f"stop/{reason}" for reason in StopReason)
 _PER_EPISODE = (
-    "steps",
-    "tokens/prompt",
-    "tokens/completion",
-    "retrievals",
-    "store_size",
-    "seconds",
+    *("steps", "tokens/prompt", "tokens/completion"),
+    *("retrievals", "store_size", "seconds"),
 )
-_ACTION = "actions/"
 _PER_STEP = (
     *(f"{_ACTION}{kind}" for kind in (*MEMORY_KINDS, ANSWER)),
-    "malformed",
-    "truncated",
-    "thinking_cut",
-    *(f"wasted/{outcome}" for outcome in WASTED_OUTCOMES),
+    *("malformed", "truncated", "thinking_cut"),
+    *(f"wasted/{outcome}" for outcome in _WASTED),
 )
-_STOPS = tuple(f"stop/{reason}" for reason in StopReason)
-_UNSCORED = "unscored"
-_METRIC = "metric/"
-_METRIC_COUNT = "metric_count/"
 
 
 def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return additive totals; failed episodes only count as ``episodes`` and ``failed``."""
-    counts = ("reward", "reward_squared", "failed", "episodes")
-    sums = defaultdict(float, dict.fromkeys((*_PER_EPISODE, *_PER_STEP, *_STOPS, *counts), 0.0))
+    sums: dict[str, float] = dict.fromkeys((*_COUNTS, *_STOPS, *_PER_EPISODE, *_PER_STEP), 0.0)
     for episode in episodes:
-        sums["episodes"] += 1
-        sums[f"stop/{episode.stop_reason}"] += 1
+        found = Counter({"episodes": 1.0, f"stop/{episode.stop_reason}": 1.0})
         if episode.failed:
-            sums["failed"] += 1
+            found["failed"] = 1.0
         else:
-            _add_episode(sums, episode)
-    return dict(sums)
+            found.update(_sums_of(episode))
+        sums = add_sums([sums, found])
+    return sums
 
 
-def _add_episode(sums: defaultdict[str, float], episode: Episode) -> None:
-    if episode.reward is None:
-        sums[_UNSCORED] += 1
-    else:
-        sums["reward"] += episode.reward
-        sums["reward_squared"] += episode.reward * episode.reward
-    sums["steps"] += len(episode.steps)
-    sums["seconds"] += episode.seconds
-    sums["store_size"] += episode.steps[-1].store_size if episode.steps else 0
+def _sums_of(episode: Episode) -> dict[str, float]:
+    steps = episode.steps
+    problems = [problem for step in steps for problem in step.problems]
+    # Operations of rules are not the policy's.
+    operations = [[item for item in step.operations if item.actor == POLICY] for step in steps]
+    outcomes = Counter(item.outcome for items in operations for item in items)
+    sums: dict[str, float] = {
+        "steps": len(steps),
+        "seconds": episode.seconds,
+        "store_size": steps[-1].store_size if steps else 0,
+        "tokens/prompt": sum(step.prompt_tokens for step in steps),
+        "tokens/completion": sum(step.completion_tokens for step in steps),
+        "malformed": len(problems),
+        "truncated": sum(step.finish_reason == "length" for step in steps),
+        "thinking_cut": sum(item.reason is ProblemReason.UNCLOSED_THINKING for item in problems),
+        # Several reads of one completion set one query.
+        "retrievals": sum(
+            any(item.kind == "read" and item.outcome is Outcome.APPLIED for item in items)
+            for items in operations
+        ),
+        **{f"wasted/{outcome}": outcomes[outcome] for outcome in _WASTED},
+        **Counter(_ACTION + action.kind for step in steps for action in step.actions),
+    }
+    if episode.reward is not None:
+        add_value(sums, "reward", episode.reward)
+        sums["reward_squared"] = episode.reward**2
     for name, value in episode.metrics.items():
         add_value(sums, name, value)
-    for step in episode.steps:
-        sums["tokens/prompt"] += step.prompt_tokens
-        sums["tokens/completion"] += step.completion_tokens
-        sums["malformed"] += len(step.problems)
-        sums["truncated"] += step.finish_reason == "length"
-        sums["thinking_cut"] += any(
-            problem.reason is ProblemReason.UNCLOSED_THINKING for problem in step.problems
-        )
-        for action in step.actions:
-            sums[_ACTION + action.kind] += 1
-        # Operations of rules are not the policy's.
-        operations = [operation for operation in step.operations if operation.actor == POLICY]
-        for operation in operations:
-            if operation.outcome in WASTED_OUTCOMES:
-                sums[f"wasted/{operation.outcome}"] += 1
-        # Several reads of one completion set one query.
-        sums["retrievals"] += any(
-            operation.kind == "read" and operation.outcome is Outcome.APPLIED
-            for operation in operations
-        )
+    return sums
 
 
 def add_value(sums: dict[str, float], name: str, value: float) -> None:
     """Add a value to the mean that `means` returns as `name`."""
     for key, amount in ((_METRIC + name, value), (_METRIC_COUNT + name, 1.0)):
         sums[key] = sums.get(key, 0.0) + amount
+
+
+def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add several `episode_sums` (one a rank) by key."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total.get(key, 0.0) + value
+    return total
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
@@ -268,42 +255,27 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
         store_size: entries at the end.
         stop/REASON: the share of all episodes, including failed ones.
     """
-    result = {"episodes": sums["episodes"], "failed": sums["failed"]}
-    if sums["episodes"]:
-        result.update({key: sums[key] / sums["episodes"] for key in _STOPS})
-    ended = sums["episodes"] - sums["failed"]
-    if ended:
-        result.update({key: sums[key] / ended for key in _PER_EPISODE})
-    if rewarded := ended - sums.get(_UNSCORED, 0.0):
-        result["reward"] = sums["reward"] / rewarded
-        result["reward_std"] = sqrt(
-            max(sums["reward_squared"] / rewarded - result["reward"] ** 2, 0.0)
-        )
-    if sums["steps"]:
-        per_step = [key for key in sums if key in _PER_STEP or key.startswith(_ACTION)]
-        result.update({key: sums[key] / sums["steps"] for key in per_step})
+    result = {key: sums[key] for key in _COUNTS}
+    per_step = [key for key in sums if key in _PER_STEP or key.startswith(_ACTION)]
+    for keys, count in (
+        (_STOPS, sums["episodes"]),
+        (_PER_EPISODE, sums["episodes"] - sums["failed"]),
+        (per_step, sums["steps"]),
+    ):
+        if count:
+            result |= {key: sums[key] / count for key in keys}
     for key, count in sums.items():
-        if key.startswith(_METRIC_COUNT) and count:
-            name = key.removeprefix(_METRIC_COUNT)
+        name = key.removeprefix(_METRIC_COUNT)
+        if name != key:
             result[name] = sums[_METRIC + name] / count
+    if "reward" in result:
+        square = sums["reward_squared"] / sums[f"{_METRIC_COUNT}reward"]
+        result["reward_std"] = sqrt(max(square - result["reward"] ** 2, 0.0))
     return result
 
 
 def action_names(*statistics: Mapping[str, object]) -> list[str]:
     """Return the counted actions: the memory's, then those of environments."""
-    found = {
-        key.removeprefix(_ACTION)
-        for entry in statistics
-        for key in entry
-        if key.startswith(_ACTION)
-    }
+    keys = {key for entry in statistics for key in entry if key.startswith(_ACTION)}
+    found = {key.removeprefix(_ACTION) for key in keys}
     return [*MEMORY_KINDS, *sorted(found - set(MEMORY_KINDS))]
-
-
-def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Add several `episode_sums` (one a rank) by key."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for part in parts:
-        for key, value in part.items():
-            total[key] += value
-    return dict(total)

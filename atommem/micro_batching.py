@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
@@ -35,14 +35,6 @@ class Waiting(Generic[Request, Result]):
             self.future.set_exception(error)
 
 
-@dataclass(slots=True)
-class _Lane(Generic[Request, Result]):
-    """The waiting requests of one event loop, as long as its task runs."""
-
-    queue: list[Waiting[Request, Result]] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
-
-
 class RequestBatcher(Generic[Request, Result]):
     """Collect the requests of many coroutines into batches.
 
@@ -56,40 +48,42 @@ class RequestBatcher(Generic[Request, Result]):
 
     def __init__(self, handle: Callable[[list[Waiting[Request, Result]]], Awaitable[None]]) -> None:
         self._handle = handle
-        self._lanes: dict[asyncio.AbstractEventLoop, _Lane[Request, Result]] = {}
+        self._queues: dict[asyncio.AbstractEventLoop, list[Waiting[Request, Result]]] = {}
+        self._tasks = set[asyncio.Task[None]]()
 
     async def submit(self, request: Request) -> Result:
         """Wait for the result of a request; cancelling affects no other request."""
         loop = asyncio.get_running_loop()
         waiting: Waiting[Request, Result] = Waiting(request, loop.create_future())
-        lane = self._lanes.get(loop)
-        if lane is None:
-            lane = self._lanes[loop] = _Lane()
-            lane.task = loop.create_task(self._drain(loop, lane))
-        lane.queue.append(waiting)
+        if loop in self._queues:
+            self._queues[loop].append(waiting)
+        else:
+            self._queues[loop] = [waiting]
+            task = loop.create_task(self._drain(loop))
+            self._tasks.add(task)  # the loop holds tasks weakly
+            task.add_done_callback(self._tasks.discard)
         return await waiting.future
 
-    async def _drain(self, loop: asyncio.AbstractEventLoop, lane: _Lane[Request, Result]) -> None:
-        batch: list[Waiting[Request, Result]] = []
+    async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Handle the requests of a loop until none waits."""
+        queue, batch = self._queues[loop], list[Waiting[Request, Result]]()
         try:
-            while lane.queue:
-                await self._settle(lane)
-                batch, lane.queue = [item for item in lane.queue if not item.future.done()], []
+            while queue:
+                seen = 0
+                while seen < len(queue):
+                    seen = len(queue)
+                    await asyncio.sleep(LINGER_SECONDS)
+                batch = [item for item in queue if not item.future.done()]
+                queue.clear()
                 if batch:
                     await self._handle_batch(batch)
         except asyncio.CancelledError as error:
-            for item in batch + lane.queue:
+            for item in batch + queue:
                 item.fail(error)
             raise
         finally:
-            # There was no await since the queue was empty, so a later request makes a new lane.
-            del self._lanes[loop]
-
-    async def _settle(self, lane: _Lane[Request, Result]) -> None:
-        seen = -1
-        while seen != len(lane.queue):
-            seen = len(lane.queue)
-            await asyncio.sleep(LINGER_SECONDS)
+            # There was no await since the queue was empty, so a later request makes a new one.
+            del self._queues[loop]
 
     async def _handle_batch(self, batch: list[Waiting[Request, Result]]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A process at work: wall-clock shares, Ctrl-C while nothing is awaited, and the garbage collector."""
+"""A process at work: seconds spent waiting, Ctrl-C while it blocks, and the garbage collector."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import gc
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+_frozen = False  # gc.get_freeze_count takes a tenth of a second
 
 
 class ActivityClock:
@@ -22,35 +25,32 @@ class ActivityClock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._running: dict[str, int] = {}
-        self._since: dict[str, float] = {}
-        self._total: dict[str, float] = {}
+        self._last = now()
+        self._running, self._total = Counter[str](), dict[str, float]()
 
     @contextmanager
     def busy(self, kind: str) -> Iterator[None]:
         """Count the time of the block for `kind`."""
-        if not self._running.get(kind):
-            self._since[kind] = self._now()
-        self._running[kind] = self._running.get(kind, 0) + 1
+        self._add_elapsed()
+        self._running[kind] += 1
         try:
             yield
         finally:
+            self._add_elapsed()
             self._running[kind] -= 1
-            if not self._running[kind]:
-                self._add(kind, self._now())
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each kind since the last call."""
-        now = self._now()
-        for kind, running in self._running.items():
-            if running:
-                self._add(kind, now)
-                self._since[kind] = now
+        self._add_elapsed()
         total, self._total = self._total, {}
         return total
 
-    def _add(self, kind: str, until: float) -> None:
-        self._total[kind] = self._total.get(kind, 0.0) + until - self._since[kind]
+    def _add_elapsed(self) -> None:
+        now = self._now()
+        for kind, running in self._running.items():
+            if running:
+                self._total[kind] = self._total.get(kind, 0.0) + now - self._last
+        self._last = now
 
 
 @contextmanager
@@ -60,17 +60,14 @@ def ended_by_ctrl_c() -> Iterator[None]:
     asyncio's handler only cancels the main task, which takes effect at its next await.
     """
     before = signal.getsignal(signal.SIGINT)
-    asyncios = threading.current_thread() is threading.main_thread() and callable(before)
-    if asyncios:
+    replaced = threading.current_thread() is threading.main_thread() and callable(before)
+    if replaced:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        if asyncios:
+        if replaced:
             signal.signal(signal.SIGINT, before)
-
-
-_frozen = False  # gc.get_freeze_count takes a tenth of a second
 
 
 @contextmanager
@@ -81,7 +78,7 @@ def frozen_heap() -> Iterator[None]:
     third of a second, in which no thread runs, whenever surviving objects have grown by a quarter.
     """
     global _frozen
-    if _frozen or gc.get_freeze_count():
+    if _frozen:
         yield
         return
     gc.collect()  # garbage would be frozen too

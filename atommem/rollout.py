@@ -1,4 +1,4 @@
-"""The one loop: an agent's sessions, and the runner of episodes from empty memory to reward."""
+"""The one loop: sessions of an agent, and the runner of episodes from empty memory to reward."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from atommem.actions import MEMORY_KINDS
-from atommem.config import MemoryConfig
+from atommem.config import MemoryConfig, check_least
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
-from atommem.environment import Environment, EnvironmentFactory, Score, StepResult, Turn
+from atommem.environment import Environment, EnvironmentFactory, Score, Turn
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
 from atommem.grammar import THINK
@@ -35,6 +35,9 @@ Result = TypeVar("Result")
 ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more threads compete for the interpreter."""
 
+Kept = dict[tuple[str, int], Episode]
+"""Episodes by task id and sample."""
+
 
 @runtime_checkable
 class ObservationPolicy(Protocol):
@@ -49,20 +52,14 @@ class ObservationPolicy(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """What the sessions of one policy in one environment share.
+    """A policy in an environment, with what its sessions share.
 
     Attributes:
-        policy, embedder: They batch across sessions.
-        tokenizer: The policy's.
-        environments: Define the actions and the wording of prompts.
-        memory: Dialect, layout and limits.
         sampling: With a seed, every request gets its own derived seed.
         chat_template_kwargs: Passed to the chat template (``enable_thinking`` of Qwen3).
-        encode_threads: The number of threads that encode prompts; 0 encodes them in the event loop,
-            as always with a `BatchPolicy`.
+        encode_threads: Threads that encode prompts; 0, or a `BatchPolicy`: the event loop.
         keep_prompts: Keep prompt ids in the steps, which training needs.
-        activity: Seconds in which a session waited for a completion (``generate``) or for
-            embeddings (``embed``), or searched a store (``retrieve``).
+        activity: Seconds in which sessions waited: ``generate``, and ``embed`` with search.
     """
 
     policy: Policy
@@ -96,7 +93,7 @@ class Agent:
         limits = self.memory.of_task(key.rpartition("/")[0] or key)
         marker = self.dialect.templates.cut_marker
         seed = derived_seed(f"{self.sampling.seed}/{key}/rules")
-        return WorkingMemory(self.embedder, self.tokenizer, limits, marker, self.activity, seed)
+        return WorkingMemory(self.embedder, self.tokenizer, limits, marker, seed)
 
     async def complete(
         self, observation: Observation, view: MemoryView, sampling: Sampling
@@ -107,32 +104,22 @@ class Agent:
             with self.activity.busy("generate"):
                 messages = self.prompts.messages(observation, view)
                 return [], await policy.complete_chat(messages, sampling)
-        prompt_ids = await self._encode(observation, view)
+        if self._threads is None:
+            prompt_ids = self.prompts.build(observation, view)
+        else:
+            loop, build = asyncio.get_running_loop(), self.prompts.build
+            prompt_ids = await loop.run_in_executor(self._threads, build, observation, view)
         with self.activity.busy("generate"):
             if isinstance(policy, ObservationPolicy):
                 return prompt_ids, await policy.complete_observation(observation, view, sampling)
             return prompt_ids, await policy.complete(prompt_ids, sampling)
 
-    async def _encode(self, observation: Observation, view: MemoryView) -> list[int]:
-        if self._threads is None:
-            return self.prompts.build(observation, view)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
-
 
 class Session:
     """A memory in use by an agent.
 
-    Args:
-        agent: Shared with other sessions.
-        key: Unique among the agent's sessions; the seeds of its requests derive from it.
-        memory: The initial memory; None is an empty one.
-
-    Attributes:
-        memory: The session's memory.
-        turns: The number of completions, including those whose actions an outage prevented. It is
-            the index of the next step.
-        sampled: The number of sampled tokens.
+    The seeds of its requests derive from `key`, unique among the agent's sessions. `turns` counts
+    its completions, including those whose actions an outage prevented; `sampled` counts tokens.
     """
 
     def __init__(self, agent: Agent, key: str = "", memory: WorkingMemory | None = None) -> None:
@@ -154,8 +141,6 @@ class Session:
         """Run one turn: prompt, completion, and its actions applied to the memory.
 
         Args:
-            observation: From the environment.
-            affinity: See `Sampling.affinity`.
             max_tokens: A further limit of this completion.
             deadline: By the event loop's clock.
             steps: Gets the step once its completion is sampled: if an outage then prevents its
@@ -207,55 +192,33 @@ class Session:
         return step
 
     async def apply(self, step: Step) -> None:
-        """Apply the actions of a step to the memory.
-
-        Raises:
-            OutageError: The embedder is out of reach; the memory is unchanged.
-        """
+        """Apply the actions of a step to the memory."""
         shown = step.observation
         source = Source(step.index, shown.origin, shown.start, shown.end)
-        step.operations = await self.memory.apply(step.actions, step.index, source)
-        step.store_size = self.memory.view().size
+        with self.agent.activity.busy("embed"):
+            step.operations = await self.memory.apply(step.actions, step.index, source)
+        step.store_size = len(self.memory.contents.entries)
 
-    def state(self, *, history: bool = True, vectors: bool = False) -> SessionState:
-        """Return everything that another process needs to continue the session.
-
-        Args:
-            history: Include the memory's log; without it, the log begins here.
-            vectors: Include the vectors of the memory's texts, so that they need not be embedded.
-        """
+    def state(self, *, vectors: bool = False) -> SessionState:
+        """Return everything that another process needs; `vectors` save it from embedding."""
         memory = self.memory
-        return SessionState(
-            self.key,
-            self.turns,
-            self.sampled,
-            memory.start if history else memory.snapshot(),
-            memory.log if history else (),
-            memory.vectors() if vectors else None,
-        )
+        texts = memory.vectors() if vectors else None
+        return SessionState(self.key, self.turns, self.sampled, memory.start, memory.log, texts)
 
     @classmethod
     async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
         """Continue a saved session with an agent of the same settings.
 
-        Args:
-            agent: The agent.
-            state: From `state`.
-            reembed: Accept a memory of another embedder and embed its entries again.
-
-        Raises:
-            ConfigError: The memory has another embedder, and `reembed` is not set.
-            TraceError: The log does not follow from its beginning.
-            OutageError: The embedder is out of reach.
+        Raises as `WorkingMemory.restore`, whose `reembed` accepts another embedder.
         """
         session = cls(agent, state.key)
         await session.memory.restore(state.memory, state.operations, state.vectors, reembed=reembed)
         session.turns, session.sampled = state.turns, state.sampled
         return session
 
-    def fork(self, key: str | None = None) -> Session:
-        """Return an independent copy; with the same key, equal observations get equal seeds."""
-        twin = Session(self.agent, self.key if key is None else key, self.memory.fork())
+    def fork(self) -> Session:
+        """Return an independent copy, whose seeds for equal observations are equal."""
+        twin = Session(self.agent, self.key, self.memory.fork())
         twin.turns, twin.sampled = self.turns, self.sampled
         return twin
 
@@ -265,11 +228,7 @@ class StepTimeoutError(Exception):
 
 
 async def with_deadline(work: Awaitable[Result], deadline: float | None) -> Result:
-    """Await `work`, and cancel it at `deadline` by the event loop's clock.
-
-    Raises:
-        StepTimeoutError: It was cancelled.
-    """
+    """Await `work`; at `deadline`, cancel it and raise StepTimeoutError."""
     try:
         async with asyncio.timeout_at(deadline) as clock:
             return await work
@@ -283,10 +242,8 @@ def request_sampling(
     sampling: Sampling, key: str, index: int, affinity: str | None = None
 ) -> Sampling:
     """Return the sampling of a session's request number `index`, with its own seed."""
-    sampling = replace(sampling, affinity=affinity)
-    if sampling.seed is None:
-        return sampling
-    return replace(sampling, seed=derived_seed(f"{sampling.seed}/{key}/{index}"))
+    seed = None if sampling.seed is None else derived_seed(f"{sampling.seed}/{key}/{index}")
+    return replace(sampling, affinity=affinity, seed=seed)
 
 
 def derived_seed(name: str) -> int:
@@ -295,43 +252,22 @@ def derived_seed(name: str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-Result = TypeVar("Result")
-
-Kept = dict[tuple[str, int], Episode]
-"""Episodes by task id and sample."""
-
-
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an episode beyond those of its environment; None is unlimited.
-
-    Attributes:
-        max_steps: The number of steps.
-        max_tokens: Sampled tokens of all steps together.
-        max_seconds: Wall-clock time; a completion or environment step in progress is cancelled.
-
-    Raises:
-        ConfigError: A limit is not positive.
-    """
+    """Limits of an episode: steps, sampled tokens of all steps, and wall-clock time."""
 
     max_steps: int | None = None
     max_tokens: int | None = None
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "max_tokens", "max_seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value}: give a positive number, or leave it unset.")
+        check_least(self, max_steps=1, max_tokens=1, max_seconds=1e-3)
 
 
 class EpisodeRunner:
     """Run episodes concurrently; each waits only for its own completions and embeddings.
 
-    Args:
-        agent: The policy with its embedder, environment and settings.
-        limits: Of one episode.
-        max_in_flight: Most episodes at a time, or a semaphore that runners share; None is no limit.
+    `max_in_flight` bounds the episodes at a time; a semaphore bounds those of several runners.
     """
 
     def __init__(
@@ -368,8 +304,6 @@ class EpisodeRunner:
         An outage does not raise: it ends the episode with stop reason FAILED and no reward.
 
         Args:
-            task: Has an ``id``, and is understood by the environment.
-            sample: The index of the episode among those of its task.
             past: The first steps of the episode, from a trace. The memory follows from their
                 operations, and only the environment is driven through them. The first steps of a
                 finished episode fork it.
@@ -379,21 +313,21 @@ class EpisodeRunner:
         Raises:
             TraceError: `past` has a gap, or the environment shows other observations.
         """
-        key = (task.id, sample)
-        if kept is not None:
-            if key in kept and not kept[key].in_progress:
-                return kept[key]
-            past = kept[key].steps if key in kept else past
+        before = None if kept is None else kept.get((task.id, sample))
+        if before is not None:
+            if not before.in_progress:
+                return before
+            past = before.steps
         episode = Episode(task_id=task.id, sample=sample, steps=list(past))
         if kept is not None:
-            kept[key] = episode
+            kept[task.id, sample] = episode
         spent = sum(step.seconds for step in past)
         started = time.perf_counter()
         environments = self.agent.environments
         try:
             await environments.prepare(task)
             environment = environments()
-            stop_reason = await self._steps(episode, environment, task, spent)
+            stop_reason = await self._play(episode, environment, task, spent)
             set_score(episode, await environment.score())
         except OutageError as error:
             stop_reason, episode.error = StopReason.FAILED, str(error)
@@ -410,61 +344,56 @@ class EpisodeRunner:
     ) -> list[Episode]:
         """Run one episode for each ``(task, sample)`` and return them in this order.
 
+        An error other than an outage cancels the other episodes.
+
         Args:
-            jobs: Tasks with sample indices.
             on_episode: Called with the index of the job and the episode when one ends.
             stop: Called before an episode starts; if true, the episode is left out.
             kept: As for `run`.
-
-        Raises:
-            Exception: Any other than an outage; it cancels the other episodes.
         """
-        run = self.run if kept is None else partial(self.run, kept=kept)
+        run = partial(self.run, kept=kept)
         return await run_jobs(run, jobs, on_episode, self.max_in_flight, stop)
 
-    async def _steps(
+    async def _play(
         self, episode: Episode, environment: Environment, task: Any, spent: float
     ) -> StopReason:
-        limits = self.limits
-        loop = asyncio.get_running_loop()
+        """Run the steps of an episode, after its past ones, and return the reason for its end."""
+        limits, loop = self.limits, asyncio.get_running_loop()
         deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds - spent
-
-        async def advance(step: Step) -> StepResult:
-            turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
-            return await with_deadline(environment.step(turn), deadline)
-
         try:
             session = await self._session(episode)
             observation = await with_deadline(environment.reset(task), deadline)
-            for step in list(episode.steps):
-                if step.observation != observation:
+            past = iter(episode.steps.copy())
+            while True:
+                step, seconds = next(past, None), 0.0
+                if step is None:
+                    room = None
+                    if limits.max_tokens is not None:
+                        room = limits.max_tokens - session.sampled
+                    if limits.max_steps is not None and session.turns >= limits.max_steps:
+                        return StopReason.STEP_LIMIT
+                    if room is not None and room <= 0:
+                        return StopReason.TOKEN_LIMIT
+                    if deadline is not None and loop.time() >= deadline:
+                        return StopReason.TIME_LIMIT
+                    step = await session.turn(
+                        observation,
+                        affinity=episode.task_id,
+                        max_tokens=room,
+                        deadline=deadline,
+                        steps=episode.steps,
+                    )
+                    seconds = time.perf_counter()
+                elif step.observation != observation:
                     raise TraceError(
                         f"step {step.index + 1} of task {episode.task_id!r} "
                         f"({step.observation.label}) showed another observation. Continue with the "
                         "same task, environment and settings."
                     )
-                result = await advance(step)
-                if result.observation is None:
-                    return result.reason or StopReason.ANSWERED
-                observation = result.observation
-            while True:
-                if limits.max_steps is not None and session.turns >= limits.max_steps:
-                    return StopReason.STEP_LIMIT
-                room = None if limits.max_tokens is None else limits.max_tokens - session.sampled
-                if room is not None and room <= 0:
-                    return StopReason.TOKEN_LIMIT
-                if deadline is not None and loop.time() >= deadline:
-                    return StopReason.TIME_LIMIT
-                step = await session.turn(
-                    observation,
-                    affinity=episode.task_id,
-                    max_tokens=room,
-                    deadline=deadline,
-                    steps=episode.steps,
-                )
-                started = time.perf_counter()
-                result = await advance(step)
-                step.seconds += time.perf_counter() - started
+                turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
+                result = await with_deadline(environment.step(turn), deadline)
+                if seconds:
+                    step.seconds += time.perf_counter() - seconds
                 if result.observation is None:
                     return result.reason or StopReason.ANSWERED
                 observation = result.observation
@@ -514,16 +443,15 @@ async def run_jobs(
     slots = max_in_flight
     if not isinstance(slots, asyncio.Semaphore):
         slots = asyncio.Semaphore(slots or max(1, len(jobs)))
-    episodes: list[Result | None] = [None] * len(jobs)
+    episodes: dict[int, Result] = {}
 
     async def one(index: int, task: Any, sample: int) -> None:
         async with slots:
             if stop is not None and stop():
                 return
-            episode = await run(task, sample)
-        episodes[index] = episode
+            episodes[index] = await run(task, sample)
         if on_episode is not None:
-            on_episode(index, episode)
+            on_episode(index, episodes[index])
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -532,4 +460,4 @@ async def run_jobs(
     except BaseExceptionGroup as failures:
         # The first failure is the cause; the others only repeat it.
         raise failures.exceptions[0] from None
-    return [episode for episode in episodes if episode is not None]
+    return [episodes[index] for index in sorted(episodes)]

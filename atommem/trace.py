@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from atommem.episode import Episode, Step
-from atommem.errors import TraceError, suggest_path
+from atommem.errors import TraceError, format_error, suggest_path
 from atommem.memory.log import to_json
 
 FORMAT = 2
@@ -73,31 +73,27 @@ def read_trace(path: str | Path) -> Trace:
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except OSError as error:
-        hint = suggest_path(path) or ": give a file of a run's folder traces/"
-        message = f"cannot read the trace {path}: {error.strerror or error}{hint}."
-        raise TraceError(message) from error
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is not a trace: it is not UTF-8 text.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        hint = suggest_path(path)
+        raise TraceError(f"cannot read the trace {path}{hint}: {format_error(error)}") from error
     records: list[Any] = []
     for line in lines:
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:
             break  # the last line of a file that was cut off
-    header = records[0] if records else None
-    if not isinstance(header, dict) or header.get("type") != "episode":
-        raise TraceError(f"{path} is not a trace: its first line is not an episode header.")
-    if header.get("format") != FORMAT:
-        raise TraceError(f"{path} has trace format={header.get('format')!r}: expected {FORMAT}.")
     try:
+        header = records[0]
+        if (header["type"], header["format"]) != ("episode", FORMAT):
+            raise ValueError(f"its format is not {FORMAT}")
         complete = records[-1]["type"] == "end"
         end = records.pop() if complete else {}
         episode = msgspec.convert({**header, **end}, Episode)
-        episode.steps = [step_from_record(record) for record in records[1:]]
+        episode.steps = [_step_from_record(record) for record in records[1:]]
         return Trace(header["task"], header["config"], episode, complete)
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path} is damaged: {type(error).__name__} {error}.") from error
+    except (LookupError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__} {error}"
+        raise TraceError(f"{path}: not a trace, or damaged ({problem}).") from error
 
 
 def step_record(step: Step, tokens: bool) -> dict[str, Any]:
@@ -110,6 +106,5 @@ def step_record(step: Step, tokens: bool) -> dict[str, Any]:
     return record
 
 
-def step_from_record(record: Mapping[str, Any]) -> Step:
-    """Return the step that `step_record` wrote. Raises ValueError if `record` is damaged."""
+def _step_from_record(record: Mapping[str, Any]) -> Step:
     return msgspec.convert({"prompt_ids": [], "logprobs": [], **record}, Step)

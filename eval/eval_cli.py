@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from atommem.environment import find_environment
-from atommem.envs.scoring.records import breakdowns
+from atommem.envs.scoring.records import EvalResult
 from atommem.errors import BudgetSpentError, check_writable
-from atommem.eval.context import EvalContext
-from atommem.eval.eval_config import EvalRun, parse_arguments
-from atommem.eval.output import EPISODES, SUMMARY, trace_path
-from atommem.eval.runner import evaluate
-from atommem.eval.summary import (
+from atommem.eval.eval_config import (
     EXIT_BUDGET_SPENT,
     EXIT_TOO_MANY_FAILED,
-    breakdown_table,
-    make_console,
+    EvalContext,
+    EvalRun,
+    parse_arguments,
     print_error,
     print_interrupted,
-    summary_table,
 )
+from atommem.eval.output import SUMMARY, trace_path
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.results import make_results
+from atommem.eval.reporting.tables import make_tables
+from atommem.eval.runner import Budget, evaluate
 from atommem.policy.opening import model_folder
-
-if TYPE_CHECKING:
-    from atommem.envs.scoring.records import EvalResult
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,24 +53,19 @@ def main(argv: list[str] | None = None) -> int:
     except BudgetSpentError as error:
         print_error(
             f"{error} Every finished episode is in {config.out}; the same command with a larger "
-            "--budget_tokens, --budget_money or --call_budget continues there."
+            "--budget_tokens or --call_budget continues there."
         )
         return EXIT_BUDGET_SPENT
     _print_summary(result, Path(config.out))
     count, most = len(result.records), config.max_failed_fraction
-    if result.failed_fraction > most:
-        print_error(
-            f"{result.failed} of {count} episodes failed: more than --max_failed_fraction "
-            f"{most:g}. Scores cover the others only."
-        )
-        return EXIT_TOO_MANY_FAILED
-    if result.overflowed > most * count:
-        print_error(
-            f"{result.overflowed} of {count} episodes overflowed: a prompt did not fit the "
-            "policy's window. Scores cover the others only, which is not a fair sample. Give a "
-            "longer --context_tokens to a policy that has it, or smaller chunks."
-        )
-        return EXIT_TOO_MANY_FAILED
+    for number, kind in ((result.failed, "failed"), (result.overflowed, "overflowed")):
+        if number > most * count:
+            print_error(
+                f"{number} of {count} episodes {kind}: more than --max_failed_fraction {most:g}. "
+                "Scores cover the others only. Overflow needs a longer --context_tokens, or "
+                "smaller chunks."
+            )
+            return EXIT_TOO_MANY_FAILED
     return 0
 
 
@@ -90,19 +81,16 @@ async def _run(evaluation: EvalRun) -> EvalResult:
             config.out,
             samples_per_task=config.samples_per_task,
             settings=settings,
-            budget=config.make_budget(),
+            budget=Budget(config.budget_tokens),
         )
 
 
 def _print_summary(result: EvalResult, out: Path) -> None:
-    summary, console = result.summary(), make_console()
-    console.print(summary_table(summary))
-    metrics = [name for name in (summary["metric"], "f1") if name in summary["metrics"]]
-    if rows := breakdowns(result.records, metrics):
-        console.print(breakdown_table(rows))
-    for error, count in sorted(summary["errors"].items(), key=lambda item: -item[1]):
-        console.print(f"failed {count} x: {error}", markup=False)
+    tables = make_tables(make_results([read_evaluation(out)]))
+    print(*(table.text() for table in tables), sep="\n")
+    for error, count in result.summary()["errors"].items():
+        print(f"failed {count} x: {error}")
     if result.failed:
-        console.print("Failed episodes are in no score; the same command runs them again.")
-    replay = shlex.join(["atommem", "trace", str(trace_path(out, result.records[0]))])
-    console.print(f"{out / SUMMARY}, {out / EPISODES}; replay an episode: {replay}", markup=False)
+        print("Failed episodes are in no score; the same command runs them again.")
+    replay = f"atommem trace '{trace_path(out, result.records[0])}'"
+    print(f"{out / SUMMARY}; replay an episode: {replay}")

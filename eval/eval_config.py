@@ -1,19 +1,37 @@
-"""Settings of ``atommem eval``: the run that is evaluated, and on what."""
+"""Settings of ``atommem eval``, what they open, and exit statuses."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from atommem.arguments import Parser, make, split_config
-from atommem.config import PolicyConfig, check_choice, check_least, check_probabilities, setting
+from atommem.config import (
+    PolicyConfig,
+    check_choice,
+    check_least,
+    check_probabilities,
+    setting,
+)
+from atommem.environment import make_environments
+from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
-from atommem.eval.budget import Budget
-from atommem.eval.methods import METHODS
-from atommem.policy.opening import check_window
-from atommem.run import Checkpoint, RunConfig, add_run_settings
+from atommem.eval.methods import METHODS, make_method
+from atommem.eval.methods.baseline import Method, Setup
+from atommem.policy.opening import check_window, open_policy, policy_identity
+from atommem.process import ended_by_ctrl_c
+from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
+
+EXIT_REFUSED = 2
+EXIT_TOO_MANY_FAILED = 3
+EXIT_BUDGET_SPENT = 4
+EXIT_INTERRUPTED = 130
 
 
 @dataclass
@@ -37,23 +55,11 @@ class EvalConfig:
     budget_tokens: int | None = setting(
         None, "Start no episode after this many tokens of prompts and completions (status 4)."
     )
-    budget_money: float | None = setting(
-        None, "Start no episode after this cost, by the prices (status 4)."
-    )
-    prompt_price: float = setting(0.0, "Price of a million prompt tokens.")
-    completion_price: float = setting(0.0, "Price of a million completion tokens.")
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_least(self, yarn_factor=1, samples_per_task=1, limit=1)
+        check_least(self, yarn_factor=1, samples_per_task=1, limit=1, budget_tokens=1)
         check_probabilities(self, "max_failed_fraction")
-        self.make_budget()
-
-    def make_budget(self) -> Budget:
-        """Make a budget with nothing spent."""
-        return Budget(
-            self.budget_tokens, self.budget_money, self.prompt_price, self.completion_price
-        )
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,11 @@ class EvalRun:
         return {**asdict(self.config), **asdict(self.policy), **self.run.to_flat()}
 
     @property
+    def models(self) -> str:
+        """Key of the policy and embedder that it needs open."""
+        return repr((self.policy, self.run.embedder))
+
+    @property
     def policy(self) -> PolicyConfig:
         """The policy, which every evaluation names."""
         if self.run.policy is None:
@@ -111,8 +122,8 @@ def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = No
     argv, values = split_config(argv, "eval")
     values |= settings or {}
     checkpoint = Checkpoint.find(argv, values)
-    parser = _make_parser(checkpoint.environment)
-    parsed = parser.read(argv, values, checkpoint.stored)
+    # Not the cached parser: reading changes its defaults.
+    parsed = eval_parser.__wrapped__(checkpoint.environment).read(argv, values, checkpoint.stored)
     config = make(EvalConfig, parsed)
     for name in ("data", "out"):
         if not getattr(config, name) and name not in values:
@@ -122,11 +133,7 @@ def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = No
 
 @cache
 def eval_parser(environment: str) -> Parser:
-    """Return the parser that checks the settings of suites in an environment. Not for `read`."""
-    return _make_parser(environment)
-
-
-def _make_parser(environment: str) -> Parser:
+    """Return the parser of evaluations in an environment."""
     parser = Parser(
         "atommem eval",
         "Evaluate a policy on a task file. All settings can also stand in a YAML file: --config "
@@ -138,3 +145,85 @@ def _make_parser(environment: str) -> Parser:
     add_run_settings(parser, environment)
     parser.set_defaults(seed=0)
     return parser
+
+
+class EvalContext:
+    """Holds an open policy and embedder; a context manager that closes them.
+
+    Opening others closes them first: two models may not fit.
+
+    Args:
+        slots: Bounds the episodes of all methods together; None bounds each by `max_in_flight`.
+    """
+
+    def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
+        self._slots = slots
+        self._key = ""
+        self._policy: Any = None
+        self._embedder: Any = None
+        self._environments: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> EvalContext:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
+        """Return the method, and the settings that its output folder must agree in.
+
+        Raises:
+            ConfigError: A setting is wrong, or a package is missing.
+            PolicyError: The model or tokenizer cannot be loaded.
+            OutageError: A server is unreachable.
+        """
+        config, run = evaluation.config, evaluation.run
+        if self._key != evaluation.models:
+            self._key, self._environments = "", {}
+            await self._stack.aclose()
+            with ended_by_ctrl_c():  # loading takes minutes
+                self._policy = open_policy(evaluation.policy)
+                self._embedder = open_embedder(run.embedder)
+            self._stack.push_async_callback(self._policy.close)
+            self._stack.push_async_callback(self._embedder.close)
+            self._key = evaluation.models
+        key = repr(run.environment)
+        if key not in self._environments:
+            self._environments[key] = make_environments(run.environment, self._policy.tokenizer)
+            self._stack.push_async_callback(self._environments[key].close)
+        environments = self._environments[key]
+        setup = Setup(
+            run=run,
+            policy=self._policy,
+            embedder=self._embedder,
+            environments=environments,
+            max_in_flight=self._slots or evaluation.policy.max_in_flight,
+            context_tokens=config.context_tokens,
+            yarn_factor=config.yarn_factor,
+        )
+        values = {**asdict(run.environment), **judge_settings(run.environment)}
+        values |= environments.identity()
+        left_out = run.environment.operational
+        settings = {
+            "policy": await policy_identity(evaluation.policy, self._policy),
+            "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move
+            "environment": {key: value for key, value in values.items() if key not in left_out},
+            "chat_template_kwargs": run.chat_template_kwargs,
+            "method": {"name": config.method},
+        }
+        return make_method(config.method, setup), settings
+
+
+def print_error(text: str) -> None:
+    """Print a failure to standard error."""
+    print(f"atommem eval: {text}", file=sys.stderr)
+
+
+def print_interrupted(out: str | Path) -> int:
+    """Print how to continue; returns the exit status."""
+    print(
+        f"\nInterrupted. Every finished episode is in {out}; the same command continues there.",
+        file=sys.stderr,
+    )
+    return EXIT_INTERRUPTED

@@ -17,14 +17,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from atommem.environment import TaskDescription
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.task_files import write_json
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
-from atommem.eval.budget import Usage
 from atommem.trace import write_trace
 
 MANIFEST = "run.json"
@@ -53,11 +52,22 @@ class OutputFolder:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back
-        self._file = _open_locked(self.path / EPISODES)
-        self.used = Usage()
+        file = self.path / EPISODES
+        self._file = file.open("a+b")
         try:
-            self._check_manifest()
-            self.finished = self._load()
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed when the process ends
+            self._file.seek(0)
+            content = self._file.read()
+            self._check_manifest(empty=not content)
+            self._file.truncate(content.rfind(b"\n") + 1)  # a line that a kill cut off
+            records = list(_parse_lines(content, file))
+            self.finished = {record.key: record for record in records}
+            self.used = sum(record.prompt_tokens + record.completion_tokens for record in records)
+        except BlockingIOError as error:
+            self._file.close()
+            raise ConfigError(
+                f"an evaluation is running in {path}. Wait for it, or give another folder."
+            ) from error
         except BaseException:
             self._file.close()
             raise
@@ -75,66 +85,33 @@ class OutputFolder:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json`` atomically."""
-        write_json(self.path / SUMMARY, summary)
-
-    def services(self) -> dict[str, Any]:
-        """Return the usage of services in the summary of the run that finished."""
-        try:
-            found = json.loads((self.path / SUMMARY).read_text(encoding="utf-8")).get("services")
-        except (OSError, ValueError, AttributeError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def drop_summary(self) -> None:
-        """Remove the summary, which new episodes will outdate."""
-        (self.path / SUMMARY).unlink(missing_ok=True)
-
-    def _check_manifest(self) -> None:
+    def _check_manifest(self, empty: bool) -> None:
         path = self.path / MANIFEST
-        if not self._file.seek(0, os.SEEK_END):  # a folder without episodes belongs to nobody
+        if empty:  # a folder without episodes belongs to nobody
             write_json(path, self.manifest)
             return
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{self.path} has {EPISODES} but no {MANIFEST}. Give another output folder."
-            ) from None
-        except ValueError as error:
-            raise ConfigError(f"{path} is not valid JSON. Give another output folder.") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}. Give another output folder.") from error
         if differences := list(_differences(stored, self.manifest)):
             raise ConfigError(
                 f"{self.path} has another evaluation: {'; '.join(differences)}. Give another "
                 "output folder, or the folder's settings and data."
             )
 
-    def _load(self) -> dict[tuple[str, int], EpisodeRecord]:
-        self._file.seek(0)
-        content = self._file.read()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            self._file.truncate(end)
-        records: dict[tuple[str, int], EpisodeRecord] = {}
-        for record in _parse_lines(content[:end], self.path / EPISODES):
-            self.used += usage_of(record)
-            records[record.key] = record
-        return records
-
-
-def usage_of(record: EpisodeRecord) -> Usage:
-    """Return the tokens that an episode used."""
-    return Usage(record.prompt_tokens, record.completion_tokens)
-
 
 def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRecord]:
-    """Parse whole lines into the latest record of each episode; raises DataError."""
+    """Parse lines into the latest record of each episode; a torn last line is left out.
+
+    Raises:
+        DataError: Another line is damaged.
+    """
     return {record.key: record for record in _parse_lines(content, path)}
 
 
 def _parse_lines(content: bytes, path: Path) -> Iterator[EpisodeRecord]:
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             yield EpisodeRecord.from_json(json.loads(line))
         except (ValueError, DataError) as error:
@@ -157,35 +134,11 @@ def file_stem(task_id: str) -> str:
     return f"{safe}-{digest}"
 
 
-def _open_locked(path: Path) -> BinaryIO:
-    """Open for appending with a lock, which the operating system frees at exit."""
-    file = path.open("a+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise ConfigError(
-            f"an evaluation is running in {path.parent}. Wait for it, or give another folder."
-        ) from error
-    return file
-
-
-_UNSET = object()
-
-
 def _differences(stored: Any, given: Any, name: str = "") -> Iterator[str]:
     """Name what differs: "memory.layout is 'paper' there and 'prefix' now"."""
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in sorted(stored.keys() | given.keys()):
             place = f"{name}.{key}" if name else key
-            yield from _differences(stored.get(key, _UNSET), given.get(key, _UNSET), place)
+            yield from _differences(stored.get(key, "not set"), given.get(key, "not set"), place)
     elif stored != given:
-        yield f"{name} is {_format_value(stored)} there and {_format_value(given)} now"
-
-
-def _format_value(value: Any) -> str:
-    if value is _UNSET:
-        return "not set"
-    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
-        return f"{value[:8]}..."
-    return repr(value)
+        yield f"{name} is {stored!r} there and {given!r} now"

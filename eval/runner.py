@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, breakdowns, record_of
+from atommem.envs.task_files import write_json
 from atommem.episode import Episode
-from atommem.errors import BudgetSpentError, ConfigError, DataError
-from atommem.eval.budget import Budget
+from atommem.errors import BudgetSpentError, DataError
 from atommem.eval.methods.baseline import Baseline, Method
-from atommem.eval.output import OutputFolder, usage_of
+from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.process import frozen_heap
+
+
+@dataclass
+class Budget:
+    """A limit on the policy's tokens, which several evaluations may share.
+
+    Prompts and completions of every answered call count, including those of failed episodes; calls
+    of judges and embedders do not. A spent budget starts no episode; those in flight end.
+    """
+
+    tokens: int | None = None
+    used: int = 0
+    _folders: set[Path] = field(default_factory=set, repr=False)
+
+    @property
+    def spent(self) -> bool:
+        """Whether no episode may start any more."""
+        return self.tokens is not None and self.used >= self.tokens
+
+    def add_folder(self, folder: OutputFolder) -> None:
+        """Count what earlier runs in a folder used, once for each folder."""
+        path = folder.path.resolve()
+        if path not in self._folders:
+            self._folders.add(path)
+            self.used += folder.used
+
+    def __str__(self) -> str:
+        return f"{self.used:,} of {self.tokens or 0:,} tokens"
 
 
 async def evaluate(
@@ -29,7 +58,7 @@ async def evaluate(
     settings: Mapping[str, Any] | None = None,
     progress: bool = True,
     budget: Budget | None = None,
-    on_record: Callable[[EpisodeRecord], None] | None = None,
+    on_record: Callable[[EpisodeRecord], None] = lambda record: None,
 ) -> EvalResult:
     """Run `samples_per_task` episodes of every task.
 
@@ -51,13 +80,12 @@ async def evaluate(
         PolicyError: The policy refused a request.
         BudgetSpentError: The budget was spent before every episode had run.
     """
-    if samples_per_task < 1:
-        raise ConfigError(f"samples_per_task={samples_per_task}: must be at least 1.")
     ids = [task.id for task in tasks]
     if len({*ids}) < len(ids):
         double = next(name for name in ids if ids.count(name) > 1)
         raise DataError(f"two tasks have the id {double!r}. Give each task its own.")
     jobs = [(task, sample) for task in tasks for sample in range(samples_per_task)]
+    budget = budget or Budget()
     records: dict[tuple[str, int], EpisodeRecord] = {}
     with ExitStack() as stack:
         folder = None
@@ -65,47 +93,56 @@ async def evaluate(
             manifest = make_manifest(tasks, runner, samples_per_task, settings or {})
             folder = stack.enter_context(OutputFolder(out, manifest))
             records = {key: record for key, record in folder.finished.items() if not record.failed}
-            if budget is not None:
-                budget.add_folder(folder.path, folder.used)
+            budget.add_folder(folder)
         resumed = len(records)
         pending = [(task, sample) for task, sample in jobs if (task.id, sample) not in records]
-        if folder is not None and pending:
-            folder.drop_summary()
         bar = stack.enter_context(
             tqdm(total=len(jobs), initial=resumed, unit="episode", disable=not progress)
         )
-        for record in records.values() if on_record is not None else ():
-            on_record(record)  # type: ignore[misc]
+        for record in records.values():
+            on_record(record)
 
         def on_episode(index: int, episode: Episode) -> None:
             task = pending[index][0]
             description = runner.environments.describe(task)
             record = record_of(description, episode, runner.environments.diagnose(task, episode))
-            records[(task.id, episode.sample)] = record
+            records[record.key] = record
             if folder is not None:
                 folder.add(description, episode, record)
             episode.steps.clear()  # the trace has them; thousands of episodes fill the memory
             bar.update()
             bar.set_postfix(failed=sum(each.failed for each in records.values()), refresh=False)
-            if budget is not None:
-                budget.add(usage_of(record))
-            if on_record is not None:
-                on_record(record)
+            budget.used += record.prompt_tokens + record.completion_tokens
+            on_record(record)
 
+        services = {}
+        if folder is not None and pending:
+            (folder.path / SUMMARY).unlink(missing_ok=True)  # new episodes outdate it
+        elif folder is not None:
+            services = _services(folder.path)
         with frozen_heap():
-            stop = None if budget is None else lambda: budget.spent
-            await runner.run_all(pending, on_episode, stop)
+            await runner.run_all(pending, on_episode, lambda: budget.spent)
         if left := len(jobs) - len(records):
             raise BudgetSpentError(
                 f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run."
             )
-        result = EvalResult(tuple(records[(task.id, sample)] for task, sample in jobs), resumed)
+        result = EvalResult(tuple(records[task.id, sample] for task, sample in jobs), resumed)
         if folder is not None:
             summary = {**result.summary(), "breakdowns": breakdowns(result.records)}
-            if services := runner.environments.usage() if pending else folder.services():
+            if services := services or runner.environments.usage():
                 summary["services"] = services
-            folder.write_summary({**summary, "run": folder.manifest})
+            write_json(folder.path / SUMMARY, {**summary, "run": folder.manifest})
     return result
+
+
+def _services(folder: Path) -> dict[str, Any]:
+    """Return the usage of services in the summary of the run that finished."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, Any] = summary.get("services", {})
+    return found
 
 
 def make_manifest(

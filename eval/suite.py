@@ -5,35 +5,42 @@ docs/evaluate.md describes the file. Its settings are checked by the parser of `
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import yaml
+from msgspec.structs import replace
 
-from atommem.arguments import Parser, make, pop_flags
+from atommem.arguments import Parser, field_names, make, pop_flags
 from atommem.config import check_choice, is_server
-from atommem.environment import DEFAULT_ENVIRONMENT
-from atommem.envs.benchmarks.build import BuildConfig
-from atommem.envs.benchmarks.registry import BENCHMARKS, SPLITS
-from atommem.envs.synthetic.world import WorldConfig
-from atommem.errors import ConfigError
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
+from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
+from atommem.envs.benchmarks.registry import SPLITS, TWOWIKI, get_benchmark, with_aliases
+from atommem.envs.synthetic.world import WorldConfig, generate
+from atommem.envs.task import Task
+from atommem.envs.task_files import describe_file, save_tasks, write_provenance
+from atommem.errors import AtomMemError, ConfigError
 from atommem.eval.eval_config import EvalRun, eval_parser, parse_arguments
 from atommem.eval.methods import METHODS
 from atommem.plugins import find_file
 
 TRAINED = "trained"
 """The policy of ``--policy``, as rows name it."""
+ALIASES = "id_aliases.json"
+"""2WikiMultihopQA's aliases; its names count as right if the file is beside the questions."""
 _SUITE_SETTINGS = ("data", "out", "method", "seed")
 """Settings that the suite itself determines."""
-_SHARED_SETTINGS = (
-    "environment",
-    *("limit", "max_in_flight", "max_failed_fraction"),
-    *("budget_tokens", "budget_money", "prompt_price", "completion_price"),
-)
+_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction", "budget_tokens")
 """Settings that are the same for all rows and columns."""
 _SERVER_SETTINGS = ("model", "tokenizer", "api")
 
@@ -41,69 +48,21 @@ _Item = TypeVar("_Item")
 _Config = TypeVar("_Config")
 
 
-@dataclass(frozen=True)
-class BenchmarkData:
-    """Tasks built from a benchmark's files."""
-
-    benchmark: str
-    split: str
-    build: BuildConfig
-
-
-@dataclass(frozen=True)
-class SyntheticData:
-    """Tasks of the synthetic world."""
-
-    world: WorldConfig
-    n: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class FileData:
-    """Tasks in a file: of ``atommem data``, MemAgent's or LoCoMo's."""
-
-    file: str
-
-
-@dataclass(frozen=True)
-class Column:
-    """Tasks: a column of the tables.
-
-    Attributes:
-        documents: Documents of a task; None if they differ or are unknown.
-        optional: Left out without ``--benchmarks``, instead of refused.
-        settings: Override the suite's settings.
-    """
-
-    name: str
-    data: BenchmarkData | SyntheticData | FileData
-    documents: int | None = None
-    optional: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """Its name in ``--columns`` and in folders."""
-        return slug(self.name if self.documents is None else f"{self.name}-{self.documents}")
-
-
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A method with settings: a row of the tables.
 
     Attributes:
         label: Distinguishes rows of one method; may be empty.
         settings: Override the settings of column and suite.
-        parameters: The point of a grid that `label` describes.
         policy: A name in `Suite.policies`, or ``trained`` (like none) for ``--policy``.
+        parameters: The point of a grid that `label` describes.
     """
 
     method: str
     label: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    parameters: Mapping[str, str | float] = field(default_factory=dict)
+    settings: dict[str, Any] = {}
     policy: str = ""
+    parameters: dict[str, str | int | float] = {}
 
     @property
     def name(self) -> str:
@@ -116,30 +75,83 @@ class Row:
         return slug(self.name)
 
 
-@dataclass(frozen=True)
-class Suite:
+class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows for every combination of the points of `axes`.
+
+    An axis is ``{FIELD: [VALUE, ...]}`` or ``{POINT: {FIELD: VALUE}, ...}``.
+    """
+
+    method: str
+    axes: dict[str, dict[str | int | float, list[Any] | dict[str, Any]]]
+    settings: dict[str, Any] = {}
+
+    def rows(self) -> list[Row]:
+        """Expand the grid."""
+        rows = []
+        for points in product(*map(_points, self.axes.values())):
+            parameters = {name: point for name, (point, _) in zip(self.axes, points, strict=True)}
+            label = ", ".join(f"{name} {point}" for name, point in parameters.items())
+            settings = dict(self.settings)
+            for _, overrides in points:
+                settings |= overrides
+            rows.append(Row(self.method, label, settings, parameters=parameters))
+        return rows
+
+
+def _points(axis: Mapping[Any, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    name, values = next(iter(axis.items()))
+    if isinstance(values, list):
+        return [(value, {name: value}) for value in values]
+    return list(axis.items())
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Tasks: a column of the tables. They come from a benchmark, the synthetic world, or a file.
+
+    Attributes:
+        documents: Documents of a task; None if they differ or are unknown.
+        build: How a benchmark's tasks are built.
+        world: The synthetic world, of which there are `n` tasks.
+        file: Of ``atommem data``, MemAgent's or LoCoMo's.
+        settings: Override the suite's settings.
+    """
+
+    name: str
+    documents: int | None = None
+    benchmark: str = ""
+    split: str = "dev"
+    build: BuildConfig | None = None
+    world: WorldConfig | None = None
+    n: int = 0
+    seed: int = 42
+    file: str = ""
+    settings: dict[str, Any] = {}
+
+    @property
+    def key(self) -> str:
+        """Its name in ``--columns`` and in folders."""
+        return slug(self.name if self.documents is None else f"{self.name}-{self.documents}")
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A suite.
 
     Attributes:
         title: Title of the report.
         settings: Shared by all rows.
         reference: Name of the row that every other row is tested against.
-        efficiency: Report seconds.
         policies: Folders, hub names or URLs by the names that rows give them.
         paper: Published table to report beside.
-        deltas: Report the distance of scores from the reference.
     """
 
     title: str
     columns: tuple[Column, ...] = ()
     rows: tuple[Row, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = {}
     reference: str | None = None
-    efficiency: bool = False
-    policies: Mapping[str, str] = field(default_factory=dict)
+    policies: dict[str, str] = {}
     paper: str | None = None
-    deltas: bool = False
 
     @property
     def environment(self) -> str:
@@ -157,7 +169,8 @@ class Suite:
                         f"row {row.name!r}: policy {row.policy!r} is unknown. Give --policies "
                         f"{row.policy}=FOLDER_OR_URL, or choose other --rows."
                     )
-                row = replace(row, settings={**row.settings, "policy": known[row.policy]})
+                settings = {**row.settings, "policy": known[row.policy]}
+                row = replace(row, settings=settings)
             rows.append(row)
         return replace(self, rows=tuple(rows))
 
@@ -165,15 +178,11 @@ class Suite:
         self, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None
     ) -> Suite:
         """Keep the columns and rows of these names; raises ConfigError for an unknown one."""
-        chosen = self
-        if columns is not None:
-            kept = _find("column", self.columns, columns, lambda c: (c.name, c.key))
-            chosen = replace(chosen, columns=kept)
-        if rows is not None:
-            found = _find("row", self.rows, rows, lambda r: (r.name, r.method, r.label, r.key))
-            known = self.reference in {row.name for row in found}
-            chosen = replace(chosen, rows=found, reference=self.reference if known else None)
-        return chosen
+        found_columns = _find("column", self.columns, columns, lambda c: (c.key, c.name))
+        found_rows = _find("row", self.rows, rows, lambda r: (r.name, r.method, r.label, r.key))
+        known = self.reference in {row.name for row in found_rows}
+        reference = self.reference if known else None
+        return replace(self, columns=found_columns, rows=found_rows, reference=reference)
 
 
 @dataclass(eq=False)
@@ -205,10 +214,98 @@ class SuiteRun:
         """Its output folder."""
         return Path(self.evaluation.config.out)
 
-    @property
-    def models(self) -> str:
-        """Key of the policy and embedder that it needs open."""
-        return repr((self.evaluation.policy, self.evaluation.run.embedder))
+
+def load_suite(path: str | Path) -> Suite:
+    """Read a suite from a path or a shipped name.
+
+    Raises:
+        ConfigError: The file is unreadable, or a field is unknown, missing or wrong.
+    """
+    path = find_file("suite", path, "eval", "data:")
+    try:
+        return parse_suite(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_suite(values: Any) -> Suite:
+    """Make a suite from the contents of its file; raises like `load_suite`."""
+    own = msgspec.convert(values, dict[str, Any])
+    rows = msgspec.convert(own.pop("rows", []), list[Row])
+    rows += [
+        row for grid in msgspec.convert(own.pop("grid", []), list[Grid]) for row in grid.rows()
+    ]
+    data = msgspec.convert(own.pop("data", []), list[dict[str, Any]])
+    columns = [column for item in data for column in _columns(item)]
+    suite = replace(msgspec.convert(own, Suite), columns=tuple(columns), rows=tuple(rows))
+    for kind, fix, keys in (
+        ("column", "name", [column.key for column in columns]),
+        ("row", "label", [row.key for row in rows]),
+    ):
+        if not keys:
+            raise ConfigError(f"the suite has no {kind}s. Give at least one.")
+        if double := [key for key in keys if keys.count(key) > 1]:
+            raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
+    _check_settings("settings", suite, suite.settings, _SUITE_SETTINGS)
+    for item in (*columns, *rows):
+        where = f"{type(item).__name__.lower()} {item.name}"
+        _check_settings(where, suite, item.settings, (*_SUITE_SETTINGS, *_SHARED_SETTINGS))
+    for row in rows:
+        check_choice(f"row {row.name}: method", row.method, METHODS)
+    if not suite.seeds or len({*suite.seeds}) < len(suite.seeds):
+        raise ConfigError(f"seeds={list(suite.seeds)}: must be different whole numbers.")
+    if suite.reference is not None:
+        check_choice("reference", suite.reference, tuple(row.name for row in rows))
+    return suite
+
+
+def _check_settings(
+    where: str, suite: Suite, settings: Mapping[str, Any], forbidden: Sequence[str]
+) -> None:
+    if wrong := [name for name in settings if name in forbidden]:
+        raise ConfigError(f"{where}: {wrong[0]} cannot be set here. Drop it.")
+    try:
+        eval_parser(suite.environment).check(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _columns(item: dict[str, Any]) -> list[Column]:
+    """Make the columns of one item of ``data``: of a benchmark one per number of documents."""
+    kinds = [kind for kind in ("benchmark", "synthetic", "file") if kind in item]
+    if len(kinds) != 1:
+        raise ConfigError(f"data: {item!r} needs one of benchmark, synthetic and file.")
+    values = {"name": item.get("benchmark", "synthetic"), **item}
+    where = f"data, {values['name']}"
+    if kinds == ["file"]:
+        return [msgspec.convert(values, Column)]
+    if kinds == ["synthetic"]:
+        values["world"] = _make(where, WorldConfig, values.pop("synthetic"))
+        return [msgspec.convert(values, Column)]
+    get_benchmark(values["benchmark"])
+    check_choice(f"{where}: split", values.get("split", "dev"), SPLITS)
+    # Tasks of MuSiQue-Full come in pairs, whose number a column does not know.
+    build = {key: value for key, value in values.items() if key in field_names(BuildConfig)}
+    own = {key: value for key, value in values.items() if key not in build}
+    counts = build.pop("documents", None)
+    columns = []
+    for count in counts if isinstance(counts, list) else [counts]:
+        if count is not None:
+            build["documents"] = count
+        config = _make(where, BuildConfig, build, ["unanswerable"])
+        columns.append(msgspec.convert({**own, "documents": count, "build": config}, Column))
+    return columns
+
+
+def _make(
+    where: str, config: type[_Config], values: Mapping[str, Any], leave_out: Sequence[str] = ()
+) -> _Config:
+    parser = Parser("suite")
+    parser.add_settings("fields", config, leave_out=leave_out)
+    try:
+        return make(config, parser.check(values))
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def expand(
@@ -233,7 +330,7 @@ def expand(
     parsed: dict[str, EvalRun] = {}
 
     def parse(row: Row) -> EvalRun:
-        given = _row_settings(row, suite, settings)
+        given = _row_settings(row, settings)
         if repr(given) not in parsed:
             parsed[repr(given)] = parse_arguments(others, given)
         return parsed[repr(given)]
@@ -246,251 +343,120 @@ def expand(
         own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
         changes = {**embedder, **column.settings, **row.settings, **own}
         runs.append(SuiteRun(row, column, seed, parse(row).replace(changes)))
-    order = list(dict.fromkeys(run.models for run in runs))
-    return sorted(runs, key=lambda run: order.index(run.models))
+    order = list(dict.fromkeys(run.evaluation.models for run in runs))
+    return sorted(runs, key=lambda run: order.index(run.evaluation.models))
 
 
-def _row_settings(row: Row, suite: Suite, settings: dict[str, Any]) -> dict[str, Any]:
+def _row_settings(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` with the row's policy; server settings are for rows on servers only."""
-    own = {
-        name: row.settings[name] for name in ("policy", *_SERVER_SETTINGS) if name in row.settings
-    }
-    given = [settings | own, settings, *(each.settings for each in suite.rows)]
-    on_servers = [_on_server(values) for values in given]
-    if on_servers[0] is False and any(on_servers):
+    names = ("policy", *_SERVER_SETTINGS)
+    own = {name: row.settings[name] for name in names if name in row.settings}
+    policy = own.get("policy", settings.get("policy"))
+    if policy and not is_server([policy] if isinstance(policy, str) else policy):
         settings = {key: value for key, value in settings.items() if key not in _SERVER_SETTINGS}
     return settings | own
 
 
-def _on_server(settings: Mapping[str, Any]) -> bool | None:
-    policy = settings.get("policy")
-    return is_server([policy] if isinstance(policy, str) else policy[:1]) if policy else None
+def load_columns(
+    columns: Iterable[Column], environment: str, cache: Path, benchmarks: Path | None = None
+) -> dict[str, Sequence[Any]]:
+    """Return the tasks of each column by its key, built on first use.
 
-
-def load_suite(path: str | Path) -> Suite:
-    """Read a suite from a path or a shipped name.
+    Args:
+        cache: Folder of built files. A name has a digest of its inputs' content, the build's
+            settings and the package's version.
+        benchmarks: Folder of the benchmarks' files, in a folder each.
 
     Raises:
-        ConfigError: The file is unreadable, or a field is unknown, missing or wrong.
+        ConfigError: The benchmarks' folder or a file is missing.
+        DataError: An input is missing, damaged or too small.
     """
-    path = find_file("suite", path, "eval", "data:")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the suite {path} cannot be read: {error}") from error
-    try:
-        return parse_suite(values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    read_tasks = find_environment(environment).read_tasks
+    tasks = {}
+    for column in columns:
+        try:
+            tasks[column.key] = read_tasks(column_file(column, cache, benchmarks))
+        except AtomMemError as error:
+            raise type(error)(f"column {column.key}: {error}") from error
+    _read_pool.cache_clear()
+    return tasks
 
 
-def parse_suite(values: Any) -> Suite:
-    """Make a suite from the contents of its file; raises like `load_suite`."""
-    values = _check_fields("the suite", values, _SuiteFields)
-    suite = Suite(
-        **{name: value for name, value in values.items() if name not in ("data", "rows", "grid")}
-    )
-    _check_settings("settings", suite.settings, suite.environment, _SUITE_SETTINGS)
-    columns = [column for item in values["data"] for column in _columns(item)]
-    rows = [_row(item) for item in values.get("rows", [])]
-    rows += [row for item in values.get("grid", []) for row in _grid_rows(item)]
-    for kind, items in (("column", columns), ("row", rows)):
-        if not items:
-            raise ConfigError(f"the suite has no {kind}s: there is nothing to evaluate.")
-        keys = [item.key for item in items]
-        if double := [key for key in keys if keys.count(key) > 1]:
-            fix = "name" if kind == "column" else "label"
-            raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
-        for item in items:
-            where = f"{kind} {item.name}"
-            forbidden = _SUITE_SETTINGS + _SHARED_SETTINGS
-            _check_settings(where, item.settings, suite.environment, forbidden)
-    seeds = tuple(values.get("seeds", (0,)))
-    if not seeds or len({*seeds}) < len(seeds):
-        raise ConfigError(f"seeds={list(seeds)}: must be different whole numbers.")
-    if suite.reference is not None:
-        check_choice("reference", suite.reference, tuple(row.name for row in rows))
-    return replace(suite, columns=tuple(columns), rows=tuple(rows), seeds=seeds)
+def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> Path:
+    """Return the file of a column's tasks, built if necessary; raises like `load_columns`."""
+    if column.file:
+        folders = [Path()] if benchmarks is None else [benchmarks, Path()]
+        for folder in folders:
+            if (folder / column.file).is_file():
+                return folder / column.file
+        searched = " or ".join(map(str, folders))
+        raise ConfigError(f"{column.file} is not in {searched}. Give its folder as --benchmarks.")
+    if column.world is not None:
+        world, count, seed = column.world, column.n, column.seed
+        settings = {"source": "synthetic", "world": asdict(world), "n": count, "seed": seed}
+        return _build(column, cache, settings, lambda: generate(world, count, seed))
+    benchmark, build = get_benchmark(column.benchmark), column.build
+    if benchmarks is None:
+        names = ", ".join(f"{benchmark.name}/{name}" for name in benchmark.files[column.split])
+        raise ConfigError(f"{benchmark.name} needs --benchmarks, a folder with one of {names}.")
+    files = benchmark.find(column.split, benchmarks)
+    named = files[0].with_name(ALIASES)
+    aliases = (named,) if benchmark.name == TWOWIKI and named.is_file() else ()
+    settings = {
+        "benchmark": benchmark.name,
+        "split": column.split,
+        **asdict(build),
+        "inputs": [describe_file(file) for file in (*files, *aliases)],
+    }
+
+    def make_tasks() -> Iterable[Task]:
+        pool = _read_pool(benchmark.name, tuple(files), aliases)
+        return build_tasks(pool, build, benchmark.name, column.split)
+
+    return _build(column, cache, settings, make_tasks)
 
 
-@dataclass
-class _SuiteFields:
-    title: str
-    data: list[dict[str, Any]]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    grid: list[dict[str, Any]] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    reference: str | None = None
-    efficiency: bool = False
-    policies: dict[str, str] = field(default_factory=dict)
-    paper: str | None = None
-    deltas: bool = False
+@lru_cache(maxsize=1)  # adjacent columns of one benchmark share it
+def _read_pool(name: str, files: tuple[Path, ...], aliases: tuple[Path, ...]) -> Pool:
+    benchmark = get_benchmark(name)
+    for file in aliases:
+        benchmark = with_aliases(benchmark, file)
+    pool = Pool(row for file in files for row in benchmark.read(file))
+    if pool.skipped_note:
+        print(f"{name}{pool.skipped_note}", file=sys.stderr)
+    return pool
 
 
-@dataclass
-class _RowFields:
-    method: str
-    label: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    policy: str = ""
-
-
-@dataclass
-class _GridFields:
-    method: str
-    axes: dict[str, Any]
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class _ColumnFields:
-    name: str = ""
-    optional: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class _SyntheticFields(_ColumnFields):
-    synthetic: dict[str, Any] = field(default_factory=dict)
-    n: int = 0
-    seed: int = 42
-
-
-@dataclass
-class _FileFields(_ColumnFields):
-    file: str = ""
-    documents: int | None = None
-
-
-@dataclass
-class _BenchmarkFields(_ColumnFields):
-    benchmark: str = ""
-    split: str = "dev"
-
-
-def _check_fields(where: str, values: Any, *kinds: type, leave_out: Sequence[str] = ()) -> Any:
-    """Return the values with the types of the dataclasses' fields; raises ConfigError."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}={values!r}: not a mapping.")
-    parser = Parser("suite")
-    parser.add_settings("fields", *kinds, leave_out=leave_out)
-    try:
-        checked = parser.check(values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if missing := [name for name in parser._required if checked.get(name) is None]:
-        raise ConfigError(f"{where}: {', '.join(missing)} is missing.")
-    return checked
-
-
-def _check_settings(where: str, settings: Any, environment: str, forbidden: Sequence[str]) -> None:
-    if wrong := [name for name in settings if name in forbidden]:
-        raise ConfigError(f"{where}: {wrong[0]} cannot be set here. Drop it.")
-    try:
-        eval_parser(environment).check(settings)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _columns(item: Any) -> list[Column]:
-    """Make the columns of one item of ``data``: of a benchmark one per number of documents."""
-    kinds = [kind for kind in ("benchmark", "synthetic", "file") if kind in item]
-    if len(kinds) != 1:
-        raise ConfigError(f"data: {item!r} needs one of benchmark, synthetic and file.")
-    (kind,) = kinds
-    where = f"data, {item.get('name') or item[kind]}"
-    if kind == "benchmark":
-        return _benchmark_columns(where, item)
-    if kind == "file":
-        fields: Any = make(_FileFields, _check_fields(where, item, _FileFields))
-        column = Column(fields.name, FileData(fields.file), fields.documents)
-    else:
-        fields = make(_SyntheticFields, _check_fields(where, item, _SyntheticFields))
-        world = make(WorldConfig, _check_fields(where, fields.synthetic, WorldConfig))
-        column = Column(fields.name or "synthetic", SyntheticData(world, fields.n, fields.seed))
-        if fields.n < 1:
-            raise ConfigError(f"{where}: n={fields.n}: must be at least 1.")
-    if not column.name:
-        raise ConfigError(f"{where}: name is missing.")
-    return [replace(column, optional=fields.optional, settings=fields.settings)]
-
-
-def _benchmark_columns(where: str, item: Mapping[str, Any]) -> list[Column]:
-    documents = item.get("documents")
-    columns = []
-    for count in documents if isinstance(documents, list) else [documents]:
-        # Tasks of MuSiQue-Full come in pairs, whose number a column does not know.
-        values = {name: value for name, value in item.items() if name != "documents"}
-        if count is not None:
-            values["documents"] = count
-        kinds = (_BenchmarkFields, BuildConfig)
-        checked = _check_fields(where, values, *kinds, leave_out=["unanswerable"])
-        fields = make(_BenchmarkFields, checked)
-        check_choice(f"{where}: benchmark", fields.benchmark, tuple(BENCHMARKS))
-        check_choice(f"{where}: split", fields.split, SPLITS)
-        data = BenchmarkData(fields.benchmark, fields.split, make(BuildConfig, checked))
-        name = fields.name or fields.benchmark
-        columns.append(Column(name, data, count, fields.optional, fields.settings))
-    return columns
-
-
-def _row(item: Any) -> Row:
-    row = Row(**_check_fields(f"rows, {item!r}", item, _RowFields))
-    check_choice("rows: method", row.method, METHODS)
-    if row.policy and "policy" in row.settings:
-        raise ConfigError(f"row {row.name}: policy is set twice. Drop the one in settings.")
-    return row
-
-
-def _grid_rows(item: Any) -> list[Row]:
-    """Make a row for every combination of the axes' points."""
-    fields = make(_GridFields, _check_fields(f"grid, {item!r}", item, _GridFields))
-    check_choice("grid: method", fields.method, METHODS)
-    axes = {name: _points(name, points) for name, points in fields.axes.items()}
-    rows = []
-    for combination in product(*axes.values()):
-        parameters = dict(zip(axes, (point for point, _ in combination), strict=True))
-        settings = dict(fields.settings)
-        for _, overrides in combination:
-            settings |= overrides
-        label = ", ".join(f"{name} {point}" for name, point in parameters.items())
-        rows.append(Row(fields.method, label, settings, parameters))
-    return rows
-
-
-def _points(axis: str, given: Any) -> list[tuple[str | float, Mapping[str, Any]]]:
-    """Return an axis's points: ``{FIELD: [VALUE, ...]}`` or ``{POINT: {FIELD: VALUE}, ...}``."""
-    points = list(given.items()) if isinstance(given, Mapping) else []
-    if len(points) == 1 and isinstance(points[0][1], list):
-        name, values = points[0]
-        points = [(value, {name: value}) for value in values]
-    fits = all(
-        isinstance(point, str | int | float)
-        and not isinstance(point, bool)
-        and isinstance(settings, Mapping)
-        for point, settings in points
-    )
-    if not points or not fits:
-        raise ConfigError(
-            f"grid, axis {axis}={given!r}: give {{field: [values]}} or {{point: {{field: value}}}}."
-        )
-    return points
-
-
-def slug(text: str) -> str:
-    """Return `text` as a file name of small letters, digits, dots, dashes and underscores."""
-    return re.sub(r"[^a-z0-9.-]+", "_", text.lower()).strip("_.") or "_"
+def _build(
+    column: Column,
+    cache: Path,
+    settings: Mapping[str, Any],
+    make_tasks: Callable[[], Iterable[Task]],
+) -> Path:
+    inputs = [item["sha256"] for item in settings.get("inputs", ())]  # not names and places
+    content = {**settings, "inputs": inputs, "atommem": version("atommem")}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path = cache / f"{column.key}-{digest[:20]}.parquet"
+    if not path.is_file():
+        print(f"building the tasks of {column.key}: {path}", file=sys.stderr)
+        save_tasks(make_tasks(), path)
+        write_provenance(path, {**settings, "digest": digest})
+    return path
 
 
 def _find(
     kind: str,
     items: Sequence[_Item],
-    names: Sequence[str],
+    names: Sequence[str] | None,
     names_of: Callable[[_Item], Sequence[str]],
 ) -> tuple[_Item, ...]:
-    for name in names:
+    for name in names or ():
         if not any(name in names_of(item) for item in items):
-            known = ", ".join(dict.fromkeys(repr(names_of(item)[0]) for item in items))
+            known = ", ".join(repr(names_of(item)[0]) for item in items)
             raise ConfigError(f"the suite has no {kind} {name!r}; it has {known}.")
-    return tuple(item for item in items if set(names) & set(names_of(item)))
+    return tuple(item for item in items if names is None or set(names) & set(names_of(item)))
+
+
+def slug(text: str) -> str:
+    """Return `text` as a file name of small letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^a-z0-9.-]+", "_", text.lower()).strip("_.") or "_"

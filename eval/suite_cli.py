@@ -6,38 +6,31 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from atommem.arguments import Parser, pop_flags
-from atommem.envs.scoring.records import EpisodeRecord, EvalResult
+from atommem.envs.scoring.records import EpisodeRecord
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable
-from atommem.eval.budget import Budget
-from atommem.eval.context import EvalContext
-from atommem.eval.output import SUMMARY, OutputFolder
-from atommem.eval.reporting.evaluations import read_evaluation
-from atommem.eval.reporting.report_cli import write_report
-from atommem.eval.reporting.results import label
-from atommem.eval.reporting.tables import make_tables
-from atommem.eval.runner import evaluate, make_manifest
-from atommem.eval.suite import TRAINED, BenchmarkData, Suite, SuiteRun, expand, load_suite
-from atommem.eval.suite_tasks import TaskCache
-from atommem.eval.summary import (
+from atommem.eval.eval_config import (
     EXIT_BUDGET_SPENT,
     EXIT_REFUSED,
     EXIT_TOO_MANY_FAILED,
+    EvalContext,
     print_error,
     print_interrupted,
 )
+from atommem.eval.output import SUMMARY, OutputFolder
+from atommem.eval.reporting.evaluations import read_evaluation
+from atommem.eval.reporting.report_cli import write_report
+from atommem.eval.runner import Budget, evaluate, make_manifest
+from atommem.eval.suite import TRAINED, Suite, SuiteRun, expand, load_columns, load_suite
 
-_INSTEAD = {
-    "--data": "choose from the suite's data with --columns",
-    "--method": "choose from the suite's methods with --rows",
-    "--seed": "give --seeds",
-    "--config": "the suite's file has the settings",
-}
+_INSTEAD = {"--data": "--columns", "--method": "--rows", "--seed": "--seeds", "--config": "--suite"}
+"""Flags of a single evaluation, and those of a suite."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,30 +44,28 @@ def main(argv: Sequence[str]) -> int:
         AtomMemError: A setting or file is wrong, or a run is known to be impossible beforehand.
     """
     parser = _make_parser()
-    words, flags = pop_flags(argv, [action.dest for action in parser._actions])
-    own = [word for name, values in words.items() for word in (f"--{name}", *values)]
-    given = parser.parse_args(own)
+    words, flags = pop_flags(argv, parser.setting_names())
+    given = parser.parse_args([word for name in words for word in (f"--{name}", *words[name])])
     _check(given, flags)
     whole = load_suite(given.suite)
     policies = _parse_policies(given.policies, whole)
     suite = whole.select(given.columns, given.rows)
     if given.benchmarks is None:
-        suite = _without_optional(suite)
+        suite = _without_benchmarks(suite)
     if given.list:
-        known = {row.policy: row.policy for row in suite.rows} | policies
-        suite = replace(suite.with_policies(known), settings={"policy": "X", **suite.settings})
+        names = {row.policy: row.policy for row in suite.rows}
+        suite = replace(suite.with_policies(names), settings={"policy": "X", **suite.settings})
         for run in expand(suite, flags, Path(), given.seeds):
             print(run.name)
         return 0
     runs = expand(suite.with_policies(policies), flags, given.out, given.seeds)
-    cache = TaskCache(given.data_cache, given.benchmarks, print_progress)
-    tasks = cache.load(suite.columns, suite.environment)
-    budget = runs[0].evaluation.config.make_budget()
+    tasks = load_columns(suite.columns, suite.environment, given.data_cache, given.benchmarks)
+    budget = Budget(runs[0].evaluation.config.budget_tokens)
     try:
         asyncio.run(run_all(runs, tasks, budget))
     except KeyboardInterrupt:
         return print_interrupted(given.out)
-    _report(suite, runs, given.out, given.training)
+    _report(suite, runs, given.out)
     return _exit_status(runs, budget)
 
 
@@ -84,7 +75,7 @@ async def run_all(
     """Run all episodes that have not run; each run's `state` says how it ended.
 
     Args:
-        runs: In order; those with the same models are adjacent.
+        runs: In order; those with the same models are adjacent, and run side by side.
         tasks: By column key.
         budget: Shared by all runs.
 
@@ -92,9 +83,6 @@ async def run_all(
         AtomMemError: A run is impossible (a model, server or package is missing, its folder has
             another evaluation); nothing has run then.
     """
-    bound = runs[0].evaluation.policy.max_in_flight
-    active: set[SuiteRun] = set()
-    changed = asyncio.Event()
 
     def tasks_of(run: SuiteRun) -> Sequence[Any]:
         return tasks[run.column.key][: run.evaluation.config.limit]
@@ -107,19 +95,17 @@ async def run_all(
             run.planned = len(tasks_of(run)) * samples
             run.done = len(folder.finished)
             run.failed = sum(record.failed for record in folder.finished.values())
-            budget.add_folder(folder.path, folder.used)
+            budget.add_folder(folder)
 
     async def start(run: SuiteRun) -> None:
         def count(record: EpisodeRecord) -> None:
             run.done += 1
             run.failed += record.failed
-            changed.set()
 
+        if run.done == run.planned and not run.failed and (run.folder / SUMMARY).is_file():
+            return
+        run.done = run.failed = 0  # `evaluate` counts finished episodes again
         try:
-            if run.done == run.planned and not run.failed and (run.folder / SUMMARY).is_file():
-                run.state = "done"
-                return
-            run.done = run.failed = 0  # `evaluate` counts finished episodes again
             method, settings = await context.open(run.evaluation)
             result = await evaluate(
                 tasks_of(run),
@@ -131,50 +117,28 @@ async def run_all(
                 budget=budget,
                 on_record=count,
             )
-            run.state = "done"
-            print_progress(f"{run.name}: {_format_result(result)}")
+            metric = result.summary()["metric"]
+            score = f"{metric} {result.mean(metric):.3f}"
+            print(f"{run.name}: {run.done} episodes, {run.failed} failed, {score}", file=sys.stderr)
         except BudgetSpentError:
             run.state = "stopped"
         except AtomMemError as error:  # the policy may refuse the requests of one method only
             run.state, run.error = "refused", str(error)
-        finally:
-            active.discard(run)
-            changed.set()
 
-    async with EvalContext(asyncio.Semaphore(bound)) as context:
+    slots = asyncio.Semaphore(runs[0].evaluation.policy.max_in_flight)
+    async with EvalContext(slots) as context:
         for run in runs:
             try:
                 await check(run)
             except AtomMemError as error:
                 raise type(error)(f"{run.name}: {error}") from error
-        for _, group in groupby(runs, key=lambda run: run.models):
+        for _, group in groupby(runs, key=lambda run: run.evaluation.models):
             async with asyncio.TaskGroup() as started:
                 for run in group:
-                    # Start the next run when the active ones leave places free.
-                    while sum(other.planned - other.done for other in active) >= bound:
-                        changed.clear()
-                        await changed.wait()
-                    active.add(run)
                     started.create_task(start(run))
 
 
-def print_progress(text: str) -> None:
-    """Print one line to standard error."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def _format_result(result: EvalResult) -> str:
-    summary = result.summary()
-    scores = [
-        f"{label(name)} {score['mean']:.3f}"
-        for name, score in summary["metrics"].items()
-        if name == summary["metric"]
-    ]
-    failed = [f"{result.failed} failed"] if result.failed else []
-    return ", ".join([f"{len(result.records)} episodes", *failed, *scores])
-
-
-def _report(suite: Suite, runs: Sequence[SuiteRun], out: Path, training: Path | None) -> None:
+def _report(suite: Suite, runs: Sequence[SuiteRun], out: Path) -> None:
     """Write the report on all finished episodes to ``out/report`` and print its scores."""
     found = [run for run in runs if run.done]
     if not found:
@@ -195,44 +159,33 @@ def _report(suite: Suite, runs: Sequence[SuiteRun], out: Path, training: Path | 
     title = suite.title
     if missing := len(runs) - len(found):
         title += f" (incomplete: {missing} of {len(runs)} evaluations have no episode)"
-    rows = {item.row for item in evaluations}
-    results = write_report(
-        evaluations,
-        out / "report",
-        title=title,
-        reference=suite.reference if suite.reference in rows else None,
-        training=training,
-        efficiency=suite.efficiency,
-        deltas=suite.deltas,
-        paper=suite.paper,
-        progress=True,
-    )
-    print(*(t.markdown() for t in make_tables(results) if t.section == "scores"), sep="\n")
-    print(f"{out / 'report' / 'report.html'}")
+    known = suite.reference in {item.row for item in evaluations}
+    reference = suite.reference if known else None
+    report = out / "report"
+    tables = write_report(evaluations, report, title=title, reference=reference, paper=suite.paper)
+    print(*(table.markdown() for table in tables if table.section == "scores"), sep="\n")
+    print(report / "report.html")
 
 
 def _exit_status(runs: Sequence[SuiteRun], budget: Budget) -> int:
     """Print failures to standard error, and return the exit status."""
     refused = [run for run in runs if run.state == "refused"]
     stopped = [run for run in runs if run.state == "stopped"]
-    failing = []
+    failing = [
+        run for run in runs if run.failed > run.evaluation.config.max_failed_fraction * run.done
+    ]
     for run in refused:
         print_error(f"{run.name} was refused: {run.error}")
-    for run in runs:
-        most = run.evaluation.config.max_failed_fraction
-        if run.failed > most * run.done:
-            failing.append(run)
-            print_error(
-                f"{run.name}: {run.failed} of {run.done} episodes failed, more than "
-                f"--max_failed_fraction {most:g}. Scores cover the others; the same command runs "
-                "them again."
-            )
+    for run in failing:
+        print_error(
+            f"{run.name}: {run.failed} of {run.done} episodes failed, more than "
+            "--max_failed_fraction. Scores cover the others; the same command runs them again."
+        )
     if stopped:
         left = sum(run.planned - run.done for run in stopped)
         print_error(
             f"the budget is spent: {budget}. {left} episodes of {len(stopped)} runs are left; the "
-            "report covers the others. The same command with a larger --budget_tokens or "
-            "--budget_money continues."
+            "same command with a larger --budget_tokens continues."
         )
     if refused:
         return EXIT_REFUSED
@@ -241,15 +194,10 @@ def _exit_status(runs: Sequence[SuiteRun], budget: Budget) -> int:
     return EXIT_TOO_MANY_FAILED if failing else 0
 
 
-def _without_optional(suite: Suite) -> Suite:
-    """Drop optional columns of benchmarks."""
-    columns = tuple(
-        column
-        for column in suite.columns
-        if not (column.optional and isinstance(column.data, BenchmarkData))
-    )
-    if dropped := [column.key for column in suite.columns if column not in columns]:
-        print_progress(f"left out without --benchmarks: {', '.join(dropped)}")
+def _without_benchmarks(suite: Suite) -> Suite:
+    columns = tuple(column for column in suite.columns if not column.benchmark)
+    if dropped := [column.key for column in suite.columns if column.benchmark]:
+        print(f"left out without --benchmarks: {', '.join(dropped)}", file=sys.stderr)
     if not columns:
         raise ConfigError("no column is left. Give --benchmarks, or choose other --columns.")
     return replace(suite, columns=columns)
@@ -258,18 +206,14 @@ def _without_optional(suite: Suite) -> Suite:
 def _parse_policies(given: Sequence[str], suite: Suite) -> dict[str, str]:
     """Parse ``--policies NAME=WHERE``; raises ConfigError for names that no row has."""
     known = {row.policy for row in suite.rows} - {"", TRAINED} | {*suite.policies}
-    policies: dict[str, str] = {}
+    policies = {}
     for item in given:
         name, _, where = item.partition("=")
-        if not name or not where:
+        if not where:
             raise ConfigError(f"policies={item!r}: give NAME=WHERE, as base=Qwen/Qwen3-8B.")
-        if name == TRAINED:
-            raise ConfigError(f"policies={item!r}: give --policy, which is `{TRAINED}`.")
         if name not in known:
             names = ", ".join(sorted(known)) or "none"
             raise ConfigError(f"policies={item!r}: the suite's rows name {names}.")
-        if name in policies:
-            raise ConfigError(f"policies={item!r}: {name} is given twice.")
         policies[name] = where
     return policies
 
@@ -277,14 +221,12 @@ def _parse_policies(given: Sequence[str], suite: Suite) -> dict[str, str]:
 def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
     for flag in flags:
         if (name := flag.partition("=")[0]) in _INSTEAD:
-            raise ConfigError(f"{name} is for a single evaluation: {_INSTEAD[name]}.")
+            raise ConfigError(f"{name} is for a single evaluation. Give {_INSTEAD[name]}.")
     if given.suite is None:
         raise ConfigError("--suite needs a file or a name such as smoke.")
     if given.out is None and not given.list:
         raise ConfigError("--out is missing. Give a folder for runs and report, or --list.")
     check_writable("out", given.out, folder=True)
-    if given.benchmarks is not None and not given.benchmarks.is_dir():
-        raise ConfigError(f"benchmarks={given.benchmarks}: there is no such folder.")
     if given.seeds is not None and len(set(given.seeds)) < len(given.seeds):
         raise ConfigError(f"seeds={given.seeds}: give different ones.")
 
@@ -309,6 +251,5 @@ def _make_parser() -> Parser:
     policies = "Policies that rows name: a folder, hub name or URL; --policy is `trained`."
     add("--policies", nargs="+", default=[], metavar="NAME=WHERE", help=policies)
     add("--seeds", nargs="+", type=int, metavar="N", help="Sampling seeds, instead of the suite's.")
-    add("--training", type=Path, metavar="RUN", help="Training run to draw charts of.")
     add("--list", action="store_true", help="Only list the runs.")
     return parser

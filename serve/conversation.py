@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 from atommem.api import answer_question
 from atommem.episode import Observation, Step
 from atommem.errors import AtomMemError, PromptTooLongError
-from atommem.memory.log import Entry, Operation
+from atommem.memory.log import Entry, Operation, to_json
 from atommem.memory.memory import WorkingMemory
-from atommem.memory.store import TextVectors
 from atommem.rollout import Session
 from atommem.serve.conversation_log import (
     ConflictError,
@@ -37,10 +36,6 @@ _Result = TypeVar("_Result")
 
 class BusyError(AtomMemError):
     """Too many requests are waiting, or writing to one conversation."""
-
-
-class CheckpointError(AtomMemError):
-    """The conversation was written with another checkpoint or embedder."""
 
 
 @dataclass(frozen=True)
@@ -81,32 +76,25 @@ class Conversation:
         self._gateway, self._log, self._in_thread = gateway, gateway.log, gateway.in_thread
         self._item_observations: tuple[int, Sequence[Observation]] = (0, ())
 
-    async def open(self, *, any_checkpoint: bool = False) -> None:
+    async def open(self) -> None:
         """Load the session from the log unless it is loaded.
+
+        Entries of another embedder are embedded again.
 
         Raises:
             NotFoundError: The owner has no such conversation.
-            CheckpointError: It has another checkpoint or embedder, and `any_checkpoint` is not set.
         """
         if self.is_open:
             return
-        model, embedder = self._gateway.model, self._gateway.model.agent.embedder.id
+        agent, embedder = self._gateway.model.agent, self._gateway.model.agent.embedder.id
         with self._gateway.metrics.stages.labels("open").time():
             state = await self._in_thread(self._log.load, self.id, self.owner, embedder)
-            former = state.checkpoint, state.embedder
-            if not (any_checkpoint or former in ((None, None), (model.checkpoint, embedder))):
-                raise CheckpointError(
-                    f"conversation {self.id} was written by checkpoint {state.checkpoint} with "
-                    f"embedder {state.embedder!r}; this server has {model.checkpoint} with "
-                    f"{embedder!r}. Switch it with POST /v1/conversations/{self.id}/checkpoint, or "
-                    "serve the former checkpoint."
-                )
-            start = Session(model.agent, self.id).memory.start
+            start = Session(agent, self.id).memory.start
             start = replace(start, embedder=state.embedder or embedder)
             saved = SessionState(
                 self.id, state.turns, state.sampled, start, state.operations, state.vectors
             )
-            self.session = await Session.restore(model.agent, saved, reembed=any_checkpoint)
+            self.session = await Session.restore(agent, saved, reembed=True)
             self.state = replace(state, operations=(), vectors=None)
             self.is_open = True
 
@@ -143,7 +131,7 @@ class Conversation:
                 continue
             try:
                 step = await self._turn(observations[read])
-                await self._commit([_step_event(step, item)], step.operations)
+                await self._commit([_step_event(step, item)])
             except ConflictError:
                 await self._reload()
                 continue
@@ -204,7 +192,7 @@ class Conversation:
                 if ended:
                     body = {"text": text, "entries": [entry.id for entry in entries]}
                     events.append(Event("answer", body, parent=version, response=response))
-                done = await self._commit(events, step.operations, request=request if new else None)
+                done = await self._commit(events, request if new else None)
                 ask = done[0] if new else ask
                 steps.append(step)
                 if on_step is not None:
@@ -245,11 +233,7 @@ class Conversation:
         return await self._forget([item for item in items if item.has_source(source)], source)
 
     async def delete_item(self, item_id: str) -> None:
-        """Delete an item, with what was written while it was read.
-
-        Raises:
-            NotFoundError: There is no such item.
-        """
+        """Delete an item, with what was written while it was read."""
         items = await self._in_thread(self._log.items, self.id)
         found = [item for item in items if item.body["id"] == item_id]
         if not found:
@@ -280,21 +264,13 @@ class Conversation:
             if before := await self._written_before(request):
                 return before[0]
             written = await work(self.session.memory, max(0, self.session.turns - 1))
-            return (await self._commit(new, written, request=request))[0]
+            first, *others = new
+            first = replace(first, operations=[to_json(operation) for operation in written])
+            return (await self._commit([first, *others], request))[0]
 
         version = (await self._retry(edit)).version
-        return await self._in_thread(lambda: self._log.operations(self.id, version=version))
-
-    async def switch_checkpoint(self) -> bool:
-        """Continue with the server's checkpoint and embedder; return whether they differed."""
-        state, model = self.state, self._gateway.model
-        now = {"checkpoint": model.checkpoint, "embedder": model.agent.embedder.id}
-        before = {"checkpoint": state.checkpoint, "embedder": state.embedder}
-        if state.checkpoint is None or before == now:
-            return False
-        await self._commit([Event("checkpoint", before)], cached=self.session.memory.vectors())
-        self._item_observations = (0, ())
-        return True
+        operations = await self._in_thread(self._log.operations, self.id)
+        return [operation for operation in operations if operation["version"] == version]
 
     async def _stop(self, item: int, reason: str) -> None:
         await self._append([Event("stopped", {"reason": reason}, parent=item)])
@@ -341,31 +317,23 @@ class Conversation:
         metrics.tokens.labels("completion").inc(step.completion_tokens)
         return step
 
-    async def _commit(
-        self,
-        new: Sequence[Event],
-        written: Sequence[Operation] = (),
-        *,
-        cached: TextVectors | None = None,
-        request: RequestKey | None = None,
-    ) -> list[Event]:
+    async def _commit(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
         model, state, memory = self._gateway.model, self.state, self.session.memory
+        embedder = model.agent.embedder.id
         done = self._numbered(
-            new,
-            created_at=int(time.time()),
-            checkpoint=model.checkpoint,
-            embedder=model.agent.embedder.id,
+            new, created_at=int(time.time()), checkpoint=model.checkpoint, embedder=embedder
         )
-        if cached is None and any(item.after for item in written):
-            changed = {item.entry_id for item in written if item.after}
+        written = [item for event in new for item in event.operations if item.get("after")]
+        cached = None
+        if state.embedder not in (None, embedder):
+            cached = memory.vectors()
+        elif written:
+            changed = {item.get("entry_id") for item in written}
             cached = memory.vectors(memory.contents.entries.keys() & changed)
         with self._gateway.metrics.stages.labels("commit").time():
-            await asyncio.wrap_future(
-                self._log.commit(
-                    self.id, state.length, done, written, cached=cached, request=request
-                )
-            )
-        self._advance(done, written)
+            await asyncio.wrap_future(self._log.commit(self.id, done, cached, request))
+        for event in done:
+            state.advance(event)
         return done
 
     def _numbered(self, new: Sequence[Event], **values: Any) -> list[Event]:
@@ -374,21 +342,12 @@ class Conversation:
             for version, event in enumerate(new, self.state.version + 1)
         ]
 
-    def _advance(self, done: Sequence[Event], written: Sequence[Operation]) -> None:
-        self.state.length += len(written)
-        for event in done:
-            self.state.advance(event)
-
     async def _reload(self) -> None:
         self.drop()
         await self.open()
 
     async def _retry(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run work that commits, again after each conflict with another gateway.
-
-        Raises:
-            BusyError: Too many conflicts.
-        """
+        """Run work that commits, again after each conflict with another gateway."""
         for _ in range(MAX_CONFLICTS):
             try:
                 return await work()
@@ -402,7 +361,7 @@ class Conversation:
 
         async def append() -> list[Event]:
             before = await self._written_before(request, len(new))
-            return before or await self._commit(new, request=request)
+            return before or await self._commit(new, request)
 
         return await self._retry(append)
 
@@ -419,8 +378,14 @@ class Conversation:
 
 
 def _step_event(step: Step, parent: int) -> Event:
-    body = step_record(replace(step, operations=()), tokens=True)
-    return Event("step", body, step=step.index, parent=parent, tokens=step.completion_tokens)
+    return Event(
+        "step",
+        step_record(replace(step, operations=()), tokens=True),
+        step=step.index,
+        parent=parent,
+        tokens=step.completion_tokens,
+        operations=[to_json(operation) for operation in step.operations],
+    )
 
 
 class EphemeralConversation(Conversation):
@@ -441,10 +406,9 @@ class EphemeralConversation(Conversation):
     async def _item(self, version: int) -> Event:
         return self._items[version]
 
-    async def _commit(
-        self, new: Sequence[Event], written: Sequence[Operation] = (), **_: Any
-    ) -> list[Event]:
+    async def _commit(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
         done = self._numbered(new)
-        self._items |= {event.version: event for event in done if event.kind == "item"}
-        self._advance(done, written)
+        for event in done:
+            self._items[event.version] = event
+            self.state.advance(event)
         return done

@@ -16,12 +16,14 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atommem.errors import AtomMemError
-from atommem.memory.log import Contents, Operation, operation_from_json, replay, to_json
+from atommem.errors import AtomMemError, DataError
+from atommem.memory.log import Contents, Operation, operation_from_json, replay
 from atommem.memory.store import TextVectors
-from atommem.serve.schema import conversations, events, operations, requests, vectors
+from atommem.serve.schema import conversations, events, requests, vectors
 
 _WRITERS = 16
+_STATE = ("version", "kind", "step", "parent", "chunks", "tokens", "checkpoint", "embedder")
+_STATE += ("operations",)
 _Result = TypeVar("_Result")
 _Write = tuple[Callable[[sa.Connection], Any], "Future[Any]"]
 Unread = dict[int, tuple[int, int]]
@@ -61,6 +63,7 @@ class Event:
     chunks: int | None = None
     tokens: int | None = None
     response: str | None = None
+    operations: Sequence[Mapping[str, Any]] = ()
     version: int = 0
     created_at: int = 0
     checkpoint: str = ""
@@ -100,7 +103,7 @@ class LogState:
     Attributes:
         version, checkpoint, embedder: Of the newest event.
         turns, sampled: As in `atommem.session_state.SessionState`.
-        length: Number of operations.
+        operations: All of them, until the session has them.
         unread: Items with chunks left to read, in order.
     """
 
@@ -110,7 +113,6 @@ class LogState:
     embedder: str | None = None
     turns: int = 0
     sampled: int = 0
-    length: int = 0
     operations: tuple[Operation, ...] = ()
     vectors: TextVectors | None = None
     unread: Unread = field(default_factory=dict)
@@ -215,31 +217,19 @@ class ConversationLog:
             return self.submit(create).result()
 
     def find_request(self, request: RequestKey) -> sa.Row[Any] | None:
-        """Return ``conversation`` and ``version`` that `request` wrote, or None.
-
-        Raises:
-            KeyReusedError: The key came with a different request.
-        """
+        """Return ``conversation`` and ``version`` that `request` wrote, or None."""
         with self.engine.begin() as connection:
             return _find_request(connection, request)
 
     def info(self, conversation: str, owner: str) -> ConversationInfo:
-        """Return a conversation.
-
-        Raises:
-            NotFoundError: `owner` has no conversation with this id.
-        """
+        """Return a conversation; raise NotFoundError if `owner` has none with this id."""
         with self.engine.begin() as connection:
             return _info(connection, conversation, owner)
 
     def conversations(
         self, owner: str | None = None, *, after: str = "", limit: int | None = None
     ) -> list[ConversationInfo]:
-        """Return the conversations of an owner (unset: all), newest first.
-
-        Raises:
-            NotFoundError: `owner` has no conversation `after`.
-        """
+        """Return the conversations of an owner (unset: all), newest first."""
         columns = conversations.c
         order = columns.created_at.desc(), columns.id.desc()
         query = sa.select(conversations).order_by(*order).limit(limit)
@@ -249,12 +239,12 @@ class ConversationLog:
             last = self.info(after, owner or "")
             place = sa.tuple_(columns.created_at, columns.id)
             query = query.where(place < sa.tuple_(last.created_at, last.id))
-        return [ConversationInfo(**row) for row in self._rows(query)]
+        return [ConversationInfo(*row) for row in self._rows(query)]
 
     def update(
         self, conversation: str, owner: str, metadata: Mapping[str, str]
     ) -> ConversationInfo:
-        """Replace the metadata. Raises like `info`."""
+        """Replace the metadata."""
 
         def update(connection: sa.Connection) -> ConversationInfo:
             row = conversations.update().where(
@@ -266,11 +256,11 @@ class ConversationLog:
         return self.submit(update).result()
 
     def erase(self, conversation: str, owner: str) -> None:
-        """Delete a conversation with all its rows. Raises like `info`."""
+        """Delete a conversation with all its rows."""
 
         def erase(connection: sa.Connection) -> None:
             _info(connection, conversation, owner, lock=True)
-            for table in (events, operations, vectors, requests):
+            for table in (events, vectors, requests):
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
 
@@ -283,41 +273,27 @@ class ConversationLog:
     def commit(
         self,
         conversation: str,
-        first: int,
         new: Sequence[Event],
-        written: Sequence[Operation] = (),
-        *,
         cached: TextVectors | None = None,
         request: RequestKey | None = None,
     ) -> Future[None]:
-        """Append events and operations to a conversation, all or nothing.
+        """Append events with consecutive versions to a conversation, all or nothing.
 
         Args:
-            conversation: Its id.
-            first: Number of operations that it has.
-            new: At least one event, with consecutive versions.
-            written: Operations of the step among `new`, or else of the first event.
             cached: Vectors of new texts.
             request: The request that writes this.
 
         Raises:
             ConflictError: By the future: another writer was first, or the conversation is gone.
         """
-        version = next((event.version for event in new if event.kind == "step"), new[0].version)
-        key = {"conversation": conversation}
-        rows = [
-            {**key, "seq": number, "version": version, "body": to_json(operation)}
-            for number, operation in enumerate(written, first)
-        ]
+        rows = [{"conversation": conversation, **vars(event)} for event in new]
         vector_rows = [] if cached is None else _vector_rows(conversation, cached)
         insert: Any = (sqlite if self._is_sqlite else postgresql).insert
 
         def append(connection: sa.Connection) -> None:
             try:
-                connection.execute(events.insert(), [{**key, **vars(event)} for event in new])
+                connection.execute(events.insert(), rows)
                 _record_request(connection, request, conversation, new[0].version)
-                if rows:
-                    connection.execute(operations.insert(), rows)
                 if vector_rows:
                     connection.execute(insert(vectors).on_conflict_do_nothing(), vector_rows)
             except sa.exc.IntegrityError as error:
@@ -328,19 +304,19 @@ class ConversationLog:
         return self.submit(append)
 
     def load(self, conversation: str, owner: str, embedder: str) -> LogState:
-        """Load the state of a conversation with the vectors of `embedder`. Raises like `info`."""
-        columns = [column for column in events.c if column.name != "body"]
-        with self.engine.begin() as connection:
-            state = LogState(_info(connection, conversation, owner))
-            for row in connection.execute(_of(conversation, events, *columns)):
-                state.advance(row)
-            state.operations = _operations(connection, conversation)
-            state.length = len(state.operations)
-            cached = sa.select(vectors.c.digest, vectors.c.row).where(
-                vectors.c.conversation == conversation, vectors.c.embedder == embedder
-            )
-            rows = connection.execute(cached).all()
-            state.vectors = _text_vectors(embedder, rows) if rows else None
+        """Load the state of a conversation with the vectors of `embedder`."""
+        state = LogState(self.info(conversation, owner))
+        found = self._rows(_events_of(conversation, *(events.c[name] for name in _STATE)))
+        for row in found:
+            state.advance(row)
+        state.operations = tuple(
+            operation_from_json(operation) for row in found for operation in row.operations
+        )
+        cached = sa.select(vectors.c.digest, vectors.c.row).where(
+            vectors.c.conversation == conversation, vectors.c.embedder == embedder
+        )
+        rows = self._rows(cached)
+        state.vectors = _text_vectors(embedder, rows) if rows else None
         return state
 
     def events(
@@ -352,7 +328,7 @@ class ConversationLog:
         limit: int | None = None,
     ) -> list[Event]:
         """Return events after a version, oldest first."""
-        query = _of(conversation, events).where(events.c.version > after).limit(limit)
+        query = _events_of(conversation).where(events.c.version > after).limit(limit)
         if kinds:
             query = query.where(events.c.kind.in_(kinds))
         return [_event(row) for row in self._rows(query)]
@@ -368,23 +344,19 @@ class ConversationLog:
     def unread(self, conversation: str) -> Unread:
         """Return the items with chunks left to read."""
         state = LogState(ConversationInfo(conversation, "", 0, {}))
-        for event in self.events(conversation):
-            state.advance(event)
+        for row in self._rows(_events_of(conversation, *(events.c[name] for name in _STATE))):
+            state.advance(row)
         return state.unread
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
-        """Return conversation, question and answer (None: unanswered) of a response.
-
-        Raises:
-            NotFoundError: `owner` has no response with this id.
-        """
+        """Return conversation, question and answer (None: unanswered) of a response."""
         query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
         query = query.where(conversations.c.owner == owner, events.c.response == response)
         rows = self._rows(query.order_by(events.c.version))
         if not rows:
             raise NotFoundError(f"there is no response {response!r}.")
         answer = _event(rows[1]) if len(rows) > 1 else None
-        return rows[0]["conversation"], _event(rows[0]), answer
+        return rows[0].conversation, _event(rows[0]), answer
 
     def fork(
         self, conversation: str, owner: str, at: int | None, request: RequestKey | None = None
@@ -393,84 +365,67 @@ class ConversationLog:
 
         def fork(connection: sa.Connection) -> ConversationInfo:
             source = _info(connection, conversation, owner, lock=True)
-            length = _length(connection, conversation)
-            end = length if at is None else at
-            query = _of(conversation, events, sa.func.max(events.c.version)).order_by(None)
-            if end < length:
-                query = _of(conversation, operations, operations.c.version)
-                query = query.where(operations.c.seq == end - 1)
-            version = int(connection.scalar(query) or 0)
             info = _new_conversation(connection, owner, source.metadata)
-            bounds = {
-                events: events.c.version <= version,
-                operations: operations.c.seq < end,
-                vectors: sa.true(),
-            }
-            for table, bound in bounds.items():
+            rows, left = [], at  # operations left to copy
+            for row in connection.execute(_events_of(conversation)).mappings():
+                if left is not None and left <= 0:
+                    break
+                written = row["operations"][:left]
                 # Responses stay with the conversation that gave them.
-                changed = {"conversation": sa.literal(info.id), "response": sa.null()}
-                columns = [changed.get(column.name, column) for column in table.c]
-                rows = sa.select(*columns).where(table.c.conversation == conversation, bound)
-                connection.execute(table.insert().from_select(table.c.keys(), rows))
-            last = _of(info.id, events, events.c.checkpoint, events.c.embedder)
-            last = last.where(events.c.version == version)
-            made = connection.execute(last).mappings().one_or_none()
-            if made is not None:
-                event = Event(
-                    "fork",
-                    {"conversation": conversation, "at": end},
-                    version=version + 1,
-                    created_at=info.created_at,
-                    **made,
-                )
-                connection.execute(events.insert().values(conversation=info.id, **vars(event)))
+                changed = {"conversation": info.id, "response": None, "operations": written}
+                rows.append({**row, **changed})
+                left = None if left is None else left - len(written)
+            if left:
+                raise DataError(f"at={at}: this conversation has {at - left} operations.")
+            if not rows:
+                return info
+            made = {name: rows[-1][name] for name in ("checkpoint", "embedder")}
+            made |= {"version": rows[-1]["version"] + 1, "created_at": info.created_at}
+            event = Event("fork", {"conversation": conversation, "at": at}, **made)
+            rows.append({"conversation": info.id, **vars(event)})
+            connection.execute(events.insert(), rows)
+            _, *columns = vectors.c
+            held = sa.select(sa.literal(info.id), *columns)
+            held = held.where(vectors.c.conversation == conversation)
+            connection.execute(vectors.insert().from_select(vectors.c.keys(), held))
             return info
 
         return self._create(owner, request, fork)
 
     def operations(
-        self,
-        conversation: str,
-        first: int = 0,
-        limit: int | None = None,
-        *,
-        version: int | None = None,
+        self, conversation: str, first: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return operations from number `first` (or those of one event) as JSON values."""
-        same = (
-            events.c.conversation == operations.c.conversation,
-            events.c.version == operations.c.version,
-        )
-        query = _of(conversation, operations, operations, events.c.checkpoint)
-        query = query.join(events, sa.and_(*same)).where(operations.c.seq >= first).limit(limit)
-        if version is not None:
-            query = query.where(operations.c.version == version)
-        return [
-            {"seq": row["seq"], "version": row["version"], "checkpoint": row["checkpoint"]}
-            | row["body"]
-            for row in self._rows(query)
+        """Return operations from number `first` as JSON values."""
+        columns = events.c.version, events.c.checkpoint, events.c.operations
+        found = [
+            {"version": row.version, "checkpoint": row.checkpoint, **operation}
+            for row in self._rows(_events_of(conversation, *columns))
+            for operation in row.operations
         ]
+        end = None if limit is None else first + limit
+        return [{"seq": seq, **row} for seq, row in enumerate(found[first:end], first)]
 
-    def length(self, conversation: str) -> int:
-        """Return the number of operations."""
+    def memory_at(self, conversation: str, length: int | None = None) -> tuple[Contents, int]:
+        """Replay the memory as it was after `length` operations (unset: all).
+
+        Returns:
+            The memory, and how many operations there are.
+        """
+        rows = self._rows(_events_of(conversation, events.c.operations))
+        found = [operation_from_json(item) for row in rows for item in row.operations]
+        if length is not None and length > len(found):
+            raise DataError(f"at={length}: this conversation has {len(found)} operations.")
+        return replay(found[:length]), len(found)
+
+    def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         with self.engine.begin() as connection:
-            return _length(connection, conversation)
-
-    def memory_at(self, conversation: str, length: int | None = None) -> Contents:
-        """Replay the memory as it was after `length` operations (unset: all)."""
-        with self.engine.begin() as connection:
-            return replay(_operations(connection, conversation, length))
-
-    def _rows(self, query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
-        with self.engine.begin() as connection:
-            return connection.execute(query).mappings().all()
+            return connection.execute(query).all()
 
 
-def _of(conversation: str, table: sa.Table, *columns: Any) -> sa.Select[Any]:
-    """Select rows of a conversation, in order."""
-    order = table.c.seq if "seq" in table.c else table.c.version
-    query = sa.select(*(columns or (table,)))
-    return query.where(table.c.conversation == conversation).order_by(order)
+def _events_of(conversation: str, *columns: Any) -> sa.Select[Any]:
+    """Select the events of a conversation, in order."""
+    query = sa.select(*(columns or (events,))).order_by(events.c.version)
+    return query.where(events.c.conversation == conversation)
 
 
 def _new_conversation(
@@ -488,10 +443,10 @@ def _info(
     query = sa.select(conversations).where(
         conversations.c.id == conversation, conversations.c.owner == owner
     )
-    row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         raise NotFoundError(f"there is no conversation {conversation!r}.")
-    return ConversationInfo(**row)
+    return ConversationInfo(*row)
 
 
 def _record_request(
@@ -516,22 +471,8 @@ def _find_request(connection: sa.Connection, request: RequestKey | None) -> sa.R
     return row
 
 
-def _length(connection: sa.Connection, conversation: str) -> int:
-    query = sa.select(sa.func.count()).where(operations.c.conversation == conversation)
-    return int(connection.scalar(query) or 0)
-
-
-def _operations(
-    connection: sa.Connection, conversation: str, length: int | None = None
-) -> tuple[Operation, ...]:
-    query = _of(conversation, operations, operations.c.body)
-    if length is not None:
-        query = query.where(operations.c.seq < length)
-    return tuple(operation_from_json(body) for body in connection.scalars(query))
-
-
-def _event(row: sa.RowMapping) -> Event:
-    return Event(**{str(name): value for name, value in row.items() if name != "conversation"})
+def _event(row: sa.Row[Any]) -> Event:
+    return Event(**{key: value for key, value in row._mapping.items() if key != "conversation"})
 
 
 def _vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:

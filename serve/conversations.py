@@ -39,9 +39,7 @@ class Conversations(Gateway):
         self.metrics.waiting.set_function(lambda: self.requests)
 
     @asynccontextmanager
-    async def use(
-        self, conversation: str, owner: str, *, any_checkpoint: bool = False
-    ) -> AsyncIterator[Conversation]:
+    async def use(self, conversation: str, owner: str) -> AsyncIterator[Conversation]:
         """Use a conversation exclusively within this process; raises like `Conversation.open`.
 
         Raises:
@@ -54,7 +52,7 @@ class Conversations(Gateway):
             try:
                 async with held.lock:
                     try:
-                        await held.open(any_checkpoint=any_checkpoint)
+                        await held.open()
                         yield held
                     except BaseException:
                         held.drop()  # the log knows what was committed
@@ -98,11 +96,3 @@ class Conversations(Gateway):
             async with held.lock:
                 held.drop()
             self._evict((conversation, owner), held)
-
-    async def switch_checkpoints(self) -> int:
-        """Switch all conversations to this server's checkpoint and embedder; return how many."""
-        switched = 0
-        for info in await self.in_thread(self.log.conversations):
-            async with self.use(info.id, info.owner, any_checkpoint=True) as held:
-                switched += await held.switch_checkpoint()
-        return switched

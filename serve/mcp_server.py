@@ -182,7 +182,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             await server.in_thread(server.log.info, conversation, owner_of(context))
         except NotFoundError as error:
             raise ResourceNotFoundError(str(error)) from error
-        contents = await server.in_thread(server.log.memory_at, conversation)
+        contents, _ = await server.in_thread(server.log.memory_at, conversation)
         entries = [entry_object(entry) for entry in contents.entries.values()]
         found = {"conversation": conversation, "scratchpad": contents.scratchpad}
         return json.dumps({**found, "entries": entries})

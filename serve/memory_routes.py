@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 from pydantic import AfterValidator
 
-from atommem.errors import DataError
-from atommem.serve.conversations import Conversations
 from atommem.serve.openai_routes import Embedded, Idempotency, Info, Owner, Server
 from atommem.serve.wire import (
     ConversationId,
@@ -43,8 +42,7 @@ def list_conversations(
 @router.get("/memory")
 def retrieve_memory(info: Info, server: Server, at: At = None) -> dict[str, Any]:
     """Return the memory after `at` operations: entries, scratchpad, query, and what is shown."""
-    length = _check_at(server, info.id, at)
-    contents = server.log.memory_at(info.id, at)
+    contents, length = server.log.memory_at(info.id, at)
     return {
         "object": "memory",
         "conversation": info.id,
@@ -94,9 +92,10 @@ def list_steps(
 @router.get("/export", response_class=PlainTextResponse)
 def export(info: Info, server: Server) -> PlainTextResponse:
     """Return the conversation, its events and its operations as JSON lines."""
+    events = server.log.events(info.id)
     lines = [
         {"type": "conversation", **conversation_object(info)},
-        *({"type": "event", **vars(event)} for event in server.log.events(info.id)),
+        *({"type": "event", **vars(replace(event, operations=()))} for event in events),
         *({"type": "operation", **row} for row in server.log.operations(info.id)),
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -106,7 +105,6 @@ def export(info: Info, server: Server) -> PlainTextResponse:
 @router.post("/fork")
 def fork(info: Info, server: Server, key: Idempotency, at: At = None) -> dict[str, Any]:
     """Copy the conversation as it was after `at` operations."""
-    _check_at(server, info.id, at)
     return conversation_object(server.log.fork(info.id, info.owner, at, key))
 
 
@@ -148,20 +146,3 @@ async def delete_item(info: Info, item: str, server: Server) -> dict[str, Any]:
     async with server.use(info.id, info.owner) as held:
         await held.delete_item(item)
     return conversation_object(info)
-
-
-@router.post("/checkpoint")
-async def switch_checkpoint(
-    conversation: ConversationId, owner: Owner, server: Server
-) -> dict[str, Any]:
-    """Continue with this server's checkpoint and embedder; entries are embedded again if needed."""
-    async with server.use(conversation, owner, any_checkpoint=True) as held:
-        await held.switch_checkpoint()
-        return {**conversation_object(held.state.info), "checkpoint": server.model.checkpoint}
-
-
-def _check_at(server: Conversations, conversation: str, at: int | None) -> int:
-    length = server.log.length(conversation)
-    if at is not None and at > length:
-        raise DataError(f"at={at}: this conversation has {length} operations.")
-    return length

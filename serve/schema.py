@@ -51,23 +51,14 @@ events = sa.Table(
     sa.Column("checkpoint", sa.String(64), nullable=False),
     sa.Column("embedder", sa.String(256), nullable=False),
     sa.Column("body", _Json, nullable=False),
+    sa.Column("operations", _Json, nullable=False),
     sa.UniqueConstraint("conversation", "step"),
 )
 """The key (conversation, version) orders a conversation: of two gateways that write the same
 version, the second fails and retries on top of the first. Kinds: ``item`` (a text to read in
 ``chunks`` steps), ``ask``, ``step`` (of the item or question ``parent``; ``tokens`` were sampled),
 ``answer`` and ``stopped`` (of ``parent``), ``edit`` (by the owner), ``deleted`` (the item
-``parent``), ``checkpoint`` (changed), ``fork``."""
-
-operations = sa.Table(
-    "operations",
-    metadata,
-    _conversation_id(primary_key=True),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("body", _Json, nullable=False),
-)
-"""The memory's operation log. ``version`` is the event that wrote the operation."""
+``parent``), ``fork``. ``operations`` are those of the memory's log that the event wrote."""
 
 vectors = sa.Table(
     "vectors",

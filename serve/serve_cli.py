@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import logging
 import os
@@ -43,11 +42,6 @@ class ServeConfig:
         "Each owner has its own conversations. Without keys only this machine has access.",
     )
     hosts: list[str] = setting([], "Names that clients use for this server; * is any.")
-    move: bool = setting(
-        False,
-        "First move the conversations of other checkpoints or embedders to this one; entries are "
-        "embedded again.",
-    )
     stdio: bool = setting(False, "Speak MCP on standard input and output, instead of HTTP.")
     active: int = setting(64, "Most turns at the same time.")
     max_requests: int = setting(320, "Most requests in work or waiting; more are refused (429).")
@@ -109,11 +103,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 
 
 def _check_access(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the owners by key.
-
-    Raises:
-        ConfigError: The server would listen to other machines without keys, or cannot listen.
-    """
+    """Return the owners by key."""
     from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
     from atommem.servers.vllm_process import free_port
 
@@ -144,9 +134,6 @@ def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, s
         max_requests=arguments.max_requests,
         turn_seconds=arguments.turn_seconds,
     )
-    if arguments.move:
-        count = asyncio.run(conversations.switch_checkpoints())
-        _print(f"{count} conversations moved to checkpoint {model.checkpoint}")
     if arguments.stdio:
         _print(model.notice())
         serve_stdio(conversations)

@@ -29,7 +29,7 @@ from atommem.errors import (
 )
 from atommem.memory.log import Entry, Operation, Outcome
 from atommem.rollout import StepTimeoutError
-from atommem.serve.conversation import Answer, BusyError, CheckpointError
+from atommem.serve.conversation import Answer, BusyError
 from atommem.serve.conversation_log import (
     ConflictError,
     ConversationInfo,
@@ -43,7 +43,6 @@ RETRY_AFTER = {429: "1", 503: "5"}
 """Seconds, by status."""
 _STATUS: list[tuple[type[Exception], int, str]] = [
     (NotFoundError, 404, "not_found"),
-    (CheckpointError, 409, "checkpoint_differs"),
     (BusyError, 429, "too_busy"),
     (ConflictError, 409, "conflict"),
     (KeyReusedError, 422, "idempotency_key_reused"),
@@ -99,11 +98,7 @@ class Message(BaseModel):
         return texts
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the event of a new item.
-
-        Raises:
-            DataError: It is blank.
-        """
+        """Return the body of the event of a new item."""
         if not self.parts:
             raise DataError("an item is blank: there is nothing to read.")
         item_id = f"msg_{secrets.token_hex(16)}"

@@ -43,7 +43,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make reports without charts, which take a tenth of a second each."""
     from atommem.eval.reporting import report_cli
 
-    monkeypatch.setattr(report_cli, "make_charts", lambda *data: [])
+    monkeypatch.setattr(report_cli, "make_charts", lambda results: {})
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -53,14 +53,12 @@ class FakeServer:
         if path == "/health":
             return httpx.Response(200)
         if path == "/metrics":
-            lines = [
-                f'vllm:{name}_total{{engine="0"}} {value}' for name, value in self.counters.items()
-            ]
+            counts = self.counters.items()
+            lines = [f'vllm:{name}_total{{engine="0"}} {value}' for name, value in counts]
             return httpx.Response(200, text="# HELP x\n" + "\n".join(lines))
         if path == "/v1/models":
-            return httpx.Response(
-                200, json={"data": [{"id": name, "max_model_len": 64} for name in self.models]}
-            )
+            models = [{"id": name, "max_model_len": 64} for name in self.models]
+            return httpx.Response(200, json={"data": models})
         if path.startswith("/v1/") and path.endswith("_lora_adapter"):
             return self._adapter(path, body)
         return await self._complete(request, body)

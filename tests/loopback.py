@@ -23,25 +23,19 @@ def make_checkpoint(folder: Path, max_positions: int = 2048, **longdoc: Any) -> 
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    vocabulary = {
-        character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
-    vocabulary["<eos>"] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>"]
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>"
-    ).save_pretrained(folder)
+    special = {"eos_token": "<eos>", "pad_token": "<eos>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 16)
+    layers = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     config = Qwen3Config(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
+        vocab_size=len(alphabet),
         max_position_embeddings=max_positions,
+        **sizes,
+        **dict.fromkeys(layers, 1),
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     save_config(
@@ -118,10 +112,8 @@ def serving(script: Callable[[str], str], tokenizer: Any = None) -> Iterator[str
             if self.path == "/v1/chat/completions":
                 text = script("\n\n".join(message["content"] for message in body["messages"]))
                 usage = {"prompt_tokens": 7, "completion_tokens": 5}
-                choice = {
-                    "message": {"role": "assistant", "content": text},
-                    "finish_reason": "stop",
-                }
+                message = {"role": "assistant", "content": text}
+                choice = {"message": message, "finish_reason": "stop"}
                 return self.reply({"choices": [choice], "usage": usage})
             text = script(tokenizer.decode(body["prompt"]))
             ids = tokenizer.encode(text)

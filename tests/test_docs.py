@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import reduce
-from itertools import product
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +15,7 @@ import yaml
 from atommem import cli, dialects
 from atommem.actions import MEMORY_ACTIONS
 from atommem.config import MemoryConfig
-from atommem.environment import EnvironmentConfig, environment_config
-from atommem.envs.longdoc import Environments
+from atommem.environment import environment_config
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
@@ -139,7 +133,7 @@ def test_own_environment_is_trained_evaluated_traced_and_reported(
     for text in ("step 2/3, acting", "call: lookup", "overlap: ", "overlap on the 6 tasks"):
         assert text in printed
     out = atlas / "report"
-    assert cli.main(["report", *folders, "--out", str(out), "--training", f"{atlas}/grpo"]) == 0
+    assert cli.main(["report", *folders, "--out", str(out)]) == 0
     for file in ("tables.md", "report.html"):
         assert all(word in (out / file).read_text() for word in ("overlap", "lookup"))
 
@@ -157,32 +151,13 @@ def test_own_environment_without_documents_or_shape_is_refused_by_name(
     assert "Atlas has no `shape`" in capsys.readouterr().err
 
 
-@dataclass
-class SeededConfig(EnvironmentConfig):
-    seed: int = 0
-
-
-class Seeded(Environments):
-    config_class = SeededConfig
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["eval --policy x --out y", "train grpo --output_dir y"])
-def test_environment_setting_of_the_same_name_as_a_command_s_is_refused(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--data", "z", "--environment", f"{__name__}:Seeded"]
-    assert cli.main([*command.split(), *flags]) == 2
-    assert "its setting seed is one of this command too. Rename it." in capsys.readouterr().err
-
-
 def test_atlas_has_120_lines_and_imports_only_the_core() -> None:
     folder = ROOT / "examples" / "atlas"
     environment = folder / "atommem_atlas" / "__init__.py"
     assert len(environment.read_text().splitlines()) <= 120
     files = [path.read_text() for path in folder.rglob("*.py") if path.stem != "start"]
     imported = re.findall(r"^from atommem\.(\w+)", "\n".join(files), re.MULTILINE)
-    assert {*imported} == {"actions", "description", "environment", "errors", "observation"}
+    assert {*imported} == {"actions", "environment", "episode", "errors"}
 
 
 def test_tutorials_are_in_the_navigation_and_followed() -> None:
@@ -196,43 +171,39 @@ def test_tutorials_are_in_the_navigation_and_followed() -> None:
 TASK: dict[str, Any] = {
     "id": "a",
     "source": "mine",
-    "questions": [{"text": "Who?", "answers": ["Ida", ""], "id": "q", "metadata": {"hops": 2}}],
+    "questions": [
+        {"text": "Who?", "answers": ["Ida", "Ida Brook"], "id": "q", "metadata": {"hops": 2}}
+    ],
     "documents": [{"title": "June", "text": "Ida writes.", "gold": True}],
     "metadata": {},
 }
-
-
-def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths to all parts of a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in items:
-        yield (*path, key)
-        if isinstance(item, (dict, list)):
-            yield from paths_of(item, (*path, key))
 
 
 def test_task_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
     ((_, schema),) = blocks(f"{FOLDER}/own_documents.md", "json")
     validator = jsonschema.Draft202012Validator(json.loads(schema))
     validator.check_schema(validator.schema)
-    file, refused = tmp_path / "tasks.jsonl", 0
-    others = ("removed", None, "", "text", 7, [], ["x"], {"x": 1})
-    for (*way, last), other in product(paths_of(TASK), others):
-        changed = copy.deepcopy(TASK)
-        part: Any = reduce(getitem, way, changed)
-        if other == "removed":
-            del part[last]
-        else:
-            part[last] = other
-        file.write_text(json.dumps(changed) + "\n")
+    file = tmp_path / "tasks.jsonl"
+    question, document = TASK["questions"][0], TASK["documents"][0]
+    for changes, valid in (
+        ({}, True),
+        ({"metadata": {"a": 1}}, True),
+        ({"id": 7}, False),
+        ({"questions": []}, False),
+        ({"questions": [{**question, "answers": "Ida"}]}, False),
+        ({"questions": [{**question, "answers": ["Ida", ""]}]}, False),
+        ({"questions": [{**question, "text": None}]}, False),
+        ({"documents": [{**document, "gold": "yes"}]}, False),
+        ({"documents": [{"title": "June"}]}, False),
+        ({"metadata": ["x"]}, False),
+    ):
+        task = {**TASK, **changes}
+        file.write_text(json.dumps(task) + "\n")
         try:
             read = bool(load_tasks(file))
         except DataError:
             read = False
-        refused += not read
-        # The reader may take an empty value for a missing one.
-        assert validator.is_valid(changed) == read or (read and not other), (way, last, other)
-    assert refused > 40
+        assert validator.is_valid(task) == read == valid, changes
     save_tasks(generate(WorldConfig(), 3, 0), file)
     for line in file.read_text().splitlines():
         validator.validate(json.loads(line))

@@ -46,16 +46,20 @@ ROLES = (
 )
 
 
-def byte_level() -> Any:
-    """Byte-level BPE with NFC and added tokens that are not special: Qwen3's shape."""
+def _byte_level_bpe(normalizer: Any, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def byte_level() -> Any:
+    """Byte-level BPE with NFC and added tokens that are not special: Qwen3's shape."""
+    tokenizer = _byte_level_bpe(normalizers.NFC(), 400)
     special = [
         "<|endoftext|>",
         "<|im_start|>",
@@ -72,9 +76,7 @@ def byte_level() -> Any:
         "</think>",
     ]
     added.append("<|repo_name|>")
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in special]
-    )
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
     return _fast(tokenizer, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
@@ -82,58 +84,39 @@ def byte_level() -> Any:
 def unigram() -> Any:
     """Unigram with Metaspace and NFKC; its vocabulary holds control pieces: T5's shape."""
     control = ["<pad>", "</s>", "<unk>", "<s>"]
-    words = [
-        "▁",
-        *(f"▁{word}" for word in ["the", "memory", "of", "town", "answer", "Memory"]),
-        *sorted(set("".join(CORPUS))),
-    ]
-    vocabulary = [(text, 0.0) for text in control] + [
-        (text, -3.0) for text in dict.fromkeys(words) if text != " "
-    ]
+    pieces = ["▁", "▁the", "▁memory", "▁of", "▁town", "▁answer", "▁Memory"]
+    pieces += sorted(set("".join(CORPUS)) - {" "})
+    vocabulary = [(text, 0.0) for text in control] + [(text, -3.0) for text in pieces]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=False))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
-    )
+    blanks = normalizers.Replace(Regex(" {2,}"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), blanks])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=True) for text in control]
-    )
-    tokenizer.add_special_tokens(
-        [AddedToken(f"<extra_id_{n}>", special=True, normalized=True) for n in range(3)]
-    )
+    extra = [f"<extra_id_{n}>" for n in range(3)]
+    for texts in (control, extra):
+        tokenizer.add_special_tokens([AddedToken(text, normalized=True) for text in texts])
     tokenizer.add_special_tokens(
         [AddedToken("<mask>", special=True, lstrip=True), AddedToken("<sep>", rstrip=True)]
     )
     tokenizer.add_tokens([AddedToken("  ", normalized=False), AddedToken("\n\n", normalized=False)])
-    return _fast(
-        tokenizer, INST, eos_token="</s>", bos_token="<s>", unk_token="<unk>", pad_token="<pad>"
-    )
+    special = {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return _fast(tokenizer, INST, **special)
 
 
 def words() -> Any:
     """Words between blanks; special tokens are words like others: the demo's shape."""
-    listed = dict.fromkeys(" ".join(CORPUS).split())
     special = ["<pad>", "<eos>", "<unk>"]
     others = ["<\\pad>", "\\<pad>", "|", "scratchpad", "query", "memory", "none"]
-    vocabulary = [*special, *listed, *others]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: at for at, word in enumerate(vocabulary)}, unk_token="<unk>")
-    )
+    listed = [*special, *dict.fromkeys(" ".join(CORPUS).split()), *others]
+    vocabulary = {word: at for at, word in enumerate(listed)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _fast(tokenizer, None, unk_token="<unk>", pad_token="<pad>", eos_token="<eos>")
 
 
 def awkward() -> Any:
     """Nested and overlapping tokens, single characters, and one with a backslash."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet)
-    )
+    tokenizer = _byte_level_bpe(normalizers.NFKC(), 320)
     special = ["☃", "|", "<s>", "<<s>>", "a|>b", "|>bc", "<\\s>", "</s>", "TEL]", "▁x▁", "END"]
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=at % 2 == 0) for at, text in enumerate(special)]
@@ -143,22 +126,15 @@ def awkward() -> Any:
 
 def without_a_byte() -> Any:
     """Byte-level BPE with a control token in the place of some bytes: SmolLM2's shape."""
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set("\u00f1\u0132\u00ab"))
-    vocabulary = {
-        token: at
-        for at, token in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet])
-    }
+    vocabulary = {token: at for at, token in enumerate([*control, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    return _fast(
-        tokenizer,
-        CHATML,
-        unk_token="<|endoftext|>",
-        eos_token="<|im_end|>",
-        bos_token="<|im_start|>",
-    )
+    tokenizer.add_special_tokens(control)
+    special = {"unk_token": control[0], "bos_token": control[1], "eos_token": control[2]}
+    return _fast(tokenizer, CHATML, **special)
 
 
 def byte_fallback() -> Any:
@@ -186,14 +162,7 @@ def byte_fallback() -> Any:
 
 SHAPES = {
     item.__name__: item
-    for item in (
-        byte_level,
-        unigram,
-        byte_fallback,
-        words,
-        awkward,
-        without_a_byte,
-    )
+    for item in (byte_level, unigram, byte_fallback, words, awkward, without_a_byte)
 }
 
 

@@ -18,7 +18,8 @@ optimizer's step and saving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from atommem.episode import Episode, add_value, episode_sums, means
 from atommem.process import ActivityClock
 from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
-from atommem.train.reporters import report_table
 
 SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
 """Stages that the trainer times: publishing weights, own episodes, waiting for other ranks."""
@@ -81,7 +81,7 @@ def rollout_means(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
     """Return what is logged of `RolloutLog.sums`, added up over `ranks`."""
     log = means(sums)
     times = {key: value / ranks for key, value in sums.items() if key.startswith(_TIME)}
-    for stage in (SYNC, "generate", "embed", "retrieve"):
+    for stage in (SYNC, "generate", "embed"):
         log[f"seconds/{stage}"] = times.get(_TIME + stage, 0.0)
     episodes, wait = times.get(_TIME + EPISODES, 0.0), times.get(_TIME + WAIT, 0.0)
     log["seconds/idle"] = max(episodes - log["seconds/generate"], 0.0) + wait
@@ -153,3 +153,16 @@ def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
     while ranked and len(chosen) < count:
         chosen.append(ranked.pop(0 if len(chosen) % 2 == 0 else -1))
     return chosen
+
+
+def report_table(
+    name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], to: Collection[str]
+) -> None:
+    """Log a table to wandb and trackio, if they are in `to`, with the update's entry."""
+    for service in {"wandb", "trackio"} & set(to):
+        import pandas
+
+        module = importlib.import_module(service)
+        later = {"commit": False} if service == "wandb" else {}
+        table = module.Table(dataframe=pandas.DataFrame(list(rows), columns=list(columns)))
+        module.log({name: table}, **later)

@@ -5,7 +5,7 @@ Nothing else changes a memory: `Contents.apply` applies one operation, `replay` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 
 from atommem.errors import TraceError
 
-SNAPSHOT_FORMAT = 1
+SNAPSHOT_FORMAT = 2
 POLICY, MEMORY, USER = "policy", "memory", "user"
 """Actors. A rule acts as ``retention:NAME`` or ``admission:NAME``."""
 BETWEEN = " | "
@@ -58,14 +58,10 @@ class Entry:
 
     Attributes:
         id: Unique in its memory; never reused.
-        text: The content.
         created, updated: The steps at which it was created and last written.
-        shown: The number of steps at which the policy saw it.
-        last_shown: The last of those steps.
+        shown, last_shown: The number of steps at which the policy saw it, and the last one.
         last_similarity, best_similarity, mean_similarity: Cosine to the query, over its retrievals.
-        source: The origin of the present text.
-        outcome: The reward of the episode that wrote the present text, if known.
-        score: The rating that a rule gave the present text.
+        outcome, score: Of the present text: the reward of its episode, and a rule's rating.
         uses, mean_outcome: The number of observed tasks it was shown for, and their mean outcome.
         details: Further JSON values (records of an experience bank).
     """
@@ -120,12 +116,10 @@ class Operation:
     have their own: an eviction is a delete before its create, a merge an update after it.
 
     Attributes:
-        step: The step whose completion led to it.
         kind: ``create``, ``read``, ``update``, ``delete``, ``scratchpad``; ``retrieve`` (the
             results that the next step shows); ``outcome`` (the reward of the writers of entries);
             ``observe`` (the outcome of a task that entries were shown for).
         outcome: Only APPLIED operations change the contents.
-        entry_id: The entry that it creates, changes or deletes.
         handle: The number by which the policy addressed the entry.
         before, after: The old and new text of the entry, the scratchpad or (read) the query.
         actor: ``policy``, ``user``, ``memory`` (retrievals), or a rule (``retention:NAME``).
@@ -134,7 +128,6 @@ class Operation:
         scores: Pairs of entry id and number: cosines in the order of the handles (retrieve), or
             rewards (outcome, observe).
         source: The origin of the text, if more than the step is known.
-        details: `Entry.details` of the entry that it writes.
     """
 
     step: int
@@ -158,8 +151,6 @@ class Contents:
 
     Attributes:
         entries: By id, oldest first.
-        scratchpad: Its text.
-        query: The current query; None before the first read.
         shown: Pairs of entry id and score that the policy sees, in the order of their handles.
         newest_id: The highest id given so far.
         position: The number of operations that led here.
@@ -175,17 +166,9 @@ class Contents:
     step: int = 0
 
     def apply(self, operation: Operation) -> None:
-        """Apply one operation.
-
-        Raises:
-            TraceError: The operation contradicts the contents: another `before`, a missing entry, a
-                used id. The contents are unchanged.
-        """
+        """Apply one operation, or raise TraceError if it contradicts the contents."""
         if operation.outcome is Outcome.APPLIED:
-            change = _CHANGES.get(operation.kind)
-            if change is None:
-                raise _misfit(operation, f"{operation.kind!r} is not a memory operation")
-            change(self, operation)
+            self._change(operation)
         self.position += 1
         self.step = max(self.step, operation.step + 1)
 
@@ -201,6 +184,25 @@ class Contents:
         """Return an independent copy."""
         return replace(self, entries=self.entries.copy())
 
+    def _change(self, operation: Operation) -> None:
+        match operation.kind:
+            case "create":
+                self._create(operation)
+            case "update":
+                self._update(operation)
+            case "delete":
+                del self.entries[self._addressed(operation).id]
+            case "scratchpad":
+                _check_before(operation, "the scratchpad", self.scratchpad)
+                self.scratchpad = _written(operation)
+            case "read":
+                _check_before(operation, "the query", self.query)
+                self.query = operation.after
+            case "retrieve" | "outcome" | "observe":
+                self._note_scores(operation)
+            case _:
+                raise _misfit(operation, f"{operation.kind!r} is not a memory operation")
+
     def _create(self, operation: Operation) -> None:
         new, step = operation.entry_id, operation.step
         if new is None or new <= self.newest_id:
@@ -208,8 +210,8 @@ class Contents:
         self.entries[new] = Entry(
             new,
             _written(operation),
-            step,
-            step,
+            created=step,
+            updated=step,
             source=operation.source or Source(step),
             score=operation.score,
             details=operation.details,
@@ -228,53 +230,22 @@ class Contents:
             details=operation.details or entry.details,
         )
 
-    def _delete(self, operation: Operation) -> None:
-        del self.entries[self._addressed(operation).id]
-
-    def _scratchpad(self, operation: Operation) -> None:
-        _check_before(operation, "the scratchpad", self.scratchpad)
-        self.scratchpad = _written(operation)
-
-    def _read(self, operation: Operation) -> None:
-        _check_before(operation, "the query", self.query)
-        self.query = operation.after
-
-    def _retrieve(self, operation: Operation) -> None:
-        def show(entry: Entry, score: float) -> Entry:
-            best, mean = entry.best_similarity, entry.mean_similarity
-            return replace(
-                entry,
-                shown=entry.shown + 1,
-                last_shown=operation.step + 1,
-                last_similarity=score,
-                best_similarity=score if best is None else max(score, best),
-                mean_similarity=score
-                if mean is None
-                else mean + (score - mean) / (entry.shown + 1),
-            )
-
-        self._replace_scored(operation, show)
-        self.shown = operation.scores
-
-    def _outcome(self, operation: Operation) -> None:
-        self._replace_scored(operation, lambda entry, outcome: replace(entry, outcome=outcome))
-
-    def _observe(self, operation: Operation) -> None:
-        def use(entry: Entry, outcome: float) -> Entry:
-            mean, uses = entry.mean_outcome or 0.0, entry.uses + 1
-            return replace(entry, uses=uses, mean_outcome=mean + (outcome - mean) / uses)
-
-        self._replace_scored(operation, use)
-
-    def _replace_scored(
-        self, operation: Operation, change: Callable[[Entry, float], Entry]
-    ) -> None:
-        """Change all entries of `operation.scores`, or none if one is missing."""
-        found = [
+    def _note_scores(self, operation: Operation) -> None:
+        scored = [
             (self._present(operation, entry_id), score) for entry_id, score in operation.scores
         ]
-        for entry, score in found:
-            self.entries[entry.id] = change(entry, score)
+        for entry, score in scored:
+            if operation.kind == "retrieve":
+                new = _after_retrieval(entry, score, operation.step + 1)
+            elif operation.kind == "outcome":
+                new = replace(entry, outcome=score)
+            else:
+                uses = entry.uses + 1
+                mean = entry.mean_outcome or 0.0
+                new = replace(entry, uses=uses, mean_outcome=mean + (score - mean) / uses)
+            self.entries[entry.id] = new
+        if operation.kind == "retrieve":
+            self.shown = operation.scores
 
     def _addressed(self, operation: Operation) -> Entry:
         entry = self._present(operation, operation.entry_id)
@@ -282,101 +253,24 @@ class Contents:
         return entry
 
     def _present(self, operation: Operation, entry_id: int | None) -> Entry:
-        entry = None if entry_id is None else self.entries.get(entry_id)
+        entry = self.entries.get(entry_id or 0)
         if entry is None:
             raise _misfit(operation, f"entry {entry_id} does not exist")
         return entry
 
 
-_CHANGES = {
-    "create": Contents._create,
-    "update": Contents._update,
-    "delete": Contents._delete,
-    "scratchpad": Contents._scratchpad,
-    "read": Contents._read,
-    "retrieve": Contents._retrieve,
-    "outcome": Contents._outcome,
-    "observe": Contents._observe,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A saved memory. With the operations since, it is the memory at any later step.
-
-    Attributes:
-        embedder: The id of the embedder; vectors are not part of a snapshot.
-        contents: Not to be changed.
-        seed: Seeds the random numbers of rules.
-    """
-
-    embedder: str
-    contents: Contents = field(default_factory=Contents)
-    seed: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        contents = {item.name: getattr(self.contents, item.name) for item in fields(Contents)}
-        contents["shown"] = [list(pair) for pair in self.contents.shown]
-        contents["entries"] = [to_json(entry) for entry in self.contents.entries.values()]
-        return {"format": SNAPSHOT_FORMAT, "embedder": self.embedder, "seed": self.seed, **contents}
-
-    @staticmethod
-    def from_json(record: Mapping[str, Any]) -> Snapshot:
-        """Return the snapshot that `to_json` wrote.
-
-        Raises:
-            TraceError: The record is damaged or has another format.
-        """
-        try:
-            if record["format"] != SNAPSHOT_FORMAT:
-                raise ValueError(f"format={record['format']!r}: expected {SNAPSHOT_FORMAT}")
-            entries = [entry_from_json(entry) for entry in record["entries"]]
-            values = {**record, "entries": {entry.id: entry for entry in entries}}
-            contents = msgspec.convert(values, Contents)
-            return Snapshot(record["embedder"], contents, record["seed"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(
-                f"memory snapshot is damaged ({type(error).__name__}: {error}). Restore the file."
-            ) from error
-
-
-def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Contents:
-    """Return the contents after `operations`, which begin at `start` (None: an empty memory).
-
-    Raises:
-        TraceError: The log contradicts itself.
-    """
-    contents = Contents() if start is None else start.contents.copy()
-    for operation in operations:
-        contents.apply(operation)
-    return contents
-
-
-def to_json(record: Operation | Entry | Source) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, as JSON values."""
-    found: dict[str, Any] = {}
-    for name, default in _DEFAULTS[type(record)]:
-        value = getattr(record, name)
-        if value != default:
-            found[name] = to_json(value) if isinstance(value, Source) else value
-    return found
-
-
-def operation_from_json(record: Mapping[str, Any]) -> Operation:
-    """Return the operation that `to_json` wrote. Raises ValueError if `record` is damaged."""
-    return msgspec.convert(record, Operation)
-
-
-def entry_from_json(record: Mapping[str, Any]) -> Entry:
-    """Return the entry that `to_json` wrote. Raises ValueError if `record` is damaged."""
-    return msgspec.convert(record, Entry)
-
-
-_DEFAULTS = {
-    kind: [(item.name, item.default) for item in fields(kind)]
-    for kind in (Operation, Entry, Source)
-}
+def _after_retrieval(entry: Entry, score: float, step: int) -> Entry:
+    best, mean = entry.best_similarity, entry.mean_similarity
+    if best is None or mean is None:
+        best = mean = score
+    return replace(
+        entry,
+        shown=entry.shown + 1,
+        last_shown=step,
+        last_similarity=score,
+        best_similarity=max(score, best),
+        mean_similarity=mean + (score - mean) / (entry.shown + 1),
+    )
 
 
 def _written(operation: Operation) -> str:
@@ -395,3 +289,51 @@ def _misfit(operation: Operation, problem: str) -> TraceError:
         f"{operation.kind} at step {operation.step} contradicts the log before it: {problem}. "
         "Replay all operations of one memory in order."
     )
+
+
+def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Contents:
+    """Return the contents after `operations`, which begin at `start` (None: an empty memory)."""
+    contents = Contents() if start is None else start.contents.copy()
+    for operation in operations:
+        contents.apply(operation)
+    return contents
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A saved memory without vectors, with its embedder's id and the seed of its rules."""
+
+    embedder: str
+    contents: Contents = field(default_factory=Contents)
+    seed: int = 0
+    format: int = SNAPSHOT_FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return found
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Snapshot:
+        """Return the snapshot that `to_json` wrote; raise TraceError if it is damaged."""
+        if record.get("format") != SNAPSHOT_FORMAT:
+            raise TraceError(f"memory snapshot has format={record.get('format')!r}, not 2.")
+        try:
+            return msgspec.convert(record, Snapshot, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise TraceError(f"memory snapshot is damaged ({error}). Restore the file.") from error
+
+
+def to_json(record: Operation | Source) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, as JSON values."""
+    found: dict[str, Any] = {}
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if value != item.default:
+            found[item.name] = to_json(value) if isinstance(value, Source) else value
+    return found
+
+
+def operation_from_json(record: Mapping[str, Any]) -> Operation:
+    """Return the operation that `to_json` wrote. Raises ValueError if `record` is damaged."""
+    return msgspec.convert(record, Operation)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
+from inspect import signature
 from math import nan
 from types import MappingProxyType
 from typing import Any
@@ -22,12 +21,6 @@ from atommem.memory.store import Ids, VectorStore, best
 from atommem.plugins import find
 
 Numbers = npt.NDArray[np.float64]
-COLUMNS = tuple(
-    item.name
-    for item in fields(Entry)
-    if item.type in ("int", "float", "int | None", "float | None")
-)
-"""The numeric fields of `Entry`."""
 
 _DIGITS = 5
 _BLOCK = 512
@@ -38,9 +31,6 @@ class Candidate:
     """A text that is about to become an entry.
 
     Attributes:
-        text: Within its token limit.
-        vector: Shape (dim,).
-        source: Its origin.
         score: Its rating by `Rule.rate` or `Accepted.score`; None before that.
         replaces: For an update, the id of the entry.
         outcome, details: Those of a record of an experience bank.
@@ -137,13 +127,7 @@ class StoreState:
         return np.random.default_rng(self._seed)
 
     def column(self, name: str) -> Numbers:
-        """Return a numeric field of the entries, shape (n,), NaN for None.
-
-        Raises:
-            ConfigError: `name` is not one of `COLUMNS`.
-        """
-        if name not in COLUMNS:
-            raise ConfigError(f"column={name!r}: entries have {', '.join(COLUMNS)}.")
+        """Return a numeric field of the entries, shape (n,), NaN for None."""
         return np.array([getattr(entry, name) for entry in self.entries.values()], dtype=float)
 
     def cosines(self, vector: Vectors) -> Vectors:
@@ -181,6 +165,7 @@ class StoreState:
 class Rule:
     """Base class of admission and retention rules; override what the rule does.
 
+    As it is, it admits every entry (``accept``) and keeps every entry (``reject``, the paper's).
     A memory makes one object of each rule. A rule keeps only state that follows from the log: when
     a memory is restored, its rules are made anew and `observe` is called for the log's outcomes.
     """
@@ -208,13 +193,6 @@ class Rule:
         """Note the outcome of a task that entries were shown for; NaN if it is unknown."""
 
 
-class AcceptAll(Rule):
-    """Admit every create: the policy decides."""
-
-    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
-        return Accepted()
-
-
 def lowest(store: StoreState, scores: npt.NDArray[Any]) -> tuple[int, float]:
     """Return the id with the lowest of `scores` (n,), the oldest of several, and that score."""
     place = int(scores.argmin())
@@ -222,19 +200,12 @@ def lowest(store: StoreState, scores: npt.NDArray[Any]) -> tuple[int, float]:
 
 
 class RuleSet:
-    """The admission and the retention rule of one store.
-
-    Args:
-        admission, retention: As in the settings: ``NAME`` or ``NAME(option=value, ...)``.
-
-    Raises:
-        ConfigError: A rule does not exist or does not accept its options.
-    """
+    """The admission and the retention rule of one store; see `make_rule`."""
 
     def __init__(self, admission: str, retention: str) -> None:
         self._names = admission, retention
-        self.admission: Rule = make_rule("admission", admission)
-        self.retention: Rule = make_rule("retention", retention)
+        self.admission = make_rule("admission", admission)
+        self.retention = make_rule("retention", retention)
         self.admission_actor = f"admission:{admission}"
         self.retention_actor = f"retention:{retention}"
 
@@ -256,59 +227,30 @@ class RuleSet:
             self.retention.observe(operation.details["shown"], nan, operation.step)
 
 
-_METHODS = {"admission": ("admit",), "retention": ("evict", "sweep")}
-
-
 def make_rule(setting: str, name: str) -> Rule:
     """Make the rule that the setting ``retention`` or ``admission`` names.
-
-    Raises:
-        ConfigError: There is no such rule, or it does not accept the options.
-    """
-    rule, methods = make_named(setting, name), _METHODS[setting]
-    if not isinstance(rule, Rule):
-        raise ConfigError(
-            f"{setting}={name!r} is {rule!r}: give a subclass of atommem.memory.rules.Rule."
-        )
-    if all(getattr(type(rule), method) is getattr(Rule, method) for method in methods):
-        raise ConfigError(f"{setting}={name!r}: the class must define {' or '.join(methods)}.")
-    return rule
-
-
-def make_named(setting: str, name: str) -> Any:
-    """Make an object of the class that a setting names.
 
     Args:
         setting: Selects the entry points ``atommem.SETTING``.
         name: An entry point or ``package.module:Class``, with options as ``NAME(option=value)``.
-
-    Raises:
-        ConfigError: There is no such class, or it does not accept the options.
     """
-    match = re.fullmatch(r"([^()]+)\(([^()]*)\)", name.strip())
-    plain, written = match.groups() if match else (name, "")
-    found = _find(setting, plain)
-    if not callable(found):
-        raise ConfigError(f"{setting}={name!r} is {found!r}: give a class.")
-    parts = [part.strip() for part in written.split(",") if part.strip()]
-    names = [part.partition("=")[0].strip() for part in parts]
-    if len(set(names)) < len(names) or not all("=" in part for part in parts):
+    kind, options = _rule_of(setting, name)
+    return kind(**options)
+
+
+@cache  # every memory makes its rules
+def _rule_of(setting: str, name: str) -> tuple[type[Rule], dict[str, Any]]:
+    plain, _, written = name.strip().removesuffix(")").partition("(")
+    kind = find(f"atommem.{setting}", plain)
+    if not (isinstance(kind, type) and issubclass(kind, Rule)):
         raise ConfigError(
-            f"{setting}={name!r}: write options as NAME(option=value, option=value), each once."
+            f"{setting}={name}: not a rule. Give a subclass of {Rule.__module__}.Rule."
         )
     parser = Parser(f"{setting}={name}")
-    if isinstance(found, type):
-        parser.add_class_arguments(found, fail_untyped=False)
-    else:
-        parser.add_function_arguments(found, fail_untyped=False)
-    flags = [f"--{''.join(part.split())}" for part in parts]
+    parser.add_class_arguments(kind, fail_untyped=False)
+    flags = [f"--{''.join(part.split())}" for part in written.split(",") if part.strip()]
     try:
-        return found(**vars(parser.parse_args(flags)))
-    except (ConfigError, TypeError) as error:
-        known = ", ".join(inspect.signature(found).parameters) or "none"
-        raise ConfigError(f"{setting}={name!r}: {error} Options: {known}.") from error
-
-
-@cache  # every memory makes its rules, and a search reads the files of all packages
-def _find(setting: str, name: str) -> Any:
-    return find(f"atommem.{setting}", name)
+        return kind, vars(parser.parse_args(flags))
+    except ConfigError as error:
+        known = ", ".join(signature(kind).parameters) or "none"
+        raise ConfigError(f"{setting}={name}: {error} Options: {known}.") from error

@@ -6,19 +6,20 @@ Both are caches of the operation log. faiss is imported with the first store.
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
-from atommem.errors import ConfigError, TraceError
+from atommem.errors import ConfigError
 
 Ids = npt.NDArray[np.int64]
 Hits = list[tuple[int, float]]
@@ -33,47 +34,37 @@ _BATCH = 256
 
 
 class VectorStore:
-    """Unit vectors by entry id with exact search by inner product, which is the cosine.
-
-    Args:
-        dim: Length of the vectors.
-    """
+    """Unit vectors of length `dim` by entry id, with exact search by cosine."""
 
     def __init__(self, dim: int) -> None:
         import faiss
 
         self.dim = dim
         self._index: Any = faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
+        self._shared = False
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
     def add(self, ids: Sequence[int] | Ids, vectors: Vectors) -> None:
-        """Add vectors, shape (n, dim), under `n` ids that the store does not hold.
-
-        Raises:
-            ConfigError: A vector has another length or is not a unit vector.
-        """
-        if len(ids):
-            self._index.add_with_ids(check_vectors(vectors, self.dim), np.asarray(ids, np.int64))
+        """Add vectors, shape (n, dim), under `n` ids that the store does not hold."""
+        rows = check_vectors(vectors, self.dim)
+        self._unshare()
+        self._index.add_with_ids(rows, np.asarray(ids, np.int64))
 
     def update(self, changes: Mapping[int, Vectors | None]) -> None:
-        """Add or replace the vectors of some ids; None removes one.
-
-        Raises:
-            ConfigError: As for `add`.
-        """
+        """Add or replace the vectors of some ids; None removes one."""
+        if not changes:
+            return
         new = {entry_id: row for entry_id, row in changes.items() if row is not None}
         rows = check_vectors(np.stack(list(new.values())), self.dim) if new else None
-        if changes and len(self):
-            self._index.remove_ids(np.fromiter(changes, np.int64))
+        self._unshare()
+        self._index.remove_ids(np.fromiter(changes, np.int64))
         if rows is not None:
             self._index.add_with_ids(rows, np.fromiter(new, np.int64))
 
     def rows(self, ids: Sequence[int] | Ids) -> Vectors:
         """Return a copy of the vectors of some ids, shape (n, dim)."""
-        if not len(ids):
-            return np.empty((0, self.dim), np.float32)
         found: Vectors = self._index.reconstruct_batch(np.asarray(ids, np.int64))
         return found
 
@@ -90,13 +81,16 @@ class VectorStore:
                 return best(scores, ids, k)
             count = min(4 * count, size)
 
-    def copy(self) -> VectorStore:
-        """Return an independent copy (50,000 vectors of 384 numbers take about 0.1 s)."""
-        import faiss
+    def copy(self) -> Self:
+        """Return an independent copy; the index is cloned when one of the two changes."""
+        self._shared = True
+        return copy.copy(self)
 
-        twin = object.__new__(VectorStore)
-        twin.dim, twin._index = self.dim, faiss.clone_index(self._index)
-        return twin
+    def _unshare(self) -> None:
+        if self._shared:
+            import faiss
+
+            self._index, self._shared = faiss.clone_index(self._index), False
 
 
 def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
@@ -104,10 +98,6 @@ def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
 
     Scores within `TIE_TOLERANCE` of a group's best are ties, and the smaller id (the older entry)
     comes first; the next lower score starts a new group.
-
-    Args:
-        scores, ids: Shape (n,).
-        k: The number of results; at most n are returned.
     """
     order = np.argsort(-scores, kind="stable")
     falling = -scores[order].astype(np.float64)
@@ -122,11 +112,7 @@ def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
 
 
 def check_vectors(vectors: Vectors, dim: int) -> Vectors:
-    """Return `vectors` as contiguous float32 rows of length `dim`.
-
-    Raises:
-        ConfigError: The shape differs, or a row is not a unit vector.
-    """
+    """Return `vectors` as float32 rows; raise ConfigError unless they are unit rows of `dim`."""
     rows = np.ascontiguousarray(vectors, dtype=np.float32)
     if rows.ndim != 2 or rows.shape[1] != dim:
         raise ConfigError(f"vectors have shape {rows.shape}: the embedder must return (n, {dim}).")
@@ -141,15 +127,7 @@ def check_vectors(vectors: Vectors, dim: int) -> Vectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextVectors:
-    """Vectors by the digest of their text: they save embedding again when a memory is restored.
-
-    Texts that are missing are embedded, and surplus ones are ignored.
-
-    Attributes:
-        embedder: The id of the embedder.
-        digests: Shape (n,), uint64; see `digests_of`.
-        rows: Shape (n, dim), float32.
-    """
+    """Vectors (n, dim) by `digests_of` their texts (n,), which a restored memory need not embed."""
 
     embedder: str
     digests: npt.NDArray[np.uint64]
@@ -161,52 +139,21 @@ class TextVectors:
         wanted = digests_of(texts, kind).tolist()
         return np.array([rows.get(digest, -1) for digest in wanted], dtype=np.int64)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the file `path` as a whole, ``4 dim + 8`` bytes a vector."""
-        path = Path(path)
+    def save(self, path: Path) -> None:
+        """Write the file `path` as a whole."""
         draft = path.with_name(path.name + ".part")
         with draft.open("wb") as file:
             np.savez(file, embedder=np.array(self.embedder), digests=self.digests, rows=self.rows)
         os.replace(draft, path)
-        return path
 
     @staticmethod
-    def load(path: str | Path) -> TextVectors:
-        """Read a file that `save` wrote.
-
-        Raises:
-            TraceError: The file is missing or damaged.
-        """
+    def load(path: Path) -> TextVectors | None:
+        """Read a file that `save` wrote; None if it is missing or damaged."""
         try:
-            with np.load(path, allow_pickle=False) as held:
-                found = TextVectors(str(held["embedder"]), held["digests"], held["rows"])
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            EOFError,
-            zipfile.BadZipFile,
-            AttributeError,
-        ) as error:
-            raise TraceError(
-                f"cannot read the vectors {path} ({error}). Delete the file."
-            ) from error
-        if found.digests.dtype != np.uint64 or found.digests.shape != found.rows.shape[:1]:
-            raise TraceError(f"{path} does not contain vectors of texts. Delete the file.")
-        return found
-
-    @staticmethod
-    def beside(path: Path) -> TextVectors | None:
-        """Read the vectors beside a file (`vectors_path`); None if missing or damaged."""
-        try:
-            return TextVectors.load(vectors_path(path))
-        except TraceError:
+            with np.load(path, allow_pickle=False) as file:
+                return TextVectors(str(file["embedder"]), file["digests"], file["rows"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
-
-
-def vectors_path(path: Path) -> Path:
-    """Return the path of the vectors that belong to the file `path`."""
-    return path.with_name(path.name + ".vectors")
 
 
 def digests_of(texts: Iterable[str], kind: TextKind) -> npt.NDArray[np.uint64]:
@@ -223,11 +170,7 @@ def digests_of(texts: Iterable[str], kind: TextKind) -> npt.NDArray[np.uint64]:
 async def embed_texts(
     embedder: Embedder, texts: Sequence[str], kind: TextKind, cache: TextVectors | None = None
 ) -> Vectors:
-    """Return the vectors of texts, shape (n, dim): from the cache, or embedded in batches.
-
-    Raises:
-        OutageError: The embedder is out of reach.
-    """
+    """Return the vectors of texts, shape (n, dim): from the cache, or embedded in batches."""
     rows = np.empty((len(texts), embedder.dim), dtype=np.float32)
     places = np.full(len(texts), -1, dtype=np.int64)
     if cache is not None and cache.embedder == embedder.id:

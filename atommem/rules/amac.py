@@ -1,6 +1,6 @@
 """A-MAC (arXiv 2603.04549): admission by utility, confidence, novelty, recency and type.
 
-The paper and its code (at 40407ae) differ. `AMac` follows the paper, `AMacPublished` the code.
+The paper and its code (at 40407ae) differ; `AMac` follows the paper.
 """
 
 from __future__ import annotations
@@ -12,15 +12,7 @@ from math import exp
 import numpy as np
 
 from atommem.errors import ConfigError, OutageError
-from atommem.memory.rules import (
-    Accepted,
-    Admission,
-    Candidate,
-    Merged,
-    Refused,
-    Rule,
-    StoreState,
-)
+from atommem.memory.rules import Accepted, Admission, Candidate, Merged, Refused, Rule, StoreState
 from atommem.rules.eviction import PRIORS, kind_of, novelty
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
@@ -66,20 +58,17 @@ class AMac(Rule):
         url: str | None = None,
         model: str | None = None,
     ) -> None:
-        try:
-            self._weights = np.array([float(part) for part in weights.split("/")])
-        except ValueError:
-            self._weights = np.empty(0)
-        if len(self._weights) != 5 or (self._weights < 0).any() or not self._weights.sum() > 0:
-            raise ConfigError(f"amac: weights={weights!r}: give five numbers (.1/.1/.1/.1/.6).")
         if (url is None) != (model is None):
             raise ConfigError("amac: give url and model, or neither.")
+        parts = weights.split("/")
+        if len(parts) != 5:
+            raise ConfigError(f"amac: weights={weights}: give five numbers (.1/.1/.1/.1/.6).")
+        self._weights = np.array([float(part) for part in parts])
         self._threshold, self._conflict, self._model = threshold, conflict, model
         self._chat = None
         if url is not None:
-            self._chat = ChatClient(
-                ServerClient(url, service="judge", timeout=120.0, retries=2, max_in_flight=8)
-            )
+            client = ServerClient(url, service="judge", timeout=120.0, retries=2, max_in_flight=8)
+            self._chat = ChatClient(client)
         self._utilities: dict[str, float | None] = {}
 
     async def prepare(self, texts: Sequence[str]) -> None:
@@ -103,19 +92,20 @@ class AMac(Rule):
         note = " (utility is unknown)" if unknown else ""
         if score < self._threshold:
             return Refused(f"score {score:.3f} is below {self._threshold:g}{note}", score)
-        if len(store.ids):
-            cosines = store.cosines(candidate.vector)
-            place = int(cosines.argmax())
-            rival = store.entries[int(store.ids[place])]
-            if rival.text == candidate.text or cosines[place] >= SAME:
-                return Refused(f"repeats entry {rival.id}{note}", score)
-            if cosines[place] > self._conflict:
-                if rival.score is not None and rival.score >= score:
-                    reason = f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}"
-                    return Refused(reason, score)
-                reason = f"supersedes it with score {score:.3f}{note}"
-                return Merged(rival.id, reason, candidate.text, score)
-        return Accepted(f"score {score:.3f}{note}", score)
+        if not len(store.ids):
+            return Accepted(f"score {score:.3f}{note}", score)
+        cosines = store.cosines(candidate.vector)
+        place = int(cosines.argmax())
+        rival = store.entries[int(store.ids[place])]
+        if rival.text == candidate.text or cosines[place] >= SAME:
+            return Refused(f"repeats entry {rival.id}{note}", score)
+        if cosines[place] <= self._conflict:
+            return Accepted(f"score {score:.3f}{note}", score)
+        if rival.score is not None and rival.score >= score:
+            reason = f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}"
+            return Refused(reason, score)
+        reason = f"supersedes it with score {score:.3f}{note}"
+        return Merged(rival.id, reason, candidate.text, score)
 
     def score(self, candidate: Candidate, store: StoreState) -> float:
         """Return the weighted mean of the known factors."""
@@ -132,36 +122,13 @@ class AMac(Rule):
             exp(-0.01 * float(details.get("age_hours", 0.0))),
             PRIORS[kind_of(candidate.text)],
         )
-        known = np.array([factor is not None for factor in factors])
-        values = np.array([0.0 if factor is None else factor for factor in factors])
-        total = float(self._weights[known].sum())
-        return float(self._weights @ values) / total if total else 0.0
-
-
-class AMacPublished(Rule):
-    """Admit as the code does: novelty is always 1, recency 0, and no entry is superseded.
-
-    Confidence is the best ROUGE-L with a text of the store that shares a word; the code compares
-    with all earlier turns. Utility is the code's constant for a model that does not reply.
-
-    Args:
-        threshold: The least score that is admitted.
-        utility: Of every text; .3 to .9 give the same decisions on the paper's turns.
-    """
-
-    def __init__(self, threshold: float = 0.55, utility: float = 0.5) -> None:
-        self._threshold, self._utility = threshold, utility
-
-    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
-        words, raw = _words(candidate.text), set(candidate.text.lower().split())
-        texts = [entry.text for entry in store.entries.values()]
-        related = [text for text in texts if raw & set(text.lower().split())]
-        confidence = max((rouge_l(words, _words(text)) for text in related), default=0.0)
-        factors = (self._utility, confidence, 1.0, 0.0, PRIORS[kind_of(candidate.text)])
-        score = float(np.dot(WEIGHTS, factors))
-        if score < self._threshold - 1e-9:
-            return Refused(f"score {score:.3f} is below {self._threshold:g}", score)
-        return Accepted(f"score {score:.3f}", score)
+        known = [
+            (weight, factor)
+            for weight, factor in zip(self._weights, factors, strict=True)
+            if factor is not None
+        ]
+        total = sum(weight for weight, _ in known)
+        return float(sum(weight * factor for weight, factor in known) / total) if total else 0.0
 
 
 def read_utility(reply: str) -> float | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from math import isfinite, log1p
-from pathlib import Path
+from math import log1p
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from atommem.memory.rules import (
     StoreState,
     lowest,
 )
-from atommem.rules.eviction import steps_of_last_use
+from atommem.rules.eviction import Lowest, read_weights, steps_of_last_use
 
 # Deletion by use and by utility (arXiv 2505.16067, sections 4 and 5.2) ---------------------------
 
@@ -41,7 +40,7 @@ class Periodic(Rule):
 
     def __init__(self, period: int = 500, alpha: int = 0) -> None:
         if period < 1:
-            raise ConfigError(f"periodic: period={period}: give at least 1 task.")
+            raise ConfigError(f"periodic: period={period}: must be at least 1.")
         self._period, self._alpha = period, alpha
         self._number, self._shown = 0, Counter[int]()
 
@@ -124,7 +123,7 @@ class Constrained(Periodic):
 # MemoBankRL's case bank ---------------------------------------------------------------------------
 
 
-class MemoBank(Rule):
+class MemoBank(Lowest):
     """Refuse duplicates and broken failures, and prune a full bank by utility.
 
     Set it as admission and as retention. Utility (equation 1) is .7 c exp(-.02 a) / a + .3 r, with
@@ -141,6 +140,8 @@ class MemoBank(Rule):
         prune_above: Prune when capacity is exceeded, not when it is reached.
     """
 
+    reason = "utility {:.3g}"
+
     def __init__(
         self,
         similarity: float = 0.85,
@@ -152,7 +153,7 @@ class MemoBank(Rule):
     ) -> None:
         if sample < 1 or not 0 <= keep <= 1:
             raise ConfigError(
-                f"memobank: sample={sample}, keep={keep}: give at least 1 and a share from 0 to 1."
+                f"memobank: sample={sample}, keep={keep}: at least 1, and from 0 to 1."
             )
         self._similarity, self._sample, self._keep = similarity, sample, keep
         self._least_positive, self._newest_first = least_positive, newest_first
@@ -173,15 +174,11 @@ class MemoBank(Rule):
             return Refused("duplicate", nearest)
         return Accepted("no duplicate", nearest)
 
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, utility = lowest(store, self._utilities(store))
-        return Eviction(chosen, f"utility {utility:.3g}", utility)
-
     def sweep(self, store: StoreState) -> Sequence[Eviction]:
         size, capacity = len(store.ids), store.capacity
         if capacity is None or size < capacity + self._prune_above:
             return ()
-        utilities = self._utilities(store)
+        utilities = self.scores(store)
         age = -store.ids if self._newest_first else store.ids
         order = np.lexsort((age, -utilities))
         kept, pruned = order[: int(self._keep * capacity)], order[int(self._keep * capacity) :]
@@ -194,7 +191,8 @@ class MemoBank(Rule):
             if place not in restored
         ]
 
-    def _utilities(self, store: StoreState) -> Numbers:
+    def scores(self, store: StoreState) -> Numbers:
+        """Return the utility of each record, shape (n,)."""
         age = np.maximum(1.0, store.step - store.column("created"))
         reward = np.nan_to_num(store.column("outcome")) > 0
         return 0.7 * store.column("shown") * np.exp(-0.02 * age) / age + 0.3 * reward
@@ -234,7 +232,7 @@ LINEAR = {
 """Weights of the linear rule. The paper gives only their signs."""
 
 
-class TraceRetain(Rule):
+class TraceRetain(Lowest):
     """Evict the record with the lowest weighted sum of eleven features.
 
     The paper gives no formulas for the features; these are ours.
@@ -246,14 +244,10 @@ class TraceRetain(Rule):
     """
 
     def __init__(self, weights: str | None = None, most_steps: int = 50) -> None:
-        if most_steps < 1:
-            raise ConfigError(f"traceretain: most_steps={most_steps}: give at least 1.")
         self._most_steps = most_steps
-        self._weights = LINEAR if weights is None else _trace_weights(weights)
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, score = lowest(store, self.scores(store))
-        return Eviction(chosen, f"score {score:.3g}", score)
+        self._weights = LINEAR if weights is None else read_weights("traceretain", weights)
+        if self._weights.keys() != LINEAR.keys():
+            raise ConfigError(f"traceretain: weights={weights}: give {', '.join(LINEAR)}.")
 
     def scores(self, store: StoreState) -> Numbers:
         """Return the score of each record, shape (n,), rounded so that sums in any order tie."""
@@ -277,15 +271,3 @@ class TraceRetain(Rule):
     def _efficiency(self, entry: Entry) -> float:
         steps = (entry.details or {}).get("steps")
         return 1.0 - steps / self._most_steps if isinstance(steps, (int, float)) else 0.0
-
-
-def _trace_weights(path: str) -> dict[str, float]:
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"traceretain: weights={path!r}: cannot read it ({error}).") from error
-    if not isinstance(found, dict) or found.keys() != LINEAR.keys():
-        raise ConfigError(f"traceretain: {path} must have the weights {', '.join(LINEAR)}.")
-    if not all(isinstance(value, (int, float)) and isfinite(value) for value in found.values()):
-        raise ConfigError(f"traceretain: {path} must have finite numbers as weights: {found}.")
-    return {name: float(found[name]) for name in LINEAR}

@@ -1,60 +1,64 @@
-"""Retention rules by age, use or similarity, and by a rating at creation; of ties the oldest goes."""
+"""Retention rules by age, use, similarity or a rating of the text; ties evict the oldest."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from atommem.errors import ConfigError
-from atommem.memory.log import Entry
 from atommem.memory.rules import Candidate, Eviction, Numbers, Rule, StoreState, lowest
 
 
-class Reject(Rule):
-    """Refuse the new entry (the paper's rule): the policy must delete before it creates."""
+class Lowest(Rule):
+    """Base class of rules that evict the entry with the lowest score."""
+
+    reason = "score {:.3g}"
+
+    def scores(self, store: StoreState) -> Numbers:
+        """Return a score of each entry, shape (n,)."""
+        raise NotImplementedError
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        return Eviction(None, "the store is full")
+        chosen, score = lowest(store, self.scores(store))
+        return Eviction(chosen, self.reason.format(score), score)
 
 
-class FirstInFirstOut(Rule):
+class FirstInFirstOut(Lowest):
     """Evict the oldest entry; an update does not make it younger."""
 
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        oldest = next(iter(store.entries.values()))
-        return Eviction(oldest.id, f"oldest, of step {oldest.created}", oldest.created)
+    reason = "oldest, of step {:.0f}"
 
-
-def step_of_last_use(entry: Entry) -> int:
-    """Return the step at which an entry was last shown, or else created."""
-    return entry.created if entry.last_shown is None else entry.last_shown
+    def scores(self, store: StoreState) -> Numbers:
+        return store.column("created")
 
 
 def steps_of_last_use(store: StoreState) -> Numbers:
-    """Return `step_of_last_use` of each entry, shape (n,)."""
-    return np.array([step_of_last_use(entry) for entry in store.entries.values()], dtype=float)
+    """Return the step at which each entry was last shown, or else created: shape (n,)."""
+    shown = store.column("last_shown")
+    return np.where(np.isnan(shown), store.column("created"), shown)
 
 
-class LeastRecentlyUsed(Rule):
+class LeastRecentlyUsed(Lowest):
     """Evict the entry that has not been shown for the longest time."""
 
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, step = lowest(store, steps_of_last_use(store))
-        return Eviction(chosen, f"unused since step {step:.0f}", step)
+    reason = "unused since step {:.0f}"
+
+    def scores(self, store: StoreState) -> Numbers:
+        return steps_of_last_use(store)
 
 
-class LeastFrequentlyUsed(Rule):
+class LeastFrequentlyUsed(Lowest):
     """Evict the entry that was shown at the fewest steps."""
 
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, shown = lowest(store, store.column("shown"))
-        return Eviction(chosen, f"shown {shown:.0f} times", shown)
+    reason = "shown {:.0f} times"
+
+    def scores(self, store: StoreState) -> Numbers:
+        return store.column("shown")
 
 
 class Ebbinghaus(Rule):
@@ -67,7 +71,7 @@ class Ebbinghaus(Rule):
         # Exponents are compared, because their exponentials run out of digits.
         exponents = (steps_of_last_use(store) - store.step) / (1 + store.column("shown"))
         chosen, exponent = lowest(store, exponents)
-        retained = float(np.exp(exponent))
+        retained = math.exp(exponent)
         return Eviction(chosen, f"retention {retained:.3g}", retained)
 
 
@@ -102,16 +106,15 @@ class FailuresFirst(Rule):
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         failed = store.column("outcome") < self._below
-        age = store.column("created")
-        chosen, _ = lowest(store, np.where(failed, -np.inf, age))
+        chosen, _ = lowest(store, np.where(failed, -np.inf, store.column("created")))
         reason = "oldest failure" if failed.any() else "oldest, no failures"
         return Eviction(chosen, reason, store.entries[chosen].created)
 
 
 class Rated(Rule):
-    """Evict the entry with the lowest rating, or refuse the new one if its own is lower.
+    """Base class of rules that rate a text when it is written, and evict the lowest rating.
 
-    Of equal ratings the oldest goes. Entries without a rating (from another rule) go first.
+    The new entry is refused if its own rating is lower. Entries without a rating go first.
     """
 
     label = "rated"
@@ -151,55 +154,13 @@ class Length(Rated):
         return len(candidate.text.split())
 
 
-class GreedyOracle(Rated):
-    """Keep the texts that most questions need: an upper reference, for evaluation only.
-
-    It keeps the most evidence references that the store can hold. It is not a bound for questions
-    that need several texts at once, which is maximum coverage.
-
-    Args:
-        needs: A JSON object or its file: text, or name of its source, to the number of questions
-            that need it. Other texts are needed by none.
-        task: The key of an object with the needs of many tasks: ``oracle(needs=FILE, task=$task)``.
-    """
-
-    label = "needed by"
-
-    def __init__(self, needs: str | Mapping[str, Any], task: str | None = None) -> None:
-        if isinstance(needs, str):
-            needs = _read_json("oracle: needs", needs)
-        if not isinstance(needs, Mapping):
-            raise ConfigError("oracle: needs must be an object of texts and numbers.")
-        self._needs: Mapping[str, float] = needs if task is None else needs.get(task, {})
-
-    def rate(self, candidate: Candidate, store: StoreState) -> float:
-        needed = self._needs.get(candidate.text, 0.0)
-        piece = candidate.source.piece
-        return float(needed if piece is None else self._needs.get(piece, needed))
-
-
-CUES: dict[str, tuple[str, ...]] = {
-    "preference": (
-        *("prefer", "like", "dislike", "hate", "love", "favorite"),
-        *("enjoy", "appreciate", "avoid", "want", "wish"),
-    ),
-    "identity": (
-        *("i am", "i'm", "my name is", "called", "live in", "from"),
-        *("work as", "job", "profession", "nationality", "age"),
-    ),
-    "fact": (
-        *("is", "are", "was", "were", "always", "never"),
-        *("true", "false", "known", "established", "defined"),
-    ),
-    "plan": (
-        *("will", "going to", "plan to", "intend to", "scheduled", "planning"),
-        *("upcoming", "future", "tomorrow", "next"),
-    ),
-    "goal": ("want to", "hope to", "aim to", "goal", "objective", "target", "aspire", "strive"),
-    "temporary": (
-        *("currently", "right now", "at the moment", "today"),
-        *("this morning", "this afternoon", "temporarily"),
-    ),
+CUES = {
+    "preference": "prefer,like,dislike,hate,love,favorite,enjoy,appreciate,avoid,want,wish",
+    "identity": "i am,i'm,my name is,called,live in,from,work as,job,profession,nationality,age",
+    "fact": "is,are,was,were,always,never,true,false,known,established,defined",
+    "plan": "will,going to,plan to,intend to,scheduled,planning,upcoming,future,tomorrow,next",
+    "goal": "want to,hope to,aim to,goal,objective,target,aspire,strive",
+    "temporary": "currently,right now,at the moment,today,this morning,this afternoon,temporarily",
 }
 """Of A-MAC's code (arXiv 2603.04549, at 40407ae), counted as substrings: "this" has an "is"."""
 
@@ -217,7 +178,7 @@ PRIORS = {
 def kind_of(text: str) -> str:
     """Return the kind with the most cues in a text, the first of equal ones, or ``unknown``."""
     low = text.lower()
-    counts = {kind: sum(cue in low for cue in cues) for kind, cues in CUES.items()}
+    counts = {kind: sum(cue in low for cue in cues.split(",")) for kind, cues in CUES.items()}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] else "unknown"
 
@@ -257,50 +218,37 @@ class Linear(Rated):
     """Keep the texts with the highest log-odds of being needed, by a fitted linear scorer.
 
     Args:
-        weights: A JSON file of ``python -m papers.retention fit``: ``weights`` by feature,
+        weights: A JSON file of ``python -m papers.retention fit``: ``weights`` by feature with a
             ``bias``, and optionally a ``vector`` of weights for the embedding.
     """
 
     label = "scored"
 
     def __init__(self, weights: str) -> None:
-        self._weights, self._vector = read_weights(weights)
+        found = read_weights("linear", weights)
+        self._weights = found.get("weights", found)
+        self._vector = np.array(found.get("vector") or [], dtype=float)
+        if unknown := self._weights.keys() - {*FEATURES, "bias"}:
+            raise ConfigError(f"linear: weights={weights}: unknown features {sorted(unknown)}.")
 
     def rate(self, candidate: Candidate, store: StoreState) -> float:
         found = {**text_features(candidate.text), "novelty": novelty(candidate, store), "bias": 1.0}
         score = sum(weight * found[name] for name, weight in self._weights.items())
-        if self._vector is None:
-            return score
-        if len(self._vector) != len(candidate.vector):
-            size = len(self._vector)
-            raise ConfigError(f"linear: fitted on vectors of {size} numbers. Use that embedder.")
-        return score + float(self._vector @ candidate.vector)
+        if len(self._vector):
+            score += float(self._vector @ candidate.vector)
+        return score
 
 
-def read_weights(path: str) -> tuple[Mapping[str, float], Numbers | None]:
-    """Return the weights by feature, and of the embedding.
+def read_weights(rule: str, path: str) -> dict[str, Any]:
+    """Return the JSON object of a file with a rule's weights.
 
     Raises:
-        ConfigError: The file is missing or damaged.
+        ConfigError: The file is missing or not a JSON object.
     """
-    found = _read_json("linear: weights", path)
     try:
-        weights = {str(name): float(value) for name, value in found.get("weights", found).items()}
-        vector = None if found.get("vector") is None else np.array(found["vector"], dtype=float)
-        if not np.isfinite([*weights.values(), *(() if vector is None else vector)]).all():
-            raise ValueError("not all of them are finite numbers")
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"linear: weights={path!r} ({error}). `python -m papers.retention fit` writes it."
-        ) from error
-    if unknown := weights.keys() - {*FEATURES, "bias"}:
-        names = ", ".join(sorted(unknown))
-        raise ConfigError(f"linear: unknown features {names} in {path}: use {', '.join(FEATURES)}.")
-    return weights, vector
-
-
-def _read_json(name: str, path: str) -> Any:
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}={path!r}: cannot read the JSON file ({error}).") from error
+        raise ConfigError(f"{rule}: weights={path}: cannot read it ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{rule}: weights={path}: not a JSON object.")
+    return found

@@ -12,9 +12,40 @@ from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
 from atommem.eval.methods.readers import FullContext, NoMemory, Oracle, VanillaRAG
-from atommem.rollout import Agent, EpisodeRunner
+from atommem.rollout import ENCODE_THREADS, EpisodeRunner
+from atommem.run import build_agent
 
 __all__ = ["METHODS", "READERS", "Method", "Setup", "make_method"]
+
+
+def _atommem(setup: Setup) -> EpisodeRunner:
+    """AtomMem (arXiv 2601.08323), trained or not: the loop itself."""
+    agent = build_agent(
+        setup.run,
+        setup.policy,
+        embedder=setup.embedder,
+        environments=setup.environments,
+        encode_threads=ENCODE_THREADS,
+    )
+    return EpisodeRunner(agent, max_in_flight=setup.max_in_flight)
+
+
+def _memagent(setup: Setup) -> EpisodeRunner:
+    """MemAgent (arXiv 2507.02259): the loop with one text that each completion overwrites.
+
+    All questions are asked at one step: 7 chunks and 1 answer are the 8.0 calls of Table 6.
+    """
+    memory = setup.run.memory
+    # The checkpoint's own wording, where it was trained on this dialect.
+    templates = memory.templates if memory.dialect == "memagent" else "memagent"
+    memory = replace(
+        memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[]
+    )
+    environments = documents(setup, "memagent").without_reads()
+    return _atommem(
+        replace(setup, run=replace(setup.run, memory=memory), environments=environments)
+    )
+
 
 _BASELINES: tuple[type[Baseline], ...] = (
     FullContext,
@@ -28,39 +59,6 @@ _BASELINES: tuple[type[Baseline], ...] = (
     Summarising,
     BrowsingRAG,
 )
-
-
-def _atommem(setup: Setup) -> EpisodeRunner:
-    """AtomMem (arXiv 2601.08323), trained or not: the loop itself."""
-    return EpisodeRunner(
-        Agent(
-            policy=setup.policy,
-            embedder=setup.embedder,
-            tokenizer=setup.tokenizer,
-            environments=setup.environments,
-            memory=setup.memory,
-            sampling=setup.sampling,
-            chat_template_kwargs=setup.chat_template_kwargs,
-            encode_threads=setup.encode_threads,
-        ),
-        max_in_flight=setup.max_in_flight,
-    )
-
-
-def _memagent(setup: Setup) -> EpisodeRunner:
-    """MemAgent (arXiv 2507.02259): the loop with one text that each completion overwrites.
-
-    All questions are asked at one step: 7 chunks and 1 answer are the 8.0 calls of Table 6.
-    """
-    environments = documents(setup, "memagent").without_reads()
-    # The checkpoint's own wording, where it was trained on this dialect.
-    templates = setup.memory.templates if setup.memory.dialect == "memagent" else "memagent"
-    memory = replace(
-        setup.memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[]
-    )
-    return _atommem(replace(setup, environments=environments, memory=memory))
-
-
 _MAKERS: Mapping[str, Callable[[Setup], Method]] = {
     "atommem": _atommem,
     "memagent": _memagent,
@@ -76,10 +74,6 @@ READERS = (
 
 
 def make_method(name: str, setup: Setup) -> Method:
-    """The method called `name`, over the policy and all else of `setup`.
-
-    Raises:
-        ConfigError: There is none of this name, or its settings do not fit together.
-    """
+    """Make the method called `name`; raises ConfigError if it or a setting does not fit."""
     check_choice("method", name, METHODS)
     return _MAKERS[name](setup)

@@ -42,7 +42,7 @@ class Note:
     links: list[int] = field(default_factory=list)
 
     def text(self) -> str:
-        """What is embedded and shown: the content with its attributes (equation 3)."""
+        """Return the content with its attributes (equation 3), as embedded and shown."""
         keywords, tags = ", ".join(self.keywords), ", ".join(self.tags)
         return f"{self.content}\ncontext: {self.context}; keywords: {keywords}; tags: {tags}"
 
@@ -56,27 +56,20 @@ class AMem(Reader):
         "context": "Its context: {context}",
         "keywords": "Its keywords: {keywords}",
         "describe": "Describe the new note: its keywords (three or more, names and terms rather "
-        "than common words, the "
-        "most important first), its context (one sentence: what it is about, what it says of it, "
-        "what it is good for) "
-        "and its tags (three or more broad topics under which one would look for it). Reply with "
-        "a JSON object and "
-        'nothing else:\n{"keywords": ["..."], "context": "...", "tags": ["..."]}',
+        "than common words, the most important first), its context (one sentence: what it is "
+        "about, what it says of it, what it is good for) and its tags (three or more broad topics "
+        "under which one would look for it). Reply with a JSON object and nothing else:\n"
+        '{"keywords": ["..."], "context": "...", "tags": ["..."]}',
         "evolve": "Above are also the {count:d} notes that are nearest to the new one. Decide "
-        "whether the new note "
-        "changes anything (should_evolve), and what. The action strengthen links it to some of "
-        "them, by their numbers "
-        "(suggested_connections), and gives it better tags (tags_to_update). The action "
-        "update_neighbor gives the "
-        "nearest notes a context and tags that fit what is known now: one of each for every one "
-        "of them, in the order "
-        "above, the old ones where nothing changes (new_context_neighborhood, "
-        "new_tags_neighborhood). Reply with a "
-        'JSON object and nothing else:\n{"should_evolve": true, "actions": ["strengthen", '
-        '"update_neighbor"], '
-        '"suggested_connections": [0], "tags_to_update": ["..."], "new_context_neighborhood": '
-        '["..."], '
-        '"new_tags_neighborhood": [["..."]]}',
+        "whether the new note changes anything (should_evolve), and what. The action strengthen "
+        "links it to some of them, by their numbers (suggested_connections), and gives it better "
+        "tags (tags_to_update). The action update_neighbor gives the nearest notes a context and "
+        "tags that fit what is known now: one of each for every one of them, in the order above, "
+        "the old ones where nothing changes (new_context_neighborhood, new_tags_neighborhood). "
+        "Reply with a JSON object and nothing else:\n"
+        '{"should_evolve": true, "actions": ["strengthen", "update_neighbor"], '
+        '"suggested_connections": [0], "tags_to_update": ["..."], '
+        '"new_context_neighborhood": ["..."], "new_tags_neighborhood": [["..."]]}',
     }
 
     async def play(self, record: Recorder, task: Task) -> None:
@@ -112,17 +105,14 @@ class AMem(Reader):
             if evolved == EVOLUTIONS:
                 evolved = 0
                 vectors = await book.embed([note.text() for note in notes.values()])
-                for entry_id, vector in zip(notes, vectors, strict=True):
-                    book.index.update({entry_id: vector})
+                book.index.update(dict(zip(notes, vectors, strict=True)))
 
         def find(vector: Vectors) -> Found:
-            """The nearest notes, each followed by what it is linked to."""
+            """Return the nearest notes, each followed by its links."""
+            k = self.setup.retrieve_k
             found: dict[int, float] = {}
-            for entry_id, _ in book.index.search(vector, self.setup.memory.retrieve_k):
-                for near_id in (
-                    entry_id,
-                    *notes[entry_id].links[: self.setup.memory.retrieve_k + 1],
-                ):
+            for entry_id, _ in book.index.search(vector, k):
+                for near_id in (entry_id, *notes[entry_id].links[: k + 1]):
                     found.setdefault(near_id, float(book.index.rows([near_id])[0] @ vector))
             return list(found.items())
 
@@ -143,23 +133,21 @@ def evolve(
     Returns:
         Ids of the neighbours whose text changed.
     """
-    actions = reply.get("actions") if reply.get("should_evolve") else None
     before = {entry_id: notes[entry_id].text() for entry_id in near}
-    if isinstance(actions, list) and "strengthen" in actions:
-        numbers = reply.get("suggested_connections")
-        linked = (
-            [number + 1 for number in numbers if type(number) is int]
-            if isinstance(numbers, list)
-            else []
-        )
+
+    def values(name: str) -> list[Any]:
+        value = reply.get(name)
+        return value if isinstance(value, list) else []
+
+    actions = values("actions") if reply.get("should_evolve") else []
+    if "strengthen" in actions:
+        linked = [number + 1 for number in values("suggested_connections") if type(number) is int]
         note.links = [entry_id for entry_id in linked if entry_id in notes]
         note.tags = clean_texts(reply.get("tags_to_update"))
-    if isinstance(actions, list) and "update_neighbor" in actions:
-        contexts, tags = reply.get("new_context_neighborhood"), reply.get("new_tags_neighborhood")
-        for at, (entry_id, given) in enumerate(
-            zip(near, tags if isinstance(tags, list) else [], strict=False)
-        ):
-            notes[entry_id].tags = clean_texts(given)
-            if isinstance(contexts, list) and at < len(contexts):
-                notes[entry_id].context = clean_text(contexts[at])
+    if "update_neighbor" in actions:
+        tags, contexts = values("new_tags_neighborhood"), values("new_context_neighborhood")
+        for entry_id, own in zip(near, tags, strict=False):
+            notes[entry_id].tags = clean_texts(own)
+        for entry_id, context in zip(near[: len(tags)], contexts, strict=False):
+            notes[entry_id].context = clean_text(context)
     return [entry_id for entry_id in near if notes[entry_id].text() != before[entry_id]]

@@ -12,12 +12,13 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from atommem.actions import ANSWERS_ACTION, Action, ActionSpec, answers_in
 from atommem.config import MemoryConfig
-from atommem.dialects import Dialect, Section, Templates
+from atommem.dialects import Dialect, Section, Templates, get_dialect
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Score
 from atommem.envs.chunking import document_text
@@ -28,9 +29,10 @@ from atommem.episode import Episode, Observation, Piece, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.grammar import parse_whole
 from atommem.memory.log import Contents, MemoryView, Operation
-from atommem.policy.contract import Completion, Policy, Sampling
+from atommem.policy.contract import MessagePolicy, Policy
 from atommem.prompts import PromptBuilder
 from atommem.rollout import EpisodeRunner, request_sampling, run_jobs, set_score
+from atommem.run import RunConfig
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
@@ -49,8 +51,7 @@ ANSWERING = {
     "questions": "Questions:\n{questions}",
     "question_line": "{number:d}. {question}",
     "answer": "Answer every question, in their order: each with the shortest wording that is "
-    "complete, in a box of its "
-    "own: \\boxed{answer}",
+    "complete, in a box of its own: \\boxed{answer}",
 }
 _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 """How MemAgent's files, and our own joined text, begin a document."""
@@ -61,24 +62,37 @@ class Setup:
     """Everything that the methods of a comparison share.
 
     Attributes:
+        run: AtomMem's settings; every method samples with its sampling, and retrieves `retrieve_k`
+            texts.
         environments: Cuts documents into chunks, and scores answers.
-        memory: AtomMem's settings; every method retrieves `retrieve_k` texts.
         max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
         yarn_factor: YaRN factor (arXiv 2309.00071) of the server or config, stated in the result.
     """
 
+    run: RunConfig
     policy: Policy
     embedder: Embedder
-    tokenizer: Tokenizer
     environments: EnvironmentFactory
-    memory: MemoryConfig
-    sampling: Sampling
     max_in_flight: int | asyncio.Semaphore | None = None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     context_tokens: int = 32_768
     yarn_factor: float | None = None
-    encode_threads: int = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The policy's tokenizer."""
+        tokenizer: Tokenizer = self.policy.tokenizer  # type: ignore[attr-defined]
+        return tokenizer
+
+    @property
+    def retrieve_k(self) -> int:
+        """Texts that a method retrieves."""
+        return self.run.memory.retrieve_k
+
+    @property
+    def prompt_room(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.context_tokens - self.run.sampling.max_tokens
 
 
 def documents(setup: Setup, method: str) -> LongDocEnvironments:
@@ -113,16 +127,14 @@ class Baseline(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that its scores depend on, as JSON values."""
-        method = {"name": self.name, "retrieve_k": self.setup.memory.retrieve_k}
+        method = {"name": self.name, "retrieve_k": self.setup.retrieve_k}
         if self.fills_context:
-            method |= {
-                "context_tokens": self.setup.context_tokens,
-                "yarn_factor": self.setup.yarn_factor,
-            }
+            method["context_tokens"] = self.setup.context_tokens
+            method["yarn_factor"] = self.setup.yarn_factor
         return {
             "method": method,
             "prompts_sha256": self.remembering.digest,
-            "sampling": asdict(self.setup.sampling),
+            "sampling": asdict(self.setup.run.sampling),
         }
 
     @abstractmethod
@@ -151,6 +163,20 @@ class Baseline(ABC):
         """Run one episode per ``(task, sample)``, like `EpisodeRunner.run_all`."""
         return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
 
+    def make_prompts(
+        self, templates: Templates, section: Section, actions: Sequence[ActionSpec] = ()
+    ) -> PromptBuilder:
+        """Make the loop's own renderer, so that text from outside is data here too."""
+        tags = {"answer": get_dialect("paper", "full").tags["answer"]} if actions else {}
+        return PromptBuilder(
+            self.setup.tokenizer,
+            Dialect("baseline", tags, templates),
+            MemoryConfig(),
+            section,
+            actions,
+            self.setup.run.chat_template_kwargs,
+        )
+
 
 Method = EpisodeRunner | Baseline
 """What turns a task into an episode: one policy, one way to remember."""
@@ -171,19 +197,9 @@ class Reader(Baseline):
         self.setup = setup
         scores = not self.reads and isinstance(setup.environments, QAEnvironments)
         self.documents: Any = setup.environments if scores else documents(setup, self.name)
-        self.plain, self.remembering = self._prompts({}), self._prompts(MEMORY)
-
-    def _prompts(self, memory: Mapping[str, Any]) -> PromptBuilder:
-        """The loop's own rendering, so that text from outside is data here too."""
-        dialect = Dialect("baseline", {}, replace(Templates(SYSTEM, empty=NOTHING), **memory))
-        return PromptBuilder(
-            self.setup.tokenizer,
-            dialect,
-            MemoryConfig(),
-            Section({**ANSWERING, **self.pieces}),
-            (),
-            self.setup.chat_template_kwargs,
-        )
+        section, templates = Section({**ANSWERING, **self.pieces}), Templates(SYSTEM, empty=NOTHING)
+        self.plain = self.make_prompts(templates, section)
+        self.remembering = self.make_prompts(replace(templates, **MEMORY), section)
 
     async def chunks(self, task: Task) -> Sequence[str]:
         """Return the chunks of `task`."""
@@ -197,13 +213,12 @@ class Reader(Baseline):
         """
         if task.context is None:
             return [
-                document_text(document, number)
-                for number, document in enumerate(task.documents, start=1)
+                document_text(document, n) for n, document in enumerate(task.documents, start=1)
             ]
         starts = [match.start() for match in _HEADING.finditer(task.context)]
         if not starts:
             return await self.chunks(task)
-        return [task.context[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        return [task.context[a:b].strip() for a, b in pairwise([*starts, len(task.context)])]
 
     @abstractmethod
     async def play(self, record: Recorder, task: Task) -> None:
@@ -218,9 +233,8 @@ class Reader(Baseline):
         """Read and answer; what was answered before a prompt did not fit counts."""
         try:
             await self.play(record, task)
-            episode.stop_reason = (
-                StopReason.UNANSWERED if None in record.answers else StopReason.ANSWERED
-            )
+            unanswered = None in record.answers
+            episode.stop_reason = StopReason.UNANSWERED if unanswered else StopReason.ANSWERED
         except PromptTooLongError:
             episode.stop_reason = StopReason.CONTEXT_OVERFLOW
         score: Score = await self.documents.score(task, record.answers)
@@ -242,12 +256,11 @@ class Recorder:
         self.task = task
         self.contents = Contents()
         self._method = method
-        self._setup = method.setup
         self._episode = episode
 
-    def prompt_ids(self, shown: Observation) -> list[int]:
-        """What `ask` sends without memory, as token ids."""
-        return self._method.plain.build(shown, MemoryView())
+    def count_tokens(self, shown: Observation) -> int:
+        """Return the number of tokens that `ask` sends without memory."""
+        return len(self._method.plain.build(shown, MemoryView()))
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
         """Sample a completion and record it as a step.
@@ -259,32 +272,24 @@ class Recorder:
         Raises:
             OutageError, PromptTooLongError, PolicyError: From `Policy.complete`.
         """
-        index, policy, size = (
-            len(self._episode.steps),
-            self._setup.policy,
-            len(self.contents.entries),
-        )
+        setup, episode = self._method.setup, self._episode
+        prompts = self._method.plain if view is None else self._method.remembering
+        size = len(self.contents.entries)
+        view = view or MemoryView(size=size)
+        index = len(episode.steps)
         started = time.perf_counter()
-        builder, view = (
-            self._method.plain if view is None else self._method.remembering,
-            view or MemoryView(size=size),
-        )
-        sampling = request_sampling(
-            self._setup.sampling,
-            f"{self._episode.task_id}/{self._episode.sample}",
-            index,
-            self._episode.task_id,
-        )
+        key = f"{episode.task_id}/{episode.sample}"
+        sampling = request_sampling(setup.run.sampling, key, index, episode.task_id)
         prompt_ids: list[int] = []
-        if (chat := getattr(policy, "complete_chat", None)) is not None:
-            completion: Completion = await chat(builder.messages(shown, view), sampling)
+        if isinstance(setup.policy, MessagePolicy):
+            messages = prompts.messages(shown, view)
+            completion = await setup.policy.complete_chat(messages, sampling)
         else:
-            prompt_ids = builder.build(shown, view)
-            completion = await policy.complete(prompt_ids, sampling)
+            prompt_ids = prompts.build(shown, view)
+            completion = await setup.policy.complete(prompt_ids, sampling)
         step = Step(
             index=index,
-            # The stream's text stands in the prompt.
-            observation=replace(shown, stream=()),
+            observation=replace(shown, stream=()),  # the stream's text stands in the prompt
             view=view,
             prompt_ids=[],
             token_ids=completion.token_ids,
@@ -297,10 +302,10 @@ class Recorder:
             store_size=size,
             prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
             seconds=time.perf_counter() - started,
-            prompt=builder.text(shown, view),
+            prompt=prompts.text(shown, view),
             completion_tokens=completion.completion_tokens or 0,
         )
-        self._episode.steps.append(step)
+        episode.steps.append(step)
         return step
 
     def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
@@ -336,7 +341,7 @@ class Recorder:
         return step
 
     def asking(self, asked: range, text: str | None = None) -> Observation:
-        """What `answer` shows."""
+        """Return the observation of `answer`."""
         lines = tuple(
             Piece("question_line", {"number": number, "question": self.task.questions[index].text})
             for number, index in enumerate(asked, start=1)

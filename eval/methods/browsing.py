@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from atommem.config import MemoryConfig
-from atommem.dialects import Dialect, Section, Templates, get_dialect
+from atommem.dialects import Section, Templates, get_dialect
 from atommem.environment import Score, Turn
 from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
@@ -20,7 +19,6 @@ from atommem.errors import ConfigError, PromptTooLongError
 from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline, Recorder, Setup
 from atommem.eval.methods.notes import Notebook
 from atommem.memory.log import MemoryView
-from atommem.prompts import PromptBuilder
 
 SYSTEM = """{introduction}
 
@@ -29,94 +27,24 @@ SYSTEM = """{introduction}
 {rules}"""
 CALL = (
     '<{tag.call}>{"name": "{name}", "arguments": {...}}</{tag.call}> calls the tool {name}: '
-    "{description} "
-    "Its arguments, as a JSON schema: {schema}"
+    "{description} Its arguments, as a JSON schema: {schema}"
 )
 RULES = (
     "Call at most one tool in a turn. A long page goes on by itself in the next turn if you call "
-    "nothing. When you "
-    "know the answer, give it instead of a call."
+    "nothing. When you know the answer, give it instead of a call."
 )
 PIECES = {
     "said": "In the turn before, you wrote:\n{said}",
     "summary": "What you had learned before that:\n{summary}",
     "summarise": "There is no room for all of this any more. Write down, in at most 1,000 words, "
-    "everything of it that "
-    "is needed to answer the question: what was found and where, what was tried in vain, and what "
-    "is still missing. "
-    "Only what you write now is kept.",
+    "everything of it that is needed to answer the question: what was found and where, what was "
+    "tried in vain, and what is still missing. Only what you write now is kept.",
     "acting": "Call a tool, or answer (calls left: {left:d}).",
 }
 
 
-Shown = tuple[Observation, MemoryView | None]
-"""What a prompt shows, beside and of a memory."""
-
-
-class Browsing(Baseline):
-    """An agent in the environment ``web``. Subclasses say what its prompts show of earlier steps.
-
-    Raises:
-        ConfigError: The environment is another one, or its calls are compact.
-    """
-
-    introduction: ClassVar[str]
-    shows_entries: ClassVar[bool] = False
-    fills_context = True
-
-    def __init__(self, setup: Setup) -> None:
-        if (
-            not isinstance(setup.environments, WebEnvironments)
-            or setup.environments.config.calls != "json"
-        ):
-            raise ConfigError(
-                f"method {self.name} browses: it is one of the environment web, with calls json."
-            )
-        self.setup, self.web = setup, setup.environments
-        dialect = get_dialect("paper", "full")
-        self._grammar = dialect.grammar(self.web.actions, self.web.phases)
-        own = self.web.section("full", self.web.config)
-        words = {**own.pieces, **PIECES}
-        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
-        memory = MEMORY if self.shows_entries else {}
-        templates = replace(Templates(SYSTEM, empty=NOTHING, call=CALL), **memory)
-        self.plain = self.remembering = PromptBuilder(
-            setup.tokenizer,
-            Dialect("baseline", {"answer": dialect.tags["answer"]}, templates),
-            MemoryConfig(),
-            section,
-            self.web.actions,
-            setup.chat_template_kwargs,
-        )
-
-    @property
-    def room(self) -> int:
-        """Tokens that a prompt may have."""
-        return self.setup.context_tokens - self.setup.sampling.max_tokens
-
-    @abstractmethod
-    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
-        """Return what to show with `now`; may drop from `past` what does not fit."""
-
-    async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
-        """Search and read in the environment until it ends, or a prompt does not fit."""
-        environment = self.web()
-        past: list[Past] = []
-        now: Observation | None = await environment.reset(task)
-        while now is not None:
-            try:
-                step = await record.ask(*await self.shown(record, past, now))
-            except PromptTooLongError:
-                episode.stop_reason = StopReason.CONTEXT_OVERFLOW
-                break
-            parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
-            step.actions, step.problems = parsed.actions, parsed.problems
-            past.append(Past(now.stream, (Piece("said", {"said": spoken(step)}),)))
-            result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
-            now = result.observation
-            if now is None:
-                episode.stop_reason = result.reason or StopReason.ANSWERED
-        return await environment.score()
+Prompt = tuple[Observation, MemoryView | None]
+"""An observation, and the memory that its prompt shows."""
 
 
 @dataclass
@@ -127,13 +55,66 @@ class Past:
     said: tuple[Piece, ...]
 
 
-def pieces_of(past: Sequence[Past]) -> tuple[Piece, ...]:
-    """All of these steps, one after the other."""
+class Browsing(Baseline):
+    """An agent in the environment ``web``. Subclasses choose what prompts show of earlier steps.
+
+    Raises:
+        ConfigError: The environment is another one, or its calls are compact.
+    """
+
+    introduction: ClassVar[str]
+    shows_entries: ClassVar[bool] = False
+    fills_context = True
+
+    def __init__(self, setup: Setup) -> None:
+        web = setup.environments
+        if not isinstance(web, WebEnvironments) or web.config.calls != "json":
+            raise ConfigError(
+                f"method={self.name}: browses. Give --environment web with --calls json."
+            )
+        self.setup, self.web = setup, web
+        self._grammar = get_dialect("paper", "full").grammar(web.actions, web.phases)
+        own = web.section("full", web.config)
+        words = {**own.pieces, **PIECES}
+        section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
+        memory = MEMORY if self.shows_entries else {}
+        templates = replace(Templates(SYSTEM, empty=NOTHING, call=CALL), **memory)
+        self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
+
+    def fits(self, record: Recorder, shown: Observation) -> bool:
+        """Return whether a prompt fits the context window."""
+        return record.count_tokens(shown) <= self.setup.prompt_room
+
+    @abstractmethod
+    async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
+        """Return `now` with earlier steps; may drop from `past` what does not fit."""
+
+    async def drive(self, record: Recorder, episode: Episode, task: Task) -> Score:
+        """Search and read in the environment until it ends, or a prompt does not fit."""
+        environment = self.web()
+        past: list[Past] = []
+        now: Observation | None = await environment.reset(task)
+        while now is not None:
+            try:
+                step = await record.ask(*await self.extend(record, past, now))
+            except PromptTooLongError:
+                episode.stop_reason = StopReason.CONTEXT_OVERFLOW
+                break
+            parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
+            step.actions, step.problems = parsed.actions, parsed.problems
+            past.append(Past(now.stream, (Piece("said", {"said": _without_thinking(step)}),)))
+            result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
+            now = result.observation
+            if now is None:
+                episode.stop_reason = result.reason or StopReason.ANSWERED
+        return await environment.score()
+
+
+def _pieces(past: Sequence[Past]) -> tuple[Piece, ...]:
     return tuple(piece for step in past for piece in (*step.shown, *step.said))
 
 
-def spoken(step: Step) -> str:
-    """What was written, without the thinking before it."""
+def _without_thinking(step: Step) -> str:
     return step.text.rpartition("</think>")[2].strip()
 
 
@@ -149,13 +130,13 @@ class ReAct(Browsing):
         "so far."
     )
 
-    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
-        """All that was, and what is."""
+    async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
+        """Return all steps."""
         record.metrics.setdefault("truncated", 0.0)
         while True:
-            shown = replace(now, stream=(*pieces_of(past), *now.stream))
+            shown = replace(now, stream=(*_pieces(past), *now.stream))
             oldest = next((step for step in past if step.shown), None)
-            if oldest is None or len(record.prompt_ids(shown)) <= self.room:
+            if oldest is None or self.fits(record, shown):
                 return shown, None
             oldest.shown, record.metrics["truncated"] = (), 1.0
 
@@ -169,18 +150,17 @@ class Summarising(Browsing):
     name = "summarising"
     introduction = ReAct.introduction
 
-    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
-        """The summary, what came after it, and what is."""
-        shown = replace(now, stream=(*pieces_of(past), *now.stream))
-        if not past or len(record.prompt_ids(shown)) <= self.room:
+    async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
+        """Return the summary, and the steps after it."""
+        shown = replace(now, stream=(*_pieces(past), *now.stream))
+        if not past or self.fits(record, shown):
             return shown, None
-        asking = Observation(
-            now.phase, now.task, pieces_of(past), (Piece("summarise"),), label="summary"
-        )
-        while len(record.prompt_ids(asking)) > self.room and any(step.shown for step in past):
+        closing = (Piece("summarise"),)
+        asking = Observation(now.phase, now.task, _pieces(past), closing, label="summary")
+        while not self.fits(record, asking) and any(step.shown for step in past):
             next(step for step in past if step.shown).shown = ()
-            asking = replace(asking, stream=pieces_of(past))
-        summary = Piece("summary", {"summary": spoken(await record.ask(asking))})
+            asking = replace(asking, stream=_pieces(past))
+        summary = Piece("summary", {"summary": _without_thinking(await record.ask(asking))})
         past[:] = [Past((summary,), ())]
         return replace(now, stream=(summary, *now.stream)), None
 
@@ -194,22 +174,22 @@ class BrowsingRAG(Browsing):
     name = "web_rag"
     introduction = (
         "You answer questions with the help of tools that search and show pages. Each turn shows "
-        "you the result of "
-        "your last call, and the parts of earlier results that fit the questions best."
+        "you the result of your last call, and the parts of earlier results that fit the questions "
+        "best."
     )
     shows_entries = True
 
-    async def shown(self, record: Recorder, past: list[Past], now: Observation) -> Shown:
-        """What fits the questions, and what is."""
+    async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
+        """Return the earlier texts that are most similar to the questions."""
         book = Notebook(record, self.setup.embedder)
-        await book.hold([text for step in past for text in texts_of(step.shown)])
+        await book.hold([text for step in past for text in _texts(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
         (vector,) = await book.embedder.embed([query], "query")
-        return now, book.view(query, book.index.search(vector, self.setup.memory.retrieve_k))
+        return now, book.view(query, book.index.search(vector, self.setup.retrieve_k))
 
 
-def texts_of(pieces: tuple[Piece, ...]) -> list[str]:
-    """What pages and results said, under the titles of pages."""
+def _texts(pieces: tuple[Piece, ...]) -> list[str]:
+    """Return the texts of pages and results, under the titles of pages."""
     found = [piece.values for piece in pieces if piece.name in ("page", "result")]
     return [
         f"{values['title']}\n{values['text']}" if "title" in values else str(values["text"])

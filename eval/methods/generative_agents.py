@@ -17,7 +17,14 @@ from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Piece
 from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.eval.methods.notes import Found, Notebook, clean_texts, read_object, reading
+from atommem.eval.methods.notes import (
+    Found,
+    Notebook,
+    clean_texts,
+    read_object,
+    read_objects,
+    reading,
+)
 
 # From the authors' code: weights of recency, relevance and importance; decay per place in the order
 # of last use; importance that triggers a reflection; questions, evidence and insights of one.
@@ -26,11 +33,10 @@ DECAY = 0.99
 THRESHOLD = 150
 QUESTIONS, EVIDENCE, INSIGHTS = 3, 30, 5
 UNRATED = 4
-"""The importance of what the model gave no rating."""
-
+"""Importance without a rating."""
 
 Ratings = dict[int, float]
-"""How important every memory is, by its id; the least recently used first."""
+"""Importance of each memory by its id; the least recently used first."""
 
 
 class GenerativeAgents(Reader):
@@ -40,16 +46,13 @@ class GenerativeAgents(Reader):
     pieces: ClassVar = {
         "statement": "A memory:\n{statement}",
         "rate": "How important is this memory, from 1 (everyday, of no consequence) to 10 (of the "
-        "greatest)? Reply "
-        'with a JSON object and nothing else:\n{"importance": 5}',
+        'greatest)? Reply with a JSON object and nothing else:\n{"importance": 5}',
         "wonder": f"These are your latest memories. Which {QUESTIONS} questions of the highest "
-        "level can be answered "
-        'from them? Reply with a JSON object and nothing else:\n{"questions": ["..."]}',
+        "level can be answered from them? Reply with a JSON object and nothing else:\n"
+        '{"questions": ["..."]}',
         "infer": f"Which {INSIGHTS} insights of a high level follow from these memories? Name for "
-        "each the numbers of "
-        "the memories that it follows from. Reply with a JSON object and nothing "
-        'else:\n{"insights": [{"insight": '
-        '"...", "because_of": [1, 2]}]}',
+        "each the numbers of the memories that it follows from. Reply with a JSON object and "
+        'nothing else:\n{"insights": [{"insight": "...", "because_of": [1, 2]}]}',
     }
 
     async def play(self, record: Recorder, task: Task) -> None:
@@ -66,13 +69,11 @@ class GenerativeAgents(Reader):
                 await self._reflect(book, ratings, fresh, label)
                 fresh, importance = 0, 0.0
 
-        def find(vector: Vectors) -> Found:
-            return best_memories(book, ratings, vector, self.setup.memory.retrieve_k)
-
-        await book.answer(find)
+        k = self.setup.retrieve_k
+        await book.answer(lambda vector: best_memories(book, ratings, vector, k))
 
     async def _keep(self, book: Notebook, ratings: Ratings, text: str, label: str) -> float:
-        """Rate a statement and add it; its rating."""
+        """Rate a statement, add it, and return its rating."""
         step = await book.recorder.ask(
             reading(label, Piece("statement", {"statement": text}), Piece("rate"))
         )
@@ -96,13 +97,8 @@ class GenerativeAgents(Reader):
             view = book.view(question, found)
             step = await book.recorder.ask(reading(f"{label}, insights", Piece("infer")), view)
             book.recorder.note_query(step, question)
-            items = read_object(book.recorder, step).get("insights")
-            insights = (
-                [item.get("insight") for item in items if isinstance(item, dict)]
-                if isinstance(items, list)
-                else []
-            )
-            for insight in clean_texts(insights)[:INSIGHTS]:
+            items = read_objects(read_object(book.recorder, step).get("insights"))
+            for insight in clean_texts([item.get("insight") for item in items])[:INSIGHTS]:
                 await self._keep(book, ratings, insight, f"{label}, an insight")
 
 
@@ -111,9 +107,7 @@ def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> F
     if not ratings:
         return []
     ids = list(ratings)
-    scores = stream_scores(
-        list(ratings.values()), [float(book.index.rows([entry_id])[0] @ query) for entry_id in ids]
-    )
+    scores = stream_scores([*ratings.values()], (book.index.rows(ids) @ query).tolist())
     best = np.argsort(-scores, kind="stable")[:k].tolist()
     found = [(ids[place], float(scores[place])) for place in best]
     for entry_id, _ in sorted(found):
@@ -133,9 +127,8 @@ def stream_scores(
     """
     recency = DECAY ** np.arange(len(importance) - 1, -1, -1, dtype=float)
     total = np.zeros(len(importance))
-    for weight, part in zip(
-        WEIGHTS, (recency, np.asarray(relevance), np.asarray(importance)), strict=True
-    ):
+    parts = (recency, np.asarray(relevance), np.asarray(importance))
+    for weight, part in zip(WEIGHTS, parts, strict=True):
         if span := part.max() - part.min():
             total += weight * (part - part.min()) / span
     return total

@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 from atommem.envs.task import Task
 from atommem.episode import Piece, Step
 from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.eval.methods.notes import Notebook, clean_text, read_object, reading
+from atommem.eval.methods.notes import (
+    Notebook,
+    clean_text,
+    clean_texts,
+    read_object,
+    read_objects,
+    reading,
+)
 
 SIMILAR = 5
 """Nearest memories that each fact is compared with (``mem0ai``; the paper has 10)."""
@@ -28,23 +35,20 @@ class Mem0(Reader):
         "facts": "New facts:\n{facts}",
         "fact": "- {fact}",
         "extract": "Write down what this part says as single facts, each of which can be "
-        "understood without the text. "
-        "Reply with a JSON object and nothing else; the list is empty where there is nothing to "
-        'know:\n{"facts": '
-        '["..."]}',
+        "understood without the text. Reply with a JSON object and nothing else; the list is empty "
+        'where there is nothing to know:\n{"facts": ["..."]}',
         "decide": "Compare the new facts with what you remember, and decide what each of them "
         "does to it:\n"
         "- ADD: it is new; give it as a memory with a number of its own.\n"
         "- UPDATE: it says more than a memory, or corrects it; give that memory's number, its new "
-        "text and its old one."
-        "\n- DELETE: it contradicts a memory, which is no longer true; give that memory's number "
+        "text and its old one.\n"
+        "- DELETE: it contradicts a memory, which is no longer true; give that memory's number "
         "and text.\n"
         "- NONE: it is known already, or of no use.\n"
         "Reply with a JSON object and nothing else, with one item for every memory above and "
         "every new one:\n"
         '{"memory": [{"id": "0", "text": "...", "event": "UPDATE", "old_memory": "..."}, {"id": '
-        '"7", "text": "...", '
-        '"event": "ADD"}]}',
+        '"7", "text": "...", "event": "ADD"}]}',
     }
 
     async def play(self, record: Recorder, task: Task) -> None:
@@ -73,22 +77,21 @@ class Mem0(Reader):
             for fact in facts:
                 record.note_query(step, fact)
             await apply(book, step, read_object(record, step), ids)
-        await book.answer(lambda vector: book.index.search(vector, self.setup.memory.retrieve_k))
+        await book.answer(lambda vector: book.index.search(vector, self.setup.retrieve_k))
 
 
 async def apply(
     book: Notebook, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]
 ) -> None:
-    """Change the store as a reply says; malformed parts are skipped, like in ``mem0ai``.
+    """Apply a reply to the store; malformed parts are skipped, like in ``mem0ai``.
 
     Args:
         ids: Entries shown, by their number there.
     """
-    items = reply.get("memory")
     decided = [
-        (item.get("event"), clean_text(item["text"]), item.get("id"))
-        for item in (items if isinstance(items, list) else [])
-        if isinstance(item, dict) and clean_text(item.get("text"))
+        (item.get("event"), text, item.get("id"))
+        for item in read_objects(reply.get("memory"))
+        if (text := clean_text(item.get("text")))
     ]
     written = [text for event, text, _ in decided if event in ("ADD", "UPDATE")]
     vectors = dict(zip(written, await book.embed(written), strict=True)) if written else {}
@@ -105,8 +108,11 @@ async def apply(
 def facts_of(reply: Mapping[str, Any]) -> list[str]:
     """Return the facts of a reply: strings, or objects with ``fact`` or ``text``."""
     facts = reply.get("facts")
-    items = (
-        (item.get("fact") or item.get("text")) if isinstance(item, dict) else item
-        for item in (facts if isinstance(facts, list) else [])
+    if not isinstance(facts, list):
+        return []
+    return clean_texts(
+        [
+            (item.get("fact") or item.get("text")) if isinstance(item, dict) else item
+            for item in facts
+        ]
     )
-    return [text for text in (clean_text(item) for item in items) if text]

@@ -21,10 +21,10 @@ _REPLY = ActionSpec("reply", Body.TEXT)
 
 
 class Notebook:
-    """Entries with their vectors, changed through the recorder of an episode so that traces tell.
+    """Entries with their vectors; the recorder of an episode logs every change.
 
     Attributes:
-        texts: What an answer is given from, by id.
+        texts: By id.
         index: Their vectors.
     """
 
@@ -35,7 +35,7 @@ class Notebook:
         self.index = VectorStore(embedder.dim)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of texts that are stored, or compared with what is; shape (n, dim)."""
+        """Embed entries, or texts that are compared with entries; shape (n, dim)."""
         return await self.embedder.embed(texts, "entry")
 
     async def hold(self, texts: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ class Notebook:
     def view(
         self, query: str, found: Found, number: Callable[[int], int] | None = None
     ) -> MemoryView:
-        """Entries as they are shown, numbered from 1 or by their id."""
+        """Show entries, numbered from 1 or by a function of their id."""
         retrieved = tuple(
             Retrieved(number(entry_id) if number else rank, entry_id, self.texts[entry_id], score)
             for rank, (entry_id, score) in enumerate(found, start=1)
@@ -93,7 +93,7 @@ class Notebook:
 
 
 def reading(label: str, *pieces: Piece) -> Observation:
-    """The observation while the text is read; the last of `pieces` says what to do."""
+    """Make an observation of the stream; the last of `pieces` is the instruction."""
     return Observation("reading", stream=pieces[:-1], closing=pieces[-1:], label=label)
 
 
@@ -101,16 +101,19 @@ def read_object(record: Recorder, step: Step) -> dict[str, Any]:
     """Return the JSON object in a reply; without one, {} and a problem of the step."""
     parsed = record.parse(step, _REPLY)
     text = parsed[0].text if parsed else ""
-    for candidate in (text, text[text.find("{") : text.rfind("}") + 1]):
-        try:
-            value = json.loads(candidate, strict=False)
-        except (ValueError, RecursionError):
-            continue
+    try:
+        value = json.loads(text[text.find("{") : text.rfind("}") + 1], strict=False)
         if isinstance(value, dict):
             return value
-        break
+    except (ValueError, RecursionError):
+        pass
     step.problems += (Problem(ProblemReason.NOT_JSON, "json", 0, len(step.text)),)
     return {}
+
+
+def read_objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list, or [] for other values."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def clean_text(value: Any) -> str:

@@ -24,10 +24,10 @@ class FullContext(Reader):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        if setup.context_tokens <= setup.sampling.max_tokens:
+        if setup.prompt_room <= 0:
             raise ConfigError(
                 f"context_tokens={setup.context_tokens}: must exceed max_tokens, which is "
-                f"{setup.sampling.max_tokens}, to leave room for text."
+                f"{setup.run.sampling.max_tokens}, to leave room for text."
             )
 
     async def play(self, record: Recorder, task: Task) -> None:
@@ -36,27 +36,16 @@ class FullContext(Reader):
         offsets = token_offsets(self.setup.tokenizer, text)
         record.metrics = {"truncated": 0.0, "context_kept": 1.0}
         for asked in record.together:
-            frame = len(record.prompt_ids(record.asking(asked, "")))
-            # Joints between pieces may add a few tokens.
-            room = max(0, self.setup.context_tokens - self.setup.sampling.max_tokens - frame - 8)
+            frame = record.count_tokens(record.asking(asked, ""))
+            room = max(0, self.setup.prompt_room - frame - 8)  # joints may add a few tokens
             shown = text
             if len(offsets) > room:
-                shown = cut_middle(text, offsets, room)
+                tail = room // 2
+                shown = text[: cut_position(offsets, room - tail)]
+                shown += text[cut_position(offsets, len(offsets) - tail) :] if tail else ""
                 kept = min(room / len(offsets), record.metrics["context_kept"])
                 record.metrics = {"truncated": 1.0, "context_kept": kept}
             await record.answer(asked, shown)
-
-
-def cut_middle(text: str, offsets: list[tuple[int, int]], room: int) -> str:
-    """Return the first and last ``room / 2`` tokens of `text`; an odd one goes to the beginning.
-
-    Args:
-        offsets: Character span of each token.
-        room: Tokens to keep, fewer than there are.
-    """
-    tail = room // 2
-    head = text[: cut_position(offsets, room - tail)]
-    return head + (text[cut_position(offsets, len(offsets) - tail) :] if tail else "")
 
 
 class VanillaRAG(Reader):
@@ -68,7 +57,7 @@ class VanillaRAG(Reader):
         """Embed every document once, retrieve, ask."""
         book = Notebook(record, self.setup.embedder)
         await book.hold(await self.texts(task))
-        await book.answer(lambda vector: book.index.search(vector, self.setup.memory.retrieve_k))
+        await book.answer(lambda vector: book.index.search(vector, self.setup.retrieve_k))
 
 
 class NoMemory(Reader):

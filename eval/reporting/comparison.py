@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from atommem.arguments import Parser
 from atommem.envs.scoring.paired import Comparison, compare, question_scores
-from atommem.envs.scoring.records import EpisodeRecord, main_metric, metric_names
+from atommem.envs.scoring.records import main_metric, metric_names
 from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, check_writable
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
@@ -33,66 +32,60 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", help="Also write everything to this file.")
     given = parser.parse_args(list(argv))
     check_writable("json", given.json, folder=False)
-    first, second = read_evaluation(given.first), read_evaluation(given.second)
-    if first.tasks_digest != second.tasks_digest:
+    sides = [read_evaluation(given.first), read_evaluation(given.second)]
+    if len({side.tasks_digest for side in sides}) > 1:
         raise ConfigError(
-            f"{first.folder} and {second.folder} have different tasks (tasks.sha256 in run.json). "
+            f"{given.first} and {given.second} have different tasks (tasks.sha256 in run.json). "
             "Evaluate both on one task file with the same --limit."
         )
-    metric = given.metric or main_metric([*first.records, *second.records])
-    for side in (first, second):
+    metric = given.metric or main_metric([record for side in sides for record in side.records])
+    for side in sides:
         known = ordered([*metric_names(side.records), "reward"])
         if metric not in known and not all(record.failed for record in side.records):
             raise ConfigError(f"metric={metric!r}: {side.folder} has {', '.join(known)}.")
-    comparison = compare(first.records, second.records, metric)
-    changes = changed_tasks(first, second, comparison)
+    comparison = compare(sides[0].records, sides[1].records, metric)
+    changes = changed_tasks(sides, comparison)
     if given.json:
-        folders = {"first": str(first.folder), "second": str(second.folder)}
-        failed = [sum(record.failed for record in side.records) for side in (first, second)]
+        folders = {"first": given.first, "second": given.second}
+        failed = [sum(record.failed for record in side.records) for side in sides]
         content = folders | comparison.to_json() | {"failed": failed, "changed": changes}
         write_json(given.json, content)
-    print(*_format(first, second, comparison, changes, given.show), sep="\n")
+    print(*_format(sides, comparison, changes, given.show), sep="\n")
     return 0
 
 
-def changed_tasks(
-    first: Evaluation, second: Evaluation, comparison: Comparison
-) -> list[dict[str, Any]]:
+def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[dict[str, Any]]:
     """Return the tasks that changed: wins of the second first, the largest changes first.
 
     Each has ``task_id``, ``change``, ``golds``, and both sides' ``answers`` and ``traces``.
     """
-    sides: list[dict[str, list[EpisodeRecord]]] = [defaultdict(list), defaultdict(list)]
-    for side, evaluation in zip(sides, (first, second), strict=True):
-        for record in evaluation.records:
-            side[record.task_id] += [] if record.failed else [record]
     order = sorted(
         comparison.changes.items(), key=lambda item: (item[1] <= 0, -abs(item[1]), item[0])
     )
-    rows: list[dict[str, Any]] = []
+    rows = []
     for task, change in order:
-        if change:
-            pair = [(first, sides[0][task]), (second, sides[1][task])]
-            rows.append(
-                {
-                    "task_id": task,
-                    "change": change,
-                    "golds": [list(question.golds) for question in pair[0][1][0].questions],
-                    "answers": [
-                        [[question.answer for question in record.questions] for record in records]
-                        for _, records in pair
-                    ],
-                    "traces": [
-                        [str(side.trace(record)) for record in records] for side, records in pair
-                    ],
-                }
-            )
+        if not change:
+            continue
+        found = [
+            [record for record in side.records if record.task_id == task and not record.failed]
+            for side in sides
+        ]
+        answers = [
+            [[question.answer for question in record.questions] for record in records]
+            for records in found
+        ]
+        traces = [
+            [str(side.trace(record)) for record in records]
+            for side, records in zip(sides, found, strict=True)
+        ]
+        golds = [list(question.golds) for question in found[0][0].questions]
+        row = {"task_id": task, "change": change, "golds": golds}
+        rows.append({**row, "answers": answers, "traces": traces})
     return rows
 
 
 def _format(
-    first: Evaluation,
-    second: Evaluation,
+    sides: Sequence[Evaluation],
     comparison: Comparison,
     changes: Sequence[dict[str, Any]],
     show: int,
@@ -100,8 +93,8 @@ def _format(
     name = label(comparison.metric)
     lines = [f"{name} on the {len(comparison.changes)} tasks with a score in both"]
     # Means over the common questions, like the difference.
-    one, two = (question_scores(side.records, comparison.metric) for side in (first, second))
-    for letter, side, scores in (("A", first, one), ("B", second, two)):
+    one, two = (question_scores(side.records, comparison.metric) for side in sides)
+    for letter, side, scores in zip("AB", sides, (one, two), strict=True):
         common = [fmean(scores[key][2]) for key in sorted(one.keys() & two.keys())]
         mean = f"{fmean(common):.3f}" if common else "-"
         failed = sum(record.failed for record in side.records)
@@ -120,8 +113,7 @@ def _format(
         rows = [row for row in changes if (row["change"] > 0) == better]
         shown = rows if show < 0 else rows[:show]
         if shown:
-            more = f", the first {len(shown)}; --show -1 prints all" * (len(shown) < len(rows))
-            lines.append(f"\n{heading} ({len(rows)}{more}); replay one with: atommem trace FILE")
+            lines.append(f"\n{heading} ({len(shown)} of {len(rows)}); atommem trace FILE replays:")
         for row in shown:
             lines.append(f"  {row['task_id']}  {row['change']:+.2f}")
             for letter, paths in zip("AB", row["traces"], strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +19,12 @@ class Evaluation:
     """An evaluation with its labels in tables.
 
     Attributes:
-        folder: Its output folder.
         method, setting: Name its row ("atommem, without update").
         dataset, documents: Name its column ("hotpotqa, 200 documents").
         parameters: The point of a grid that `setting` describes: ``{"chunk": 4096, "k": 6}``.
         seed: Evaluations that differ only in it are reported together.
         manifest: Contents of ``run.json``.
-        records: One per episode, sorted by task id (numbers by value) and sample.
+        records: One per episode, sorted by task id and sample.
     """
 
     folder: Path
@@ -40,7 +38,8 @@ class Evaluation:
     records: tuple[EpisodeRecord, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "records", tuple(sorted(self.records, key=_order)))
+        ordered = sorted(self.records, key=lambda record: record.key)
+        object.__setattr__(self, "records", tuple(ordered))
         for name in ("method", "dataset", "setting"):  # data frames take no half characters
             object.__setattr__(self, name, clean(getattr(self, name)))
 
@@ -52,34 +51,20 @@ class Evaluation:
     @property
     def column(self) -> str:
         """Its column in the tables."""
-        return (
-            self.dataset
-            if self.documents is None
-            else f"{self.dataset}, {self.documents} documents"
-        )
+        if self.documents is None:
+            return self.dataset
+        return f"{self.dataset}, {self.documents} documents"
 
     @property
-    def labels(self) -> dict[str, Any]:
-        """Everything but seed, manifest and records, as in ``results.json``."""
-        names = ("method", "setting", "parameters", "dataset", "documents")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def planned(self) -> int | None:
-        """Number of episodes when it is complete; None if the manifest does not say."""
-        tasks = self.manifest.get("tasks", {}).get("count")
-        return None if tasks is None else int(tasks) * int(self.manifest.get("samples_per_task", 1))
+    def planned(self) -> int:
+        """Number of episodes when it is complete."""
+        tasks = self.manifest.get("tasks", {}).get("count", 0)
+        return int(tasks) * int(self.manifest.get("samples_per_task", 1))
 
     @property
     def tasks_digest(self) -> str:
         """SHA-256 of the tasks; scores are paired only if it is equal."""
         return str(self.manifest.get("tasks", {}).get("sha256", ""))
-
-    @property
-    def records_facts(self) -> bool:
-        """Whether supporting-fact recall was scored; True without questions."""
-        questions = [question for record in self.records for question in record.questions]
-        return not questions or any("fact_entered" in each.metrics for each in questions)
 
     def trace(self, record: EpisodeRecord) -> Path:
         """Return the path of a record's trace."""
@@ -117,34 +102,15 @@ def read_evaluation(
         content = (folder / EPISODES).read_bytes()
         seed = int(manifest.get("sampling", {}).get("seed") or 0) if seed is None else seed
     except OSError as error:
-        raise ConfigError(_missing(folder, error)) from error
-    except (ValueError, AttributeError, TypeError, OverflowError) as error:
+        raise ConfigError(
+            f"{folder} has no evaluation ({error.strerror}: {error.filename}). Give the --out of "
+            f"`atommem eval`, or the report folder of a suite{suggest_path(folder)}."
+        ) from error
+    except (ValueError, AttributeError) as error:
         raise DataError(f"{folder / MANIFEST} is not from `atommem eval`: {error}.") from error
-    records = tuple(parse_records(content[: content.rfind(b"\n") + 1], folder / EPISODES).values())
+    records = tuple(parse_records(content, folder / EPISODES).values())
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
+    method, dataset = method or folder.resolve().name, dataset or sources
     return Evaluation(
-        folder,
-        method or folder.resolve().name,
-        dataset or sources,
-        seed=seed,
-        manifest=manifest,
-        records=records,
-        **labels,
+        folder, method, dataset, seed=seed, manifest=manifest, records=records, **labels
     )
-
-
-def _missing(folder: Path, error: OSError) -> str:
-    below = [path.parent for level in ("*", "*/*") for path in folder.glob(f"{level}/{MANIFEST}")]
-    instead = "the --out of `atommem eval`"
-    if (folder / "report").is_dir():
-        instead = f"{folder / 'report'} to atommem report, or an evaluation below {folder}"
-    elif below:
-        instead = f"one of {', '.join(map(str, sorted(below)[:5]))}"
-    reason = f"{error.strerror}: {error.filename}"
-    return f"{folder} has no evaluation ({reason}). Give {instead}{suggest_path(folder)}."
-
-
-def _order(record: EpisodeRecord) -> tuple[list[tuple[int, str]], int]:
-    """Sort task-2 before task-10."""
-    parts = re.split(r"(\d+)", record.task_id)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], record.sample

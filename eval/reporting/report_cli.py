@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from tqdm import tqdm
+import vl_convert
+import yaml
 
 from atommem.arguments import Parser
-from atommem.config import fields_of
+from atommem.config import check_choice, fields_of
 from atommem.envs.task_files import write_json, write_text
-from atommem.errors import ConfigError, DataError, check_writable, format_error
-from atommem.eval.reporting.charts import make_charts, write_charts
+from atommem.errors import DataError, check_writable
+from atommem.eval.reporting.charts import Charts, make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.inspect_export import write_inspect_logs
-from atommem.eval.reporting.inspection import Inspection
-from atommem.eval.reporting.page import render_page
-from atommem.eval.reporting.predictions import write_predictions
-from atommem.eval.reporting.published import load_table, set_beside
-from atommem.eval.reporting.results import RESULTS, group_evaluations, make_results
-from atommem.eval.reporting.tables import incomplete_note, make_tables, score_frame
+from atommem.eval.reporting.exports import write_inspect_logs, write_predictions
+from atommem.eval.reporting.results import RESULTS, Results, make_results
+from atommem.eval.reporting.tables import Table, incomplete_note, make_tables, score_frame
+from atommem.plugins import find_file
 from atommem.text_safety import clean
-from atommem.trace import read_trace
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; }
+figure, table { display: block; overflow-x: auto; border-collapse: collapse; margin: 1rem 0; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
+p { color: #555; max-width: 60rem; }
+"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,32 +44,21 @@ def main(argv: Sequence[str]) -> int:
     add("--title", default="Evaluation", help="Title of tables and page.")
     add("--reference", help="Row that every other row is tested against.")
     add("--paper", help="Published table to show beside ours: table1, table2, ...")
-    add("--deltas", action="store_true", help="Show the distance of scores from --reference.")
-    add("--training", help="metrics.jsonl of a training run, or its folder.")
-    add("--max_episodes", type=int, default=300, help="Most episodes listed on the page.")
-    formats = ("png", "svg", "pdf")
-    add("--plots", nargs="+", choices=formats, default=["png", "svg"], help="Formats of plots/.")
-    add("--efficiency", action="store_true", help="Show seconds, which differ between runs.")
     exports = "Write logs for inspect_ai (inspect/), or the benchmarks' own formats (predictions/)."
     add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
     add("--gold", type=Path, help="The benchmark's file: order of MuSiQue's predictions.")
-    given = vars(parser.parse_args(list(argv)))
-    check_writable("out", given["out"], folder=True)
-    folders, out, export, gold = (given.pop(n) for n in ("evaluations", "out", "export", "gold"))
-    if given["max_episodes"] < 0:
-        raise ConfigError(f"max_episodes={given['max_episodes']}: must be 0 or more.")
-    if given["deltas"] and given["reference"] is None:
-        raise ConfigError("--deltas needs --reference, the row to measure from.")
-    if gold is not None and "predictions" not in export:
-        raise ConfigError("--gold orders predictions. Add --export predictions.")
-    evaluations = read_evaluations(folders)
-    write_report(evaluations, out, **given, progress=True)
+    given = parser.parse_args(list(argv))
+    out = given.out
+    check_writable("out", out, folder=True)
+    evaluations = read_evaluations(given.evaluations)
+    options = {"title": given.title, "reference": given.reference, "paper": given.paper}
+    write_report(evaluations, out, **options)
     print(f"{out / 'report.html'}; also tables.md, tables.tex, scores.csv, {RESULTS} and plots/")
-    if "inspect" in export:
+    if "inspect" in given.export:
         logs = write_inspect_logs(evaluations, out / "inspect")
         print(f"{len(logs)} logs: inspect view --log-dir {out / 'inspect'}")
-    if "predictions" in export:
-        print(*write_predictions(evaluations, out / "predictions", gold), sep="\n")
+    if "predictions" in given.export:
+        print(*write_predictions(evaluations, out / "predictions", given.gold), sep="\n")
     return 0
 
 
@@ -71,100 +68,56 @@ def write_report(
     *,
     title: str = "Evaluation",
     reference: str | None = None,
-    training: str | Path | None = None,
-    max_episodes: int = 300,
-    efficiency: bool = False,
-    deltas: bool = False,
     paper: str | None = None,
-    plots: Sequence[str] = ("png", "svg"),
-    progress: bool = False,
-) -> dict[str, Any]:
+) -> list[Table]:
     """Write ``results.json``, tables, ``scores.csv``, ``report.html`` and ``plots/``.
 
-    Equal records and traces give equal files, in whatever order episodes ended, if folders have
-    the same relative place and no seconds are shown.
+    Equal records give equal files, in whatever order episodes ended.
 
     Args:
         evaluations: In the order of the tables' rows.
         reference: Row that every other row is tested against.
-        training: A run's ``metrics.jsonl`` or folder, for charts over training.
-        max_episodes: Most episodes listed on the page.
-        deltas: Show each score's distance from the reference.
         paper: Published table to show beside ours.
 
-    Returns:
-        The contents of ``results.json``.
-
     Raises:
-        AtomMemError: Evaluations cannot be told apart, there is no such row or table, or a trace
-            or `training` is damaged.
+        ConfigError: Evaluations cannot be told apart, or a row or table does not exist.
     """
-    out, published = Path(out), None if paper is None else load_table(paper)
-    metrics = read_training(training) if training is not None else []
-    results = make_results(
-        evaluations,
-        inspect_traces(evaluations, progress),
-        title=clean(title),
-        reference=reference,
-        base=out,
-        efficiency=efficiency,
-    )
-    results |= {"deltas": deltas, "published": published and set_beside(published, results)}
-    tables, note = make_tables(results), incomplete_note(results)
-    markdown = [
-        f"# {title}\n",
-        *([f"**{note}**\n"] if note else []),
-        *(t.markdown() for t in tables),
-    ]
-    printed = [t.latex() for t in tables if t.section not in ("comparisons", "provenance")]
-    charts = make_charts(results, metrics)
+    out, published = Path(out), paper and load_published(paper)
+    title = clean(title)
+    results = make_results(evaluations, title=title, reference=reference, base=out)
+    if published:
+        results["published"] = set_beside(published, results)
+    tables, note, charts = make_tables(results), incomplete_note(results), make_charts(results)
+    markdown = [f"# {title}\n", f"{note}\n" if note else "", *(t.markdown() for t in tables)]
+    latex = "% Needs booktabs and graphicx.\n" + "\n".join(t.latex() for t in tables)
     write_json(out / RESULTS, results)
     write_text(out / "tables.md", clean("\n".join(markdown)))
-    write_text(out / "tables.tex", clean("% Needs booktabs and graphicx.\n" + "\n".join(printed)))
+    write_text(out / "tables.tex", clean(latex))
     write_text(out / "scores.csv", clean(score_frame(evaluations).to_csv(index=False)))
-    page = render_page(results, evaluations, charts, out, max_episodes)
-    write_text(out / "report.html", clean(page))
-    write_charts(charts, out / "plots", plots)
-    return results
+    write_text(out / "report.html", clean(render_page(title, note, tables, charts)))
+    write_charts(charts, out / "plots")
+    return tables
 
 
-def inspect_traces(
-    evaluations: Sequence[Evaluation], progress: bool = False
-) -> dict[tuple[str, str], Inspection]:
-    """Read every trace once, and sum up its findings by row and column."""
-    groups = group_evaluations(evaluations)
-    by_words = {  # one method for a whole column, whose rows are compared
-        item.column for item in evaluations if not item.records_facts
-    }
-    total = sum(len(item.records) for item in evaluations)
-    found = {}
-    with tqdm(total=total, desc="reading traces", unit="episode", disable=not progress) as bar:
-        for (row, column), group in groups.items():
-            inspection = Inspection("words" if column in by_words else "facts")
-            for item in group:
-                for record in item.records:
-                    path, episode = item.trace(record), None
-                    if path.is_file() and not record.failed:
-                        episode = read_trace(path).episode
-                    inspection.add(record, episode)
-                    bar.update()
-            found[row, column] = inspection
-    return found
-
-
-def read_training(path: str | Path) -> list[dict[str, Any]]:
-    """Read the entries of ``metrics.jsonl`` (a file, or a training run's folder)."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "metrics.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        entries = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path}: cannot read metrics of training: {format_error(error)}"
-        ) from error
-    return [entry for entry in entries if isinstance(entry, dict)]
+def render_page(title: str, note: str, tables: Sequence[Table], charts: Charts) -> str:
+    """Render one static page; it runs no script and loads nothing."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>",
+        f"<body><h1>{escape(title)}</h1><p><strong>{escape(note)}</strong></p>",
+    ]
+    for section, items in groupby(tables, key=lambda table: table.section):
+        parts.append(f"<h2>{section.capitalize()}</h2>")
+        parts += [table.html() for table in items]
+    for name, chart in charts.items():
+        drawing = vl_convert.vegalite_to_svg(chart.to_dict())
+        parts.append(f"<figure><figcaption>{escape(name)}</figcaption>{drawing}</figure>")
+    browse = (
+        "Episodes: <code>atommem report --export inspect</code>, then <code>inspect view</code>."
+    )
+    return "\n".join([*parts, f"<p>{browse}</p></body></html>\n"])
 
 
 def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
@@ -185,3 +138,60 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{listed} was not written by `atommem report`: {error!r}.") from error
     return found
+
+
+@cache
+def paper_tables() -> Mapping[str, Any]:
+    """Load the paper's tables: ``configs/eval/paper_tables.yaml``."""
+    path = find_file("suite", "paper_tables", "eval")
+    loaded: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+def load_published(name: str) -> Mapping[str, Any]:
+    """Return one of the paper's tables; raises ConfigError for an unknown name."""
+    tables = paper_tables()["tables"]
+    check_choice("paper", name, tuple(tables))
+    table: Mapping[str, Any] = tables[name]
+    return table
+
+
+def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
+    """Pair the table's numbers with ours, in percent, but for costs.
+
+    A difference is ours minus the paper's, with the interval of ours. An average is over the
+    columns that we have, with the mean of their intervals.
+
+    Returns:
+        ``title``, ``source`` and ``values``: dicts of ``name``, ``column``, ``paper``, ``ours``,
+        ``difference``, and for scores ``low``, ``high``, ``n``.
+    """
+    scores = {(s["row"], s["column"], s["metric"]): s for s in results["scores"]}
+    values: list[dict[str, Any]] = []
+    for row in table["rows"]:
+        own = [g for g in results["groups"] if g["row"] == row["row"] and not g["overflow"]]
+        line = []
+        for column, paper in zip(
+            table.get("costs") or table["columns"], row["values"], strict=True
+        ):
+            value = {"name": row["name"], "column": column, "paper": paper}
+            if "costs" in table:
+                means = [g["means"][column] for g in own if g["means"].get(column) is not None]
+                if means:
+                    line.append({**value, "ours": fmean(means)})
+                continue
+            for group in own:
+                documents = group["documents"]
+                key = group["dataset"] if documents is None else f"{group['dataset']}-{documents}"
+                metric = table.get("metric") or group["metric"]
+                score = scores.get((group["row"], group["column"], metric))
+                if key == column and score is not None:
+                    ours, low, high = (100 * score[name] for name in ("mean", "low", "high"))
+                    ends = {"low": low - paper, "high": high - paper, "n": score["n"]}
+                    line.append({**value, "ours": ours, **ends})
+        if table.get("average") and line:
+            keys = ("paper", "ours", "low", "high")
+            average = {key: fmean(value[key] for value in line) for key in keys}
+            line.append({"name": row["name"], "column": "average of these", **average})
+        values += [{**value, "difference": value["ours"] - value["paper"]} for value in line]
+    return {"title": table["title"], "source": paper_tables()["source"], "values": values}

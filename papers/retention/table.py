@@ -15,8 +15,9 @@ import numpy.typing as npt
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.memory.rules import Numbers
-from atommem.rules.eviction import FEATURES, GreedyOracle, text_features
+from atommem.rules.eviction import FEATURES, text_features
 from papers.experiment import Journal
+from papers.retention.oracle import GreedyOracle
 from papers.retention.streams import Embedded, Scores, keep, score
 
 CAPACITIES = (20, 50, 100, 200)

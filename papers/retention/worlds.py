@@ -30,9 +30,9 @@ from atommem.errors import ConfigError
 from atommem.eval.runner import evaluate
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Episode, EpisodeRunner
-from atommem.rules.eviction import GreedyOracle
 from atommem.run import Checkpoint, build_agent, make_run
 from papers.inputs import load_demo
+from papers.retention.oracle import GreedyOracle
 from papers.retention.streams import embed_streams, labelled, needs_of
 from papers.retention.table import fit, save
 

@@ -1,10 +1,10 @@
-"""Helpers of the tests of sessions: a policy and an embedder that record requests."""
+"""Builders of the tests of memories, sessions and episodes."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,11 +12,22 @@ from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder, TextKind, Vectors
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
+from atommem.memory.log import POLICY, Operation
+from atommem.memory.memory import WorkingMemory
 from atommem.policy.contract import Completion, Sampling
 from atommem.rollout import Agent, EpisodeRunner, Limits, Session
-from tests.fakes import ListPolicy, WordTokenizer, longdoc, reading
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, longdoc, reading
+
+CREATE, READ, UPDATE = "create", "read", "update"
+DELETE, SCRATCHPAD = "delete", "scratchpad"
 
 TASK = Task(
+    "t1",
+    (Question("Where does Ann live?", ("Rome",)),),
+    (Document("", "Ann lives in Rome."), Document("", "Bob sings.")),
+)
+ANSWER = r"<final_answer>\boxed{Rome}</final_answer>"
+LONG_TASK = Task(
     "t1",
     (Question("Where does Ann live?", ("Rome",)), Question("Who sings?", ("Bob",))),
     tuple(Document("", f"Person {number} lives in place {number}.") for number in range(6)),
@@ -31,11 +42,37 @@ WRITES = {
     "<final_answer>\\boxed{{{words}}}</final_answer>": 1,
     "<create_memory>never closed": 1,
 }
-"""What a policy writes, and how often."""
+"""What a `RandomPolicy` writes, and how often."""
+
+
+def memory(embedder: Any = None, **settings: Any) -> WorkingMemory:
+    """Return a memory with its own word embedder, unless one is given."""
+    config = MemoryConfig(**settings)
+    return WorkingMemory(embedder or WordEmbedder(), WordTokenizer(), config, " [cut]")
+
+
+def texts(m: WorkingMemory) -> dict[int, str]:
+    """Return the entries' texts by id."""
+    return {entry.id: entry.text for entry in m.entries()}
+
+
+def shown(m: WorkingMemory) -> list[tuple[int, str]]:
+    """Return handles and texts of the view."""
+    return [(item.handle, item.text) for item in m.view().retrieved]
+
+
+def by_policy(operations: Iterable[Operation]) -> list[Operation]:
+    """Return the operations of the policy."""
+    return [operation for operation in operations if operation.actor == POLICY]
+
+
+def state(m: WorkingMemory) -> Any:
+    """Return everything that a memory holds, for comparison."""
+    return m.contents.copy(), m.view(), m.log, m.vectors().rows.tolist()
 
 
 class Embeds(HashingEmbedder):
-    """Keeps what it was asked. `fail` makes every call raise it."""
+    """Records its calls; every call raises `fail` if it is set."""
 
     def __init__(self) -> None:
         super().__init__(32)
@@ -49,7 +86,7 @@ class Embeds(HashingEmbedder):
         return await super().embed(texts, kind)
 
 
-class Muse:
+class RandomPolicy:
     """A policy whose completion depends on prompt and seed only."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
@@ -69,23 +106,6 @@ class Muse:
 
     async def close(self) -> None:
         return None
-
-
-def agent(policy: Any = None, **settings: Any) -> Agent:
-    """Make an agent that shares nothing with another agent."""
-    tokenizer = WordTokenizer()
-    made = policy(tokenizer) if callable(policy) else Muse(tokenizer)
-    memory = MemoryConfig(
-        **{"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})}
-    )
-    return Agent(
-        policy=made,
-        embedder=settings.pop("embedder", None) or Embeds(),
-        tokenizer=tokenizer,
-        environments=longdoc(tokenizer, max_reads=settings.pop("max_reads", 2)),
-        memory=memory,
-        **{"sampling": Sampling(seed=3, max_tokens=100), **settings},
-    )
 
 
 class Waits(ListPolicy):
@@ -109,6 +129,29 @@ def saying(*texts: str | Exception) -> Callable[[WordTokenizer], ListPolicy]:
     return lambda tokenizer: ListPolicy(tokenizer, texts)
 
 
+def agent(policy: Any = RandomPolicy, **settings: Any) -> Agent:
+    """Make an agent that shares nothing with another agent."""
+    tokenizer = WordTokenizer()
+    memory = {"capacity": 5, "retention": "lru", "retrieve_k": 3, **settings.pop("memory", {})}
+    return Agent(
+        policy=policy(tokenizer),
+        embedder=settings.pop("embedder", None) or Embeds(),
+        tokenizer=tokenizer,
+        environments=longdoc(tokenizer, max_reads=settings.pop("max_reads", 2)),
+        memory=MemoryConfig(**memory),
+        **{"sampling": Sampling(seed=3, max_tokens=100), **settings},
+    )
+
+
+def runner(
+    policy: Any = RandomPolicy,
+    limits: Limits | None = None,
+    max_in_flight: Any = None,
+    **settings: Any,
+) -> EpisodeRunner:
+    return EpisodeRunner(agent(policy, **settings), limits=limits, max_in_flight=max_in_flight)
+
+
 def step_fields(step: Step) -> dict[str, Any]:
     """The fields of a step without its time; token ids are replaced by their counts."""
     return {
@@ -119,6 +162,11 @@ def step_fields(step: Step) -> dict[str, Any]:
     }
 
 
+def outcome(episode: Episode) -> tuple[Any, ...]:
+    steps = [step_fields(step) for step in episode.steps]
+    return steps, episode.answers, episode.reward, episode.metrics, episode.stop_reason
+
+
 async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:
     return [
         step_fields(
@@ -126,14 +174,3 @@ async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, 
         )
         for number in range(first, first + count)
     ]
-
-
-def runner(
-    policy: Any = None, limits: Limits | None = None, max_in_flight: Any = None, **settings: Any
-) -> EpisodeRunner:
-    return EpisodeRunner(agent(policy, **settings), limits=limits, max_in_flight=max_in_flight)
-
-
-def outcome(episode: Episode) -> tuple[Any, ...]:
-    steps = [step_fields(step) for step in episode.steps]
-    return steps, episode.answers, episode.reward, episode.metrics, episode.stop_reason

@@ -8,33 +8,31 @@ from typing import Any
 
 import pytest
 
+from atommem.actions import Action, Problem, ProblemReason
 from atommem.embedding.embedder import TextKind, Vectors
-from atommem.envs.task import Document, Question, Task
-from atommem.episode import Episode, StopReason
+from atommem.envs.task import Document
+from atommem.episode import Episode, Observation, Step, StopReason, add_sums, episode_sums, means
 from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
+from atommem.memory.log import MemoryView, Operation, Outcome
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
-from atommem.rollout import EpisodeRunner, Limits
+from atommem.rollout import Limits
 from atommem.trace import read_trace, write_trace
-from tests.atommem import sessions
-from tests.atommem.sessions import Waits, outcome, saying, step_fields
-from tests.fakes import WordTokenizer
-
-TASK = Task(
-    "t1",
-    (Question("Where does Ann live?", ("Rome",)),),
-    (Document("", "Ann lives in Rome."), Document("", "Bob sings.")),
+from tests.atommem.sessions import (
+    ANSWER,
+    LONG_TASK,
+    TASK,
+    Waits,
+    outcome,
+    runner,
+    saying,
+    step_fields,
 )
-LONG = sessions.TASK
-ANSWER = r"<final_answer>\boxed{Rome}</final_answer>"
-
-
-def runner(texts: list[str | Exception], **settings: Any) -> EpisodeRunner:
-    return sessions.runner(saying(*texts), **settings)
+from tests.fakes import WordTokenizer
 
 
 async def requests(*texts: str, sample: int = 0, **settings: Any) -> list[Sampling]:
     """How the completions of an episode were asked for."""
-    run = runner([*texts], **settings)
+    run = runner(saying(*texts), **settings)
     await run.run(TASK, sample)
     return run.agent.policy.samplings  # type: ignore[attr-defined,no-any-return]
 
@@ -42,7 +40,7 @@ async def requests(*texts: str, sample: int = 0, **settings: Any) -> list[Sampli
 async def test_episode_runs_from_empty_memory_to_reward() -> None:
     create = "<create_memory>Ann lives in Rome</create_memory>"
     create += "<update_scratchpad>look for Ann</update_scratchpad>"
-    run = runner([create, "<read_memory>Ann</read_memory>", ANSWER], keep_prompts=True)
+    run = runner(saying(create, "<read_memory>Ann</read_memory>", ANSWER), keep_prompts=True)
     episode = await run.run(TASK, sample=4)
     assert (episode.task_id, episode.sample, episode.answers) == ("t1", 4, ("Rome",))
     assert (episode.reward, episode.stop_reason, episode.error) == (1.0, StopReason.ANSWERED, None)
@@ -63,7 +61,7 @@ async def test_episode_runs_from_empty_memory_to_reward() -> None:
 
 
 async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = await runner(["x", OutageError("server gone")]).run(TASK)
+    episode = await runner(saying("x", OutageError("server gone"))).run(TASK)
     assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (
         True,
         None,
@@ -74,7 +72,7 @@ async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.Monke
     async def gone(self: object) -> None:
         raise OutageError("judge gone")
 
-    run = runner(["x", "y", ANSWER])
+    run = runner(saying("x", "y", ANSWER))
     monkeypatch.setattr(type(run.environments()), "score", gone)
     episode = await run.run(TASK)
     assert (episode.failed, episode.reward, episode.error, len(episode.steps)) == (
@@ -96,14 +94,12 @@ async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.Monke
 async def test_episode_limit_sets_stop_reason(
     last: str | Exception, limits: Limits, reason: StopReason, steps: int
 ) -> None:
-    episode = await runner(["a b", last, "e f"], limits=limits).run(TASK)
+    episode = await runner(saying("a b", last, "e f"), limits=limits).run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (reason, 0.0, steps)
 
 
 async def test_episode_time_limit_cancels_request_and_scores() -> None:
-    run = sessions.runner(
-        lambda tokenizer: Waits(tokenizer, ["x", "y"]), limits=Limits(max_seconds=0.05)
-    )
+    run = runner(lambda tokenizer: Waits(tokenizer, ["x", "y"]), limits=Limits(max_seconds=0.05))
     episode = await run.run(TASK)
     assert (episode.stop_reason, episode.reward, len(episode.steps)) == (
         StopReason.TIME_LIMIT,
@@ -112,7 +108,7 @@ async def test_episode_time_limit_cancels_request_and_scores() -> None:
     )
     assert run.agent.policy.cancelled  # type: ignore[attr-defined]
     slow = [replace(step, seconds=100.0) for step in episode.steps]
-    late = await sessions.runner(limits=Limits(max_seconds=150)).run(TASK, past=slow)
+    late = await runner(limits=Limits(max_seconds=150)).run(TASK, past=slow)
     assert (late.stop_reason, len(late.steps)) == (StopReason.TIME_LIMIT, 2), (
         "what was spent before counts"
     )
@@ -122,7 +118,7 @@ async def test_episode_time_limit_cancels_request_and_scores() -> None:
 async def test_episode_hanging_environment_ends_at_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = runner(["x"], limits=Limits(max_seconds=0.05))
+    run = runner(saying("x"), limits=Limits(max_seconds=0.05))
     kind = type(run.environments())
     work = kind.step
 
@@ -175,7 +171,7 @@ class TurnPolicy(ScriptedPolicy):
 
 
 async def test_run_all_slow_episode_delays_no_other() -> None:
-    run = sessions.runner(TurnPolicy)
+    run = runner(TurnPolicy)
     slow = replace(TASK, id="slow")
     ended: list[int] = []
 
@@ -192,7 +188,7 @@ async def test_run_all_slow_episode_delays_no_other() -> None:
 
 async def test_run_all_bounded_runs_groups_in_order() -> None:
     # A group then reads the same chunk while the prefix cache holds it.
-    run = sessions.runner(TurnPolicy, max_in_flight=4)
+    run = runner(TurnPolicy, max_in_flight=4)
     tasks = [replace(TASK, id=f"t{i}") for i in range(5)]
     await run.run_all([(task, sample) for task in tasks for sample in range(4)])
     policy: Any = run.agent.policy
@@ -202,9 +198,9 @@ async def test_run_all_bounded_runs_groups_in_order() -> None:
 
 async def test_run_all_policy_error_is_raised() -> None:
     with pytest.raises(PolicyError, match="no such model"):
-        await runner([PolicyError("no such model")]).run_all([(TASK, 0)])
+        await runner(saying(PolicyError("no such model"))).run_all([(TASK, 0)])
     with pytest.raises(ConfigError, match="max_in_flight=0"):
-        runner([], max_in_flight=0)
+        runner(max_in_flight=0)
     with pytest.raises(ConfigError, match="max_seconds=0"):
         Limits(max_seconds=0)
 
@@ -212,7 +208,7 @@ async def test_run_all_policy_error_is_raised() -> None:
 async def test_runner_with_encode_threads_builds_the_same_prompts() -> None:
     prompts = []
     for count in (0, 1):
-        run = runner(["x", "y", ANSWER], encode_threads=count, keep_prompts=True)
+        run = runner(saying("x", "y", ANSWER), encode_threads=count, keep_prompts=True)
         prompts.append([step.prompt_ids for step in (await run.run(TASK)).steps])
     assert prompts[0] == prompts[1]
     assert all(prompts[0])
@@ -229,7 +225,7 @@ async def test_runner_with_encode_threads_builds_the_same_prompts() -> None:
 async def test_episode_resumes_from_any_step_without_new_requests(
     limits: Limits, reason: StopReason, tmp_path: Path
 ) -> None:
-    whole = await sessions.runner(limits=limits).run(LONG, 4)
+    whole = await runner(limits=limits).run(LONG_TASK, 4)
     assert whole.stop_reason is reason
     path = write_trace(tmp_path / "t", whole, {}, tokens=True)
     traced, kept = read_trace(path).episode.steps, whole.steps
@@ -238,48 +234,48 @@ async def test_episode_resumes_from_any_step_without_new_requests(
         step_fields(step) for step in kept[:3]
     ]
     for past in ([], traced[:1], kept[:4], traced[:-1], kept, traced):
-        run = sessions.runner(limits=limits)
-        again = await run.run(LONG, 4, past)
+        run = runner(limits=limits)
+        again = await run.run(LONG_TASK, 4, past)
         assert outcome(again) == outcome(whole)
         assert len(run.agent.policy.asked) == len(kept) - len(past)  # type: ignore[attr-defined]
         assert again.seconds >= sum(step.seconds for step in past)
     bare = [
         replace(step, token_ids=[], logprobs=[]) for step in kept
     ]  # a chat server returns text only
-    again = await sessions.runner(limits=limits).run(LONG, 4, bare)
+    again = await runner(limits=limits).run(LONG_TASK, 4, bare)
     assert (again.stop_reason, len(again.steps)) == (reason, len(bare))
-    fork = await sessions.runner().run(LONG, 5, kept[:3])  # another sample of it, from step 3 on
+    fork = await runner().run(LONG_TASK, 5, kept[:3])  # another sample of it, from step 3 on
     assert outcome(fork)[0][:3] == outcome(whole)[0][:3]
     assert outcome(fork)[0][3]["text"] != outcome(whole)[0][3]["text"]
     assert fork.sample == 5
 
 
 async def test_episode_cancelled_resumes_after_last_complete_step() -> None:
-    whole = await sessions.runner().run(LONG)
+    whole = await runner().run(LONG_TASK)
     texts = [step.text for step in whole.steps]
     for number in (0, 3, len(texts) - 1):
         run, kept = (
-            sessions.runner(lambda tokenizer, number=number: Waits(tokenizer, texts[:number])),
+            runner(lambda tokenizer, number=number: Waits(tokenizer, texts[:number])),
             {},
         )
-        work = asyncio.create_task(run.run_all([(LONG, 0)], kept=kept))
+        work = asyncio.create_task(run.run_all([(LONG_TASK, 0)], kept=kept))
         while not (run.agent.policy.waits):  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        assert len(kept[LONG.id, 0].steps) == number
-        other = sessions.runner()
-        (again,) = await other.run_all([(LONG, 0)], kept=kept)
+        assert len(kept[LONG_TASK.id, 0].steps) == number
+        other = runner()
+        (again,) = await other.run_all([(LONG_TASK, 0)], kept=kept)
         assert outcome(again) == outcome(whole)
-        assert await other.run_all([(LONG, 0)], kept=kept) == [again]  # it has ended
+        assert await other.run_all([(LONG_TASK, 0)], kept=kept) == [again]  # it has ended
         assert len(other.agent.policy.asked) == len(texts) - number  # type: ignore[attr-defined]
 
 
 async def test_episode_resumed_after_outage_applies_sampled_completion() -> None:
-    whole = await sessions.runner().run(LONG)
+    whole = await runner().run(LONG_TASK)
     at = next(number for number, step in enumerate(whole.steps[2:], 2) if "<create" in step.text)
-    failing = sessions.runner()
+    failing = runner()
     embed = failing.agent.embedder.embed
 
     async def fails(texts: Sequence[str], kind: TextKind) -> Vectors:
@@ -288,30 +284,78 @@ async def test_episode_resumed_after_outage_applies_sampled_completion() -> None
         return await embed(texts, kind)
 
     failing.agent.embedder.embed = fails  # type: ignore[method-assign]
-    failed = await failing.run(LONG)
+    failed = await failing.run(LONG_TASK)
     assert (failed.stop_reason, len(failed.steps), failed.steps[-1].operations) == (
         StopReason.FAILED,
         at + 1,
         (),
     )
-    run = sessions.runner()
-    again = await run.run(LONG, past=failed.steps)
+    run = runner()
+    again = await run.run(LONG_TASK, past=failed.steps)
     assert outcome(again) == outcome(whole)
     assert len(run.agent.policy.asked) == len(whole.steps) - at - 1  # type: ignore[attr-defined]
     assert failed.steps[-1].operations == ()  # what was given is not changed
 
 
 async def test_episode_with_foreign_past_is_refused() -> None:
-    whole = await sessions.runner().run(LONG)
+    whole = await runner().run(LONG_TASK)
     with pytest.raises(TraceError, match=r"has the steps \[1, 2\]: give all steps from 0"):
-        await sessions.runner().run(LONG, past=whole.steps[1:3])
-    other = replace(LONG, documents=(Document("", "Another."), *LONG.documents[1:]))
+        await runner().run(LONG_TASK, past=whole.steps[1:3])
+    other = replace(LONG_TASK, documents=(Document("", "Another."), *LONG_TASK.documents[1:]))
     with pytest.raises(
         TraceError, match=r"step 1 of task 't1' \(chunk 1/6\) showed another observation"
     ):
-        await sessions.runner().run(other, past=whole.steps[:3])
+        await runner().run(other, past=whole.steps[:3])
     with pytest.raises(TraceError, match="contradicts the log"):
-        await sessions.runner().run(
-            LONG,
+        await runner().run(
+            LONG_TASK,
             past=[whole.steps[0], replace(whole.steps[1], operations=whole.steps[3].operations)],
         )
+
+
+def step(kinds: list[str], outcomes: list[tuple[str, Outcome]], problems: int, size: int) -> Step:
+    actions = tuple(Action(kind) for kind in kinds)
+    wrong = (Problem(ProblemReason.EMPTY, "x", 0, 1),) * problems
+    operations = tuple(Operation(0, kind, outcome) for kind, outcome in outcomes)
+    tokens: Any = ([1, 2, 3], [4, 5], [-0.1, -0.2])
+    seen, view = Observation("reading"), MemoryView()
+    return Step(
+        0, seen, view, *tokens, "", "stop", actions, wrong, operations, size, prompt_tokens=3
+    )
+
+
+def test_means_equal_a_count_by_hand() -> None:
+    creates = [("create", Outcome.APPLIED), ("create", Outcome.REJECTED)]
+    reads = [("read", Outcome.APPLIED), ("delete", Outcome.UNKNOWN_HANDLE)]
+    first = Episode("a", 0, reward=1.0, stop_reason=StopReason.ANSWERED, seconds=2.0)
+    cut = step(["create", "create", "read"], creates, 0, 1)
+    cut.finish_reason = "length"
+    cut.problems = (Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 1),)
+    read = step(["read", "delete"], reads, 0, 1)
+    read.operations += (  # none of these is an action of the policy
+        Operation(0, "read", before="a", after="b", actor="user"),
+        Operation(0, "delete", entry_id=1, before="x", actor="retention:lru"),
+        Operation(0, "retrieve", actor="memory"),
+    )
+    first.steps = [cut, read, step(["answer"], [], 0, 1)]
+    first.metrics = {"em": 1.0, "f1": 1.0}
+    second = Episode("a", 1, reward=0.0, stop_reason=StopReason.STEP_LIMIT, seconds=4.0)
+    second.steps = [step([], [("read", Outcome.DISABLED)], 2, 0)]
+    second.metrics = {"em": 0.0, "f1": 0.5}
+    failed = Episode("b", 0, steps=[step(["create"], [], 0, 9)], stop_reason=StopReason.FAILED)
+    whole = [first, second, failed]
+    expected = {
+        **dict.fromkeys((f"stop/{reason}" for reason in StopReason), 0.0),
+        **{"episodes": 3, "failed": 1, "reward": 0.5, "reward_std": 0.5, "em": 0.5, "f1": 0.75},
+        **{"steps": 2.0, "seconds": 3.0, "store_size": 0.5, "retrievals": 0.5},
+        **{"tokens/prompt": 6.0, "tokens/completion": 4.0},
+        **{"actions/create": 2 / 4, "actions/read": 2 / 4, "actions/delete": 1 / 4},
+        **{"actions/update": 0.0, "actions/scratchpad": 0.0, "actions/answer": 1 / 4},
+        **{"malformed": 3 / 4, "truncated": 1 / 4, "thinking_cut": 1 / 4},
+        **{f"wasted/{name}": 1 / 4 for name in ("rejected", "unknown_handle", "disabled")},
+        **{f"stop/{name}": 1 / 3 for name in ("answered", "step_limit", "failed")},
+    }
+    assert means(episode_sums(whole)) == pytest.approx(expected)
+    parts = [episode_sums(whole[:1]), episode_sums(whole[1:]), episode_sums([])]
+    assert means(add_sums(parts)) == pytest.approx(expected), "sums of parts give the whole"
+    assert means(episode_sums([])) == {"episodes": 0, "failed": 0}

@@ -10,7 +10,6 @@ import pytest
 from atommem.errors import OutageError, PolicyError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server_pool import Adapter, ServerPool
-from atommem.servers.vllm_process import parse_metrics
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 
@@ -26,12 +25,8 @@ async def pools() -> AsyncIterator[Pools]:
     made: list[ServerPool] = []
 
     def make(cluster: Cluster, **settings: Any) -> ServerPool:
-        settings = {"patience": 5.0, "backoff": 0.01, **settings}
-        made.append(
-            ServerPool(
-                cluster.urls, tokenizer=WordTokenizer(), transport=cluster.transport, **settings
-            )
-        )
+        settings = {"patience": 5.0, "backoff": 0.01, "tokenizer": WordTokenizer(), **settings}
+        made.append(ServerPool(cluster.urls, transport=cluster.transport, **settings))
         return made[-1]
 
     yield make
@@ -73,9 +68,7 @@ async def test_pool_server_dies_others_answer(pools: Pools) -> None:
     assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (before, 12)
 
 
-async def test_pool_returned_server_loads_adapter_before_requests(
-    pools: Pools,
-) -> None:
+async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     await pool.use_adapter(V1)
@@ -90,7 +83,7 @@ async def test_pool_returned_server_loads_adapter_before_requests(
     assert cluster["a"].asked == ["v1"] * 2 + ["v2"] * 2
 
 
-async def test_pool_requests_adapter_only_after_load(
+async def test_pool_requests_an_adapter_only_after_it_is_loaded(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asynchronous training publishes while episodes run."""
@@ -112,7 +105,7 @@ async def test_pool_requests_adapter_only_after_load(
     assert (cluster["a"].asked, pool.drops) == (["v1", "v1", "v2"], 0)
 
 
-async def test_pool_restarted_server_reloads_adapter(pools: Pools) -> None:
+async def test_pool_restarted_server_loads_the_adapter_again(pools: Pools) -> None:
     """Nobody saw it die: it answers 404 for a model that it has forgotten."""
     cluster = Cluster("a")
     ranks = [pools(cluster, send_seeds=send_seeds) for send_seeds in (True, False)]
@@ -130,9 +123,20 @@ async def test_pool_restarted_server_reloads_adapter(pools: Pools) -> None:
         await pools(cluster).use_adapter(V1)
 
 
-def test_parse_metrics_sums_over_labels() -> None:
-    text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
-    assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}
+async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools: Pools) -> None:
+    """A restarted server has its checkpoint's weights, and not those of the training."""
+    cluster = Cluster("a", "b")
+    pool = pools(cluster)
+    await pool.restrict(["http://b"])
+    await complete(pool, 2)
+    cluster["b"].up = False
+    with pytest.raises(OutageError, match="current weights"):
+        await complete(pool, 1)
+    cluster["b"].restart()
+    await asyncio.sleep(0.05)
+    assert pool.serving == []
+    await pool.restrict(pool_urls := ["http://a", "http://b"])
+    assert [server.url for server in pool.serving] == pool_urls
 
 
 async def test_pool_without_servers_request_is_an_outage(pools: Pools) -> None:
@@ -186,21 +190,18 @@ async def test_pool_model_name_must_agree(pools: Pools) -> None:
         await pools(cluster).model_name()
 
 
-async def test_pool_unscaled_logprobs_are_refused(pools: Pools) -> None:
+async def test_pool_refuses_unscaled_logprobs_also_of_a_returned_server(pools: Pools) -> None:
     cluster = Cluster("a")
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
     await pool.complete([5, 6], SAMPLING)
     assert len(server.bodies) == 1  # at temperature 1 both are the same
-    with pytest.raises(
-        PolicyError, match=r"without the temperature 0.5 .* --logprobs-mode processed_logprobs"
-    ):
+    with pytest.raises(PolicyError, match=r"temperature 0.5 .* --logprobs-mode processed_logprobs"):
         await pool.complete([5, 6], HALF)
     server.logprobs_mode = "processed_logprobs"
     server.bodies.clear()
     for _ in range(2):
         await pool.complete([5, 6], HALF)
     assert [body["max_tokens"] for body in server.bodies] == [1, 1, 4, 4]
-    # One that comes back is asked again.
     server.up = False
     waiting = asyncio.create_task(pool.complete([5, 6], HALF))
     await asyncio.sleep(0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,137 +15,58 @@ from atommem.config import MemoryConfig, drawn_capacity
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
-from atommem.memory.log import Snapshot
 from atommem.policy.contract import Completion
+from atommem.process import ActivityClock
 from atommem.rollout import Session, StepTimeoutError
-from atommem.session_state import SessionFile, SessionState, vectors_path
+from atommem.session_state import SessionState
 from tests.atommem.sessions import Embeds, Waits, agent, saying, turns
 from tests.fakes import ListPolicy, WordEmbedder, reading
 
 
-@pytest.mark.parametrize("way", ["compact", "appended", "vectors", "fork"])
+@pytest.mark.parametrize("way", ["json", "file with vectors", "fork"])
 async def test_session_restored_continues_identically(way: str, tmp_path: Path) -> None:
     whole = Session(agent(), "t/0")
     expected = await turns(whole, 8)
-    session = Session(agent(), "t/0")
-    found, path = [], tmp_path / "a session"
+    session, found = Session(agent(), "t/0"), []
     for number in range(8):
         found += await turns(session, 1, number)
-        if way == "fork":  # one of the two goes elsewhere
-            other, session = (
-                (session, session.fork()) if number % 2 else (session.fork("elsewhere"), session)
-            )
-            before = json.dumps(session.state().to_json())
+        if way == "fork":  # the other one goes elsewhere
+            other, session = session, session.fork()
+            before = session.state().to_json()
             await turns(other, 1, 8)
             await other.memory.undo(number)
-            assert json.dumps(session.state().to_json()) == before
-            assert (other.turns, other.key) == (number + 2, "t/0" if number % 2 else "elsewhere")
+            assert session.state().to_json() == before
             continue
-        if way == "appended":
-            file = SessionFile(path)
-            if number:
-                file.read()
-            file.write(session.state())
-        state = session.state(history=way != "compact", vectors=way == "vectors")
-        if way == "vectors":
-            state = SessionState.load(state.save(path))
-        elif way == "appended":
-            state = SessionState.load(path)
+        if way == "json":
+            state = SessionState.from_json(json.loads(json.dumps(session.state().to_json())))
         else:
-            state = SessionState.from_json(json.loads(json.dumps(state.to_json())))
-        session = await Session.restore(agent(), state)
-        calls = session.agent.embedder.calls  # type: ignore[attr-defined]
-        assert bool(calls) == (way != "vectors" and bool(session.memory.entries()))
+            state = SessionState.load(session.state(vectors=True).save(tmp_path / "a session"))
+        embedder = Embeds()
+        session = await Session.restore(agent(embedder=embedder), state)
+        assert bool(embedder.calls) == (way == "json" and bool(session.memory.entries()))
     assert found == expected
     assert (session.turns, session.sampled) == (whole.turns, whole.sampled)
     assert session.memory.contents == whole.memory.contents
-    if way != "compact":
-        assert session.memory.log == whole.memory.log
-        views = [session.memory.at(number).contents.view(5) for number in range(9)]
-        assert views == [whole.memory.at(number).contents.view(5) for number in range(9)]
-        assert [asdict(view) for view in views[:8]] == [step["view"] for step in expected]
+    assert session.memory.log == whole.memory.log
     assert {"create", "read", "update", "delete", "scratchpad"} <= {
         operation.kind for operation in whole.memory.log
     }
 
 
-async def test_session_file_appends_turns_and_is_rewritten_after_undo(
-    tmp_path: Path,
-) -> None:
-    session, file = Session(agent(), "t/0"), SessionFile(tmp_path / "s")
-    sizes = []
-    for number in range(5):
-        await turns(session, 1, number)
-        file.write(session.state(vectors=number == 3))
-        sizes.append(len(file.path.read_bytes().splitlines()))
-        assert SessionState.load(file.path).to_json() == session.state().to_json()
-    assert sizes == [1, 2, 3, 4, 5]
-    assert vectors_path(file.path).exists()
-    await session.memory.undo(3)
-    file.write(session.state())
-    assert SessionState.load(file.path).to_json() == session.state().to_json()
-    assert not vectors_path(file.path).exists()
-    await turns(session, 2, 5)
-    file.write(session.state())
-    assert len(file.path.read_bytes().splitlines()) == 2
-    assert SessionState.load(file.path).to_json() == session.state().to_json()
-    # As small as its memory, and the log begins anew.
-    file.write(session.state(history=False))
-    assert len(file.path.read_bytes().splitlines()) == 1
-    again = await Session.restore(agent(), SessionState.load(file.path))
-    for refused in (again.memory.at, again.memory.undo):
-        with pytest.raises(ConfigError, match="the log of this memory begins at step 7"):
-            await refused(3)  # type: ignore[misc]
-
-
-async def test_session_file_cut_anywhere_holds_an_earlier_turn(
-    tmp_path: Path,
-) -> None:
-    session, file = Session(agent(), "t/0"), SessionFile(tmp_path / "s")
-    states = []
-    for number in range(3):
-        await turns(session, 1, number)
-        file.write(session.state())
-        states.append(session.state().to_json())
-    raw = file.path.read_bytes()
-    first = raw.index(b"\n")
-    for end in range(0, len(raw), 7):
-        file.path.write_bytes(raw[:end])
-        if end <= first:
-            with pytest.raises(TraceError, match="not a session, or damaged"):
-                SessionState.load(file.path)
-        else:
-            again = SessionFile(file.path)
-            state = again.read()
-            assert state.to_json() == states[raw[:end].count(b"\n") - 1]
-            # What is written next stands in the place of what was cut off.
-            again.write(replace(state, turns=9))
-            assert SessionState.load(file.path).turns == 9
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["hello"],
-        ['{"type": "session", "format": 9}'],
-        ["STATE", '{"turns": 2, "sampled": 1, "operations": [{"step": 1}]}'],
-    ],
-)
-def test_session_load_damaged_file_is_refused(tmp_path: Path, lines: list[str]) -> None:
-    whole = json.dumps(SessionState("k", 0, 0, Snapshot("words/64")).to_json())
-    path = tmp_path / "some file"
-    path.write_bytes(
-        "".join(line.replace("STATE", whole) + "\n" for line in lines).encode("latin-1")
-    )
-    with pytest.raises(TraceError, match="some file is not a session, or damaged"):
-        SessionState.load(path)
-
-
-async def test_session_restore_mismatch_is_refused(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(TraceError, match=r"cannot read the session .*none: No such file"):
+async def test_session_load_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
+    session, path = Session(agent(), "t/0"), tmp_path / "a session"
+    await turns(session, 2)
+    raw = session.state().save(path).read_bytes()
+    assert [item.name for item in tmp_path.iterdir()] == ["a session"]
+    for content in (b"hello", b'{"type": "session", "format": 9}', raw[: len(raw) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match="a session: cannot read the session"):
+            SessionState.load(path)
+    with pytest.raises(TraceError, match="No such file"):
         SessionState.load(tmp_path / "none")
+
+
+async def test_session_restore_mismatch_is_refused() -> None:
     session = Session(agent(), "t/0")
     await turns(session, 3)
     state = session.state()
@@ -158,8 +79,6 @@ async def test_session_restore_mismatch_is_refused(
     with pytest.raises(TraceError, match="contradicts the log before it"):
         await Session.restore(agent(), replace(state, operations=state.operations[::-1]))
 
-
-# A turn that fails
 
 CREATE = "<create_memory>ann lives</create_memory><read_memory>ann</read_memory>"
 CREATE += "<update_scratchpad>x</update_scratchpad>"
@@ -183,7 +102,7 @@ async def test_turn_cancelled_leaves_memory_unchanged() -> None:
     embedder = Stuck(2)
     session = Session(agent(saying(CREATE, CREATE.replace("ann", "bob")), embedder=embedder))
     await session.turn(reading("q?"))
-    before = session.state(history=True).to_json()
+    before = session.state().to_json()
     task = asyncio.create_task(session.turn(reading("q?")))
     await embedder.reached.wait()
     task.cancel()
@@ -191,25 +110,21 @@ async def test_turn_cancelled_leaves_memory_unchanged() -> None:
         await task
     after = session.state().to_json()
     assert {name for name in before if before[name] != after[name]} == {"turns", "sampled"}
-    assert (session.turns, len(session.memory.entries())) == (2, 1)
 
 
 async def test_turn_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
-    session = Session(agent(saying(CREATE, CREATE, CREATE)))
+    embedder = Embeds()
+    session = Session(agent(saying(CREATE, CREATE, CREATE), embedder=embedder))
     await session.turn(reading("q?"))
     sampled, view, log = session.sampled, session.memory.view(), session.memory.log
-    session.agent.embedder.fail = OutageError("gone")  # type: ignore[attr-defined]
+    embedder.fail = OutageError("gone")
     steps: list[Step] = []
     with pytest.raises(OutageError):
         await session.turn(reading("q?"), steps=steps)
-    assert (session.turns, session.sampled, len(steps), steps[0].operations) == (
-        2,
-        2 * sampled,
-        1,
-        (),
-    )
+    assert (session.turns, session.sampled) == (2, 2 * sampled)
+    assert [step.operations for step in steps] == [()]
     assert (session.memory.view(), session.memory.log) == (view, log)
-    session.agent.embedder.fail = None  # type: ignore[attr-defined]
+    embedder.fail = None
     again = await session.turn(reading("q?"))
     assert (again.index, again.operations[0].step, again.view) == (2, 2, view)
 
@@ -226,7 +141,6 @@ async def test_turn_deadline_leaves_session_unchanged() -> None:
     session.agent.policy = ListPolicy(session.agent.tokenizer, [TimeoutError("mine"), CREATE])  # type: ignore[arg-type]
     with pytest.raises(TimeoutError, match="mine"):  # the policy's own is no time limit
         await session.turn(reading("q?"), deadline=loop.time() + 60)
-    assert session.state().to_json() == before
     with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
         await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
     assert embedder.reached.is_set()
@@ -238,11 +152,11 @@ async def test_sessions_of_one_agent_are_independent() -> None:
     for number in range(8):
         session = Session(agent(), f"t/{number}")
         await turns(session, 5)
-        alone.append((session.state().to_json(), session.memory.view()))
+        alone.append(session.state().to_json())
     shared = agent()
     sessions = [Session(shared, f"t/{number}") for number in range(8)]
     await asyncio.gather(*(turns(session, 5) for session in sessions))
-    assert [(session.state().to_json(), session.memory.view()) for session in sessions] == alone
+    assert [session.state().to_json() for session in sessions] == alone
 
 
 @pytest.mark.parametrize(
@@ -262,14 +176,11 @@ async def test_turn_of_chat_server_without_thinking_is_parsed(text: str, kinds: 
     assert step.problems == ()
 
 
-DRAWN = [2, 5, 0]
-
-
 async def test_session_capacity_follows_its_task() -> None:
-    one = agent(memory={"capacity": None, "capacities": DRAWN})
-    seen = set()
+    drawn = [2, 5, 0]
+    one, seen = agent(memory={"capacity": None, "capacities": drawn}), set()
     for task in range(30):
-        capacity = drawn_capacity(DRAWN, f"t{task}")
+        capacity = drawn_capacity(drawn, f"t{task}")
         seen.add(capacity)
         sessions = [Session(one, f"t{task}/{sample}") for sample in range(3)]
         assert {session.memory.view().capacity for session in sessions} == {capacity}
@@ -278,9 +189,27 @@ async def test_session_capacity_follows_its_task() -> None:
         restored = await Session.restore(one, sessions[0].state())
         assert restored.memory.view().capacity == capacity
     assert seen == {2, 5, None}
-    assert MemoryConfig(capacity=3, capacities=DRAWN).of_task("t").capacity == 3
-    assert MemoryConfig().of_task("t").capacity is None
-    named = MemoryConfig(capacity=3, retention="oracle(needs=n.json, task=$task)").of_task("t-1")
-    assert (named.capacity, named.retention) == (3, "oracle(needs=n.json, task=t-1)")
-    with pytest.raises(ConfigError, match="at least 1 each, or 0"):
-        MemoryConfig(capacities=[3, -1])
+    assert MemoryConfig(capacity=3, capacities=drawn).of_task("t").capacity == 3
+
+
+def test_activity_clock_overlapping_intervals_count_once() -> None:
+    """Two of one kind over 1..4 and 3..6, one more over 8..11; another kind over 2..5."""
+    now = 0.0
+    clock = ActivityClock(lambda: now)
+    first, second, other = clock.busy("generate"), clock.busy("generate"), clock.busy("embed")
+    for now, act in (  # noqa: B007  # the clock reads it
+        (1.0, first.__enter__),
+        (2.0, other.__enter__),
+        (3.0, second.__enter__),
+        (4.0, lambda: first.__exit__(None, None, None)),
+        (5.0, lambda: other.__exit__(None, None, None)),
+        (6.0, lambda: second.__exit__(None, None, None)),
+    ):
+        act()
+    now = 8.0
+    with clock.busy("generate"):
+        now = 9.0
+        assert clock.take() == {"generate": 6.0, "embed": 3.0}
+        now = 11.0
+    assert clock.take() == {"generate": 2.0}
+    assert clock.take() == {}

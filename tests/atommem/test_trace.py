@@ -15,7 +15,7 @@ from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, TraceError
 from atommem.trace import read_trace, write_trace
 from atommem.trace_view import render_trace
-from tests.atommem.test_episode import ANSWER, TASK, runner
+from tests.atommem.sessions import ANSWER, TASK, runner, saying
 
 LONG = Document("", "Start of the chunk. " + "y " * 3000 + "End of the chunk.")
 DATA = {
@@ -33,23 +33,19 @@ TEXTS = [
 
 async def run_episode() -> Episode:
     task = replace(TASK, documents=(LONG, *TASK.documents[1:]))
-    return await runner([*TEXTS]).run(task, 3)
+    return await runner(saying(*TEXTS)).run(task, 3)
 
 
-@pytest.fixture
-async def trace_file(tmp_path: Path) -> Path:
-    return write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
-
-
-def shown(path: Path, **options: object) -> str:
+def rendered(path: Path, **options: object) -> str:
     console = Console(file=io.StringIO(), width=200, highlight=False)
     console.print(render_trace(read_trace(path), **options))  # type: ignore[arg-type]
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-async def test_render_trace_shows_the_whole_episode(trace_file: Path) -> None:
-    text = shown(trace_file)
+async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
+    text = rendered(path)
     for expected in (
         "t1, sample 3 (hotpotqa)",
         "Who runs the [old] mill?",  # square brackets are not rich markup
@@ -59,40 +55,33 @@ async def test_render_trace_shows_the_whole_episode(trace_file: Path) -> None:
         "create (entry 1)",
         "update Memory 1 (entry 1)",
         "+ Ann moved",
-        "delete Memory 7: no such entry was shown",
+        "delete Memory 7: unknown handle",
         "stray_close: </create_memory>",
         "store 0 -> 1 of 5 entries",
         "stop reason: answered",
+        "characters left out, --full shows them",
     ):
         assert expected in text, expected
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
-
-
-async def test_render_trace_shortens_long_texts_unless_full(trace_file: Path) -> None:
-    short, full = shown(trace_file), shown(trace_file, full=True)
-    assert "Start of the chunk." in short
-    assert "End of the chunk." in short
-    assert "characters left out, --full shows them" in short
-    assert short.count("y") < 1000
-    assert full.count("y") > 3000
-    second = shown(trace_file, step=2)
+    assert text.count("y") < 1000
+    assert rendered(path, full=True).count("y") > 3000
+    second = rendered(path, step=2)
     assert "step 2/3" in second
     assert not any(other in second for other in ("step 1/3", "stop reason"))
-    with pytest.raises(ConfigError, match="step is 4: this trace has 3 steps"):
-        render_trace(read_trace(trace_file), step=4)
+    with pytest.raises(ConfigError, match="step=4: this trace has the steps 1 to 3"):
+        rendered(path, step=4)
 
 
-async def test_render_trace_of_cut_or_failed_episode(trace_file: Path) -> None:
-    lines = trace_file.read_text().splitlines(keepends=True)
-    trace_file.write_text("".join(lines[:2]) + lines[2][:40])
-    trace = read_trace(trace_file)
+async def test_render_trace_of_cut_or_failed_episode(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:40])
+    trace = read_trace(path)
     assert (trace.complete, len(trace.episode.steps)) == (False, 1)
-    text = shown(trace_file)
-    assert "The file ends here, after 1 step: it was cut off." in text
-    assert "stop reason" not in text
+    assert "The file was cut off after 1 steps." in rendered(path)
     failed = Episode("t", 0, error="server gone", stop_reason=StopReason.FAILED)
-    text = shown(write_trace(trace_file, failed, {"questions": ["Who?"]}))
-    for expected in ("question 1: Who?", "error: server gone", "reward: none"):
+    text = rendered(write_trace(path, failed, {}))
+    for expected in ("error: server gone", "reward: none"):
         assert expected in text
 
 
@@ -108,7 +97,7 @@ async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:
     assert trace.episode == written
     assert [item.name for item in path.parent.iterdir()] == ["t.jsonl"]
     path.write_text(path.read_text() + json.dumps({"type": "surprise"}) + "\n")
-    with pytest.raises(TraceError, match="damaged"):
+    with pytest.raises(TraceError, match="or damaged"):
         read_trace(path)
 
 
@@ -116,9 +105,9 @@ async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"hello", "not an episode header"),
-        (b'{"type": "episode", "format": 99}', "format=99"),
-        (b'{"type": "episode", "format": 2}', "is damaged"),
+        (b"hello", "not a trace, or damaged"),
+        (b'{"type": "episode", "format": 99}', "its format is not 2"),
+        (b'{"type": "episode", "format": 2}', "or damaged"),
     ],
 )
 def test_read_trace_invalid_file_is_refused(

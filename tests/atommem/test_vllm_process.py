@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import ConfigError, PolicyError
-from atommem.servers.vllm_process import VllmServer, cpu_flags, engine_of, folder_flags
+from atommem.servers.vllm_process import (
+    VllmServer,
+    cpu_flags,
+    engine_of,
+    folder_flags,
+    parse_metrics,
+)
 from tests.loopback import fake_vllm_python
 
 
@@ -21,6 +27,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_vllm_server_context_manager_starts_and_stops(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "vllm.log"
     with VllmServer(fake_vllm_python(tmp_path), model, log) as server:
@@ -34,16 +41,12 @@ def test_vllm_server_context_manager_starts_and_stops(model: Path, tmp_path: Pat
     assert told[told.index("--served-model-name") + 1] == "policy"
 
 
+@pytest.mark.slow
 def test_vllm_server_failure_shows_log_tail(model: Path, tmp_path: Path) -> None:
-    log = tmp_path / "vllm.log"
-    python = fake_vllm_python(
-        tmp_path, "print('no room on the device', flush=True); raise SystemExit(1)"
-    )
-    with (
-        pytest.raises(PolicyError, match=r"(?s)vllm\.log.*no room on the device"),
-        VllmServer(python, model, log),
-    ):
-        pass
+    script = "print('no room on the device', flush=True); raise SystemExit(1)"
+    server = VllmServer(fake_vllm_python(tmp_path, script), model, tmp_path / "vllm.log")
+    with pytest.raises(PolicyError, match=r"(?s)vllm\.log.*no room on the device"):
+        server.start()
     with pytest.raises(ConfigError, match="VLLM_PYTHON"):
         engine_of(fake_vllm_python(tmp_path, engine=""))
     with pytest.raises(ConfigError, match="cannot be started"):
@@ -53,9 +56,8 @@ def test_vllm_server_failure_shows_log_tail(model: Path, tmp_path: Path) -> None
 def test_vllm_server_interrupted_wait_kills_process(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = VllmServer(
-        fake_vllm_python(tmp_path, "import time; time.sleep(600)"), model, tmp_path / "log"
-    )
+    python = fake_vllm_python(tmp_path, "import time; time.sleep(600)")
+    server = VllmServer(python, model, tmp_path / "log")
     started: list[subprocess.Popen[bytes]] = []
 
     def interrupted() -> bool:
@@ -75,9 +77,8 @@ def test_cpu_flags_disable_chunked_prefill_within_context(model: Path, tmp_path:
     named = cpu_flags(["--max-model-len", "8192", "--dtype", "bfloat16"], model)
     assert "--dtype" not in named
     assert named[named.index("--max-num-batched-tokens") + 1] == "8192"
-    on_gpu = VllmServer(
-        fake_vllm_python(tmp_path, engine="vllm"), model, tmp_path / "log", "--max-model-len=64"
-    )
+    python = fake_vllm_python(tmp_path, engine="vllm")
+    on_gpu = VllmServer(python, model, tmp_path / "log", "--max-model-len=64")
     assert on_gpu._command[-2:] == ["--max-model-len", "64"]
     assert "--enforce-eager" not in on_gpu._command
 
@@ -87,9 +88,13 @@ def test_folder_flags_adapter_is_served_on_base(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     model, flags = folder_flags(tmp_path, "mine")
     assert model == "some/base"
-    assert flags[flags.index("--lora-modules") + 1] == f"mine={tmp_path}"
-    assert flags[flags.index("--max-lora-rank") + 1] == "32"
-    assert flags[flags.index("--served-model-name") + 1] == "base"
+    lora = ["--enable-lora", "--lora-modules", f"mine={tmp_path}", "--max-lora-rank", "32"]
+    assert flags == [*lora, "--served-model-name", "base"]
     (tmp_path / "adapter_config.json").unlink()
     with pytest.raises(ConfigError, match="not a model folder"):
         folder_flags(tmp_path, "mine")
+
+
+def test_parse_metrics_sums_over_labels() -> None:
+    text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
+    assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}

@@ -40,15 +40,14 @@ def arguments(data: Path, *more: str) -> list[str]:
     return ["--policy", "toy", "--data", str(data), "--out", out, *settings, *more]
 
 
-def test_eval_prints_scores_by_source_and_continues(
+def test_eval_prints_scores_and_continues(
     data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert eval_cli.main(arguments(data)) == 0
     output = capsys.readouterr().out
-    assert re.search(r"EM \[95% interval\]\W+0\.833 \[0\.\d+, 0\.\d+\]\W+0\.800 .*\W+1\.0", output)
-    assert re.search(r"independent units / questions\W+4 / 6\W+3 / 5\W+1 / 1", output)
-    assert re.search(r"create / step\W+0\.571", output)
-    assert re.search(r"ended: answered\W+100\.0%", output)
+    assert re.search(r"EM +83\.3 \[\d+\.\d, \d+\.\d\], n 6", output)
+    assert re.search(r"create +0\.571", output)
+    assert re.search(r"model calls +3\.5", output)
     assert "atommem trace" in output
     asked = len(policy.asked)
     assert eval_cli.main(arguments(data)) == 0
@@ -83,8 +82,7 @@ def test_eval_exits_with_4_on_a_spent_budget(
 ) -> None:
     assert eval_cli.main(arguments(data, "--budget_tokens", "1")) == 4
     assert "3 of 4 episodes have not run" in capsys.readouterr().err
-    money = ["--budget_money", "0.5", "--prompt_price", "1", "--completion_price", "2"]
-    assert eval_cli.main(arguments(data, *money)) == 0
+    assert eval_cli.main(arguments(data)) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -109,7 +107,7 @@ async def test_policy_identity_changes_with_the_weights(tmp_path: Path) -> None:
     first = await policy_identity(choice, None)
     (tmp_path / "eval").mkdir()
     assert await policy_identity(choice, None) == first
-    os.utime(weights, ns=(1, 1))
+    weights.write_bytes(b"1235")
     assert await policy_identity(choice, None) != first
 
 

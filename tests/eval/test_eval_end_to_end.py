@@ -13,28 +13,17 @@ import pytest
 from transformers import AutoTokenizer
 
 from atommem.cli import main as atommem_main
-from atommem.envs.scoring.records import breakdowns
 from atommem.envs.task import Document, Question, Task
-from atommem.envs.task_files import load_tasks, save_tasks
+from atommem.envs.task_files import save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
-from atommem.eval import context
-from atommem.eval.methods import make_method
+from atommem.eval import eval_config
 from atommem.eval.output import parse_records
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
-from tests.envs.benchmark_rows import (
-    locomo_row,
-    memagent_row,
-    memagent_train_row,
-    write_json,
-    write_parquet,
-)
-from tests.envs.web.browsing import ANSWER as FOUND
-from tests.envs.web.browsing import call
-from tests.eval.methods.toys import make_setup
-from tests.eval.toys import make_runner, make_task
+from tests.envs.benchmark_rows import write_json, write_parquet
+from tests.eval.toys import make_runner, make_setup, make_task
 from tests.loopback import make_checkpoint, serving
 
 
@@ -102,7 +91,9 @@ def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Pat
     def script(text: str) -> str:
         if "Answer to judge" in text:
             return "CORRECT"
-        return FOUND if "lives in" in text else call("search", query="lives")
+        if "lives in" in text:
+            return "<final_answer>\\boxed{Oakrest}</final_answer>"
+        return '<tool_call>{"name": "search", "arguments": {"query": "lives"}}</tool_call>'
 
     with serving(script, AutoTokenizer.from_pretrained(checkpoint)) as url:
         flags = f"--tokenizer {checkpoint} --environment web --tools corpus --corpus {corpus} "
@@ -135,28 +126,23 @@ def test_eval_takes_memagent_s_files_unchanged(
     tmp_path: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, golds = tmp_path / name, [["Port", "in Port"], ["Orla"]]
+    context = "Document 1:\nBran lives in Port.\n\nDocument 2:\nBran is a potter."
+    row: dict[str, Any] = {"context": context, "num_docs": 2, "index": 7}
     if path.suffix == ".json":
         pairs = zip(REPLIES, golds, strict=True)
-        write_json(path, [memagent_row(input=asked, answers=gold) for asked, gold in pairs])
+        write_json(path, [row | {"input": asked, "answers": gold} for asked, gold in pairs])
     else:
-        write_parquet(path, [memagent_train_row([*REPLIES], golds)])
+        row["prompt"] = [{"role": "user", "content": [*REPLIES]}]
+        row["reward_model"] = {"style": "rule", "ground_truth": golds}
+        extra = {"index": 7, "question": [*REPLIES], "num_docs": 2}
+        write_parquet(path, [row | {"data_source": "hotpotqa", "extra_info": extra}])
     _, policy = make_setup(replies_to)
-    monkeypatch.setattr(context, "open_policy", lambda config: policy)
+    monkeypatch.setattr(eval_config, "open_policy", lambda config: policy)
     flags = ["--method", method, "--embedder", "hashing", "--max_reads", "0"]
     assert atommem_main(eval_command("toy", path, tmp_path / "out", *flags)) == 0
     metrics = summary_of(tmp_path / "out")["metrics"]
     found = (metrics["em"]["mean"], metrics["em"]["n"], metrics["sub_em"]["mean"])
     assert found == (0.5, 2, 0.5)
-
-
-async def test_eval_of_locomo_reports_its_categories(tmp_path: Path) -> None:
-    tasks = load_tasks(write_json(tmp_path / "locomo10.json", [locomo_row()]))
-    setup, _ = make_setup(lambda prompt: "\\boxed{The kiln is not mentioned}" * 5)
-    result = await evaluate(tasks, make_method("rag", setup), progress=False)
-    rows = [row for row in breakdowns(result.records, ["em"]) if row["by"] == "category"]
-    right = {row["value"]: row["mean"] for row in rows}
-    zeros = dict.fromkeys(("multi_hop", "open_domain", "single_hop", "temporal"), 0)
-    assert right == {"adversarial": 1, **zeros}
 
 
 async def test_episode_with_half_surrogates_is_recorded_traced_and_reported(

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from atommem.eval.reporting.published import load_published, load_table, set_beside
+from atommem.eval.reporting.report_cli import load_published, paper_tables, set_beside
+from atommem.eval.reporting.results import make_results
 from atommem.eval.reporting.tables import make_tables
-from atommem.eval.suite import TRAINED, BenchmarkData, Suite, SuiteRun, expand, load_suite
-from tests.eval.toys import made, ones, results_of
+from atommem.eval.suite import TRAINED, Suite, SuiteRun, expand, load_suite
+from tests.eval.toys import made, ones
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = load_published()["tables"]
+TABLES = paper_tables()["tables"]
 PAPER = ROOT.parent / "shared" / "papers" / "002-atommem.txt"
 
 
 def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]) -> Iterator[str]:
     """Yield each way in which a suite differs from the published table."""
-    paper, name = load_published(), table["suite"]
+    paper, name = paper_tables(), table["suite"]
     rows = {row["row"]: row for row in table["rows"]}
     columns, keys = table.get("columns", []), [column.key for column in suite.columns]
     yield from (f"{name}: no row {row}" for row in rows if row not in {r.name for r in suite.rows})
@@ -32,11 +33,11 @@ def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]
             yield f"{name}: policy of {row.name} is {row.policy or TRAINED}"
     found = set()
     for column in suite.columns:
-        if isinstance(column.data, BenchmarkData):
-            build, limit = column.data.build, runs[0].evaluation.config.limit
+        if (build := column.build) is not None:
+            limit = runs[0].evaluation.config.limit
             questions = f"{build.questions[0]}-{build.questions[1]}"
             given = {"n": min(build.n, limit or build.n), "questions": questions}
-            given |= {"split": column.data.split, "distractors": build.distractors}
+            given |= {"split": column.split, "distractors": build.distractors}
             expected = {**paper["code"], "questions": paper["questions"], "split": "dev"}
             expected["distractors"] = paper["distractors"]
             found |= {f"{key} is {value}" for key, value in given.items() if value != expected[key]}
@@ -53,7 +54,7 @@ def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]
 
 
 def test_suites_equal_their_tables_but_for_named_divergences() -> None:
-    named, found = load_published()["divergences"].keys(), set[str]()
+    named, found = paper_tables()["divergences"].keys(), set[str]()
     for table in TABLES.values():
         ours = load_suite(table["suite"])
         ours = ours.with_policies({row.policy: row.policy for row in ours.rows})
@@ -63,7 +64,7 @@ def test_suites_equal_their_tables_but_for_named_divergences() -> None:
 
 def test_divergences_are_explained_in_the_docs() -> None:
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    named = {**load_published()["divergences"], **load_published()["stated"]}
+    named = {**paper_tables()["divergences"], **paper_tables()["stated"]}
     assert [
         key for key, why in named.items() if f"| {key} | {' '.join(why.split())} |" not in text
     ] == []
@@ -84,21 +85,21 @@ def test_published_numbers_stand_in_the_paper(name: str) -> None:
 
 def test_set_beside_pairs_numbers_with_differences() -> None:
     hotpot: dict[str, Any] = {"dataset": "hotpotqa", "documents": 200}
-    results = results_of(
+    evaluations = [
         made("atommem", ones(8, 10), **hotpot),
         made("atommem", ones(5, 10), dataset="musique", documents=200),
         made("atommem", ones(7, 10), **hotpot, setting="chunk 2048, k 3"),
-    )
-    (row,) = set_beside(load_table("table2"), results)["rows"]
-    first, second, third = row["values"]
-    assert (first["paper"], first["ours"], second) == (77.8, 80.0, None)
+    ]
+    results = make_results(evaluations)
+    first, second = set_beside(load_published("table2"), results)["values"]
+    assert (first["paper"], first["ours"], first["column"]) == (77.8, 80.0, "hotpotqa-200")
     assert first["difference"] == pytest.approx(2.2)
     assert first["low"] < 0 < first["high"]
-    assert third["difference"] == pytest.approx(50 - 55.1)
-    results["published"] = set_beside(load_table("table3"), results)
-    (row,) = results["published"]["rows"]
-    assert row["values"][-1]["paper"] == 76.2  # the average over the columns that we have
+    assert second["difference"] == pytest.approx(50 - 55.1)
+    results["published"] = set_beside(load_published("table3"), results)
+    average = results["published"]["values"][-1]
+    assert average["paper"] == 76.2  # the average over the columns that we have
     text = "\n".join(table.markdown() for table in make_tables(results))
     assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text
-    costs = set_beside(load_table("table6"), results)
-    assert costs["columns"] == ["seconds", "tokens/completion", "steps", "retrievals"]
+    costs = set_beside(load_published("table6"), results)["values"]
+    assert {value["column"] for value in costs} <= {*load_published("table6")["costs"]}

@@ -15,83 +15,77 @@ from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError, DataError
 from atommem.eval.reporting.charts import main_scores, make_charts, setting_lines, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.page import render_page
-from atommem.eval.reporting.report_cli import inspect_traces, read_evaluations
-from atommem.eval.reporting.results import best_rows, make_results
+from atommem.eval.reporting.report_cli import read_evaluations, render_page
+from atommem.eval.reporting.results import STAGES, best_rows, make_results
 from atommem.eval.reporting.tables import make_tables, score_frame
-from atommem.eval.summary import summary_table
 from atommem.trace import read_trace
-from tests.eval.toys import evaluated, made, make_task, ones, results_of
+from tests.eval.toys import evaluated, made, make_task, ones
 
-NAMES = [f"t{index}" for index in range(12)]
-LETTERS = "abcdefgh"
-
-
-def markdown(results: dict[str, Any]) -> str:
-    return "\n".join(table.markdown() for table in make_tables(results))
+NAMES = "abcdefgh"
 
 
-async def run(out: Path, right: int, row: str, *, gone: int = 0) -> Evaluation:
-    """The first `right` tasks are answered right, the last `gone` fail."""
-    tasks = [make_task(name) for name in NAMES]
-    await evaluated(tasks, out, wrong=NAMES[right:], gone=NAMES[len(NAMES) - gone :])
-    return read_evaluation(out, row, "toy")
+def markdown(*evaluations: Evaluation, **more: Any) -> str:
+    return "\n".join(table.markdown() for table in make_tables(make_results(evaluations, **more)))
+
+
+async def answered(out: Path, right: str, *, gone: str = "", names: str = NAMES) -> Path:
+    """An evaluation that is right on the tasks `right` and fails on `gone`."""
+    tasks = [make_task(name) for name in names]
+    await evaluated(tasks, out, wrong=set(names) - set(right), gone=gone)
+    return out
 
 
 def test_comparisons_test_the_best_and_the_reference_with_holm() -> None:
-    rows = [("a", 18), ("b", 4), ("c", 10)]
-    results = results_of(*(made(row, ones(right, 20)) for row, right in rows), reference="b")
+    rows = [made(row, ones(right, 20)) for row, right in (("a", 18), ("b", 4), ("c", 10))]
+    results = make_results(rows, reference="b")
     tests = [test for test in results["comparisons"] if test["metric"] == "em"]
     pairs = [(test["second"], test["first"]) for test in tests]
     assert pairs == [("a", "c"), ("a", "b"), ("c", "b")]
     assert [test["p_holm"] for test in tests] == holm([test["p_value"] for test in tests])
     assert best_rows(results, "em") == {"toy": "a"}
-    assert "| a | **90.0** [" in markdown(results)
-    assert re.search(r"\| a - c \| \+40\.0 \[", markdown(results))
+    text = markdown(*rows, reference="b")
+    assert "| a | **90.0** [" in text
+    assert re.search(r"\| a - c \| \+40\.0 \[", text)
 
 
 def test_comparisons_leave_out_bounds_and_overflow() -> None:
     oracle, best = made("oracle", ones(20, 20)), made("ours", ones(15, 20))
     endings = dict.fromkeys(range(2), "context_overflow")
     some = made("some", [{"em": float(n >= 2)} for n in range(20)], endings=endings)
-    results = results_of(oracle, best, made("rag", ones(0, 20)), some, reference="ours")
+    rows = (oracle, best, made("rag", ones(0, 20)), some)
+    results = make_results(rows, reference="ours")
     assert {(t["first"], t["second"]) for t in results["comparisons"]} == {("rag", "ours")}
     assert best_rows(results, "em") == {"toy": "ours"}
-    text = markdown(results)
+    text = markdown(*rows)
     assert "| oracle | 100.0 [" in text
     assert "| some | overflow, 100.0 in those that fit **2 of 20 episodes overflow** |" in text
     named = replace(oracle, method="gold", manifest={"method": {"name": "oracle"}})
-    assert results_of(named)["groups"][0]["bound"]
+    assert make_results([named])["groups"][0]["bound"]
 
 
-def test_scores_table_warns_of_failed_and_missing_episodes() -> None:
+def test_score_table_warns_of_failed_and_missing_episodes() -> None:
     failed = made("a", ones(2, 4), endings={3: "failed"}, planned=6)
-    results = results_of(failed, made("b", ones(1, 4)))
-    text = markdown(results)
-    assert "| a | 66.7 [" in text
-    assert "**1 failed, 4 of 6 episodes**" in text
-    assert results["scores"][0]["n"] == 3
+    text = markdown(failed, made("b", ones(1, 4)))
+    assert re.search(r"\| a \| 66\.7 \[[^|]*, n 3 \*\*1 failed, 4 of 6 episodes\*\*", text)
 
 
-def test_scores_table_has_deltas_and_averages_over_columns() -> None:
+def test_score_table_of_several_datasets_has_averages() -> None:
     found = [
         made(row, ones(right, 20), dataset=dataset)
         for dataset, better in (("one", 0), ("two", 4))
         for row, right in (("ours", 10 + better), ("other", 6))
     ]
-    text = markdown(results_of(*found, reference="ours") | {"deltas": True})
-    assert re.search(r"\| other \| 30\.0 \[[^|]*\(-20\.0\) \| 30\.0 \[[^|]*\(-40\.0\) \| 30", text)
+    text = markdown(*found)
     assert re.search(r"\| ours \| [^|]*50\.0[^|]* \| [^|]*70\.0[^|]* \| 60\.0 \[", text)
 
 
 def test_groups_of_seeds_are_one_row_with_their_spread() -> None:
     seeds = [made("a", ones(right, 10), seed=seed) for seed, right in enumerate((4, 6))]
-    results = results_of(*seeds)
-    (em,) = [line for line in results["scores"] if line["metric"] == "em"]
+    (em,) = [line for line in make_results(seeds)["scores"] if line["metric"] == "em"]
     assert (em["mean"], em["n"], em["between_seeds"]["seeds"]) == (0.5, 20, 2)
-    assert "sd 14.1 over 2 seeds" in markdown(results)
+    assert "sd 14.1 over 2 seeds" in markdown(*seeds)
     with pytest.raises(ConfigError, match="with seed 0"):
-        results_of(seeds[0], seeds[0])
+        make_results([seeds[0], seeds[0]])
 
 
 def test_scores_state_the_unit_of_their_intervals() -> None:
@@ -100,18 +94,37 @@ def test_scores_state_the_unit_of_their_intervals() -> None:
         replace(record, group=f"talk {number % 2}")
         for number, record in enumerate(evaluation.records)
     ]
-    results = results_of(replace(evaluation, records=tuple(talks)))
+    results = make_results([replace(evaluation, records=tuple(talks))])
     (em,) = [line for line in results["scores"] if line["metric"] == "em"]
     assert (em["unit"], em["clusters"], em["n"]) == ("group", 2, 20)
 
 
-def test_tables_show_breakdowns_provenance_and_no_home_folders() -> None:
-    evaluation = made("a", ones(2, 4), categories=("x", "y"))
-    evaluation.manifest["policy"] = {"path": "/home/someone/runs/c-300", "commit": "c0ffee"}
-    text = markdown(results_of(evaluation))
+@pytest.mark.parametrize(
+    ("right", "entered", "kept", "shown", "stage"),
+    [
+        (1, 1, 1, 1, 0),
+        (1, 0, 0, 0, 1),
+        (0, 1, 1, 1, 2),
+        (0, 1, 1, 0, 3),
+        (0, 1, 0, 0, 4),
+        (0, 0, 0, 0, 5),
+    ],
+)
+def test_lost_answers_are_counted_at_the_first_stage(
+    right: int, entered: int, kept: int, shown: int, stage: int
+) -> None:
+    facts = {"fact_entered": entered, "fact_kept": kept, "fact_retrieved": shown}
+    evaluation = made("a", [{"em": right, **facts}])
+    records = [
+        replace(record, sums={**record.sums, "store_size": 1.0}) for record in evaluation.records
+    ]
+    (group,) = make_results([replace(evaluation, records=tuple(records))])["groups"]
+    assert [name for name, count in group["lost"].items() if count] == [STAGES[stage]]
+
+
+def test_breakdowns_are_by_category() -> None:
+    text = markdown(made("a", ones(2, 4), categories=("x", "y")))
     assert "## EM by category: toy" in text
-    assert "| a | runs/c-300 | c0ffee |" in text
-    assert "someone" not in text
 
 
 def test_score_frame_has_a_line_per_question_and_metric() -> None:
@@ -122,112 +135,81 @@ def test_score_frame_has_a_line_per_question_and_metric() -> None:
 
 
 def test_latex_escapes_names_and_marks_bold() -> None:
-    results = results_of(made("a_b & c", ones(18, 20)), made("d", ones(2, 20)))
+    results = make_results([made("a_b & c", ones(18, 20)), made("d", ones(2, 20))])
     text = "\n".join(table.latex() for table in make_tables(results))
     assert "a\\_b \\& c & \\textbf{90.0} [" in text
     assert "\\toprule" in text
 
 
-def test_charts_draw_costs_differences_settings_and_training(tmp_path: Path) -> None:
+def test_charts_draw_costs_and_settings(tmp_path: Path) -> None:
     rows = [
         made(
             "atommem", ones(n, 20), setting=f"k {k}, entries {e}", parameters={"k": k, "entries": e}
         )
         for k, e, n in ((3, "few", 4), (6, "few", 9), (3, "all", 12), (6, "all", 19))
     ]
-    results = results_of(*rows)
+    results = make_results(rows)
     for number, group in enumerate(results["groups"]):
         group["means"] |= {"steps": 3.0 + number, "tokens/prompt": 10.0}
     lines = setting_lines(main_scores(results))
     assert list(lines) == ["k"]
     assert sorted(lines["k"]["series"].unique()) == ["atommem, entries all", "atommem, entries few"]
-    training = [{"step": 1, "reward": 0.5, "actions/create": 0.2}, {"step": 2}]
-    charts = make_charts(results, training)
-    names = {chart.name for chart in charts}
-    assert {"cost_calls-toy", "differences-toy", "k-toy", "actions", "reward"} <= names
-    write_charts(charts[:1], tmp_path, ("png", "svg", "pdf"))
-    assert (tmp_path / f"{charts[0].name}.pdf").read_bytes().startswith(b"%PDF")
+    charts = make_charts(results)
+    assert {"EM against model calls: toy", "EM against k: toy"} <= charts.keys()
+    write_charts(dict([*charts.items()][:1]), tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg"}
 
 
-async def test_page_escapes_data_and_loads_nothing(tmp_path: Path) -> None:
+def test_page_escapes_data_and_loads_nothing() -> None:
     evil = "</title><script>alert(1)</script><img src=x>"
-    evaluations = [await run(tmp_path / "one", 3, evil)]
-    results = make_results(evaluations, inspect_traces(evaluations), title=evil)
-    page = render_page(results, evaluations, [], tmp_path, 5)
+    tables = make_tables(make_results([made(evil, ones(1, 2))]))
+    page = render_page(evil, evil, tables, {})
     assert "<script" not in page
     assert "<img" not in page
     assert "default-src 'none'" in page
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
-    assert "5 of 12, failed and wrong ones first" in page
-    assert 'href="one/traces/t3.0.jsonl"' in page
 
 
 @pytest.mark.slow
 async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> None:
+    await answered(tmp_path / "one", "abcde")
+    await answered(tmp_path / "two", "abc", gone="h")
+    out = tmp_path / "out"
+    folders = [f"left={tmp_path / 'one'}", str(tmp_path / "two")]
     found = []
-    for place in (tmp_path / "one", tmp_path / "another" / "place"):
-        for row, right, gone in (("one", 9, 0), ("two", 3, 1)):
-            await run(place / row, right, "x", gone=gone)
-            path = place / row / "episodes.jsonl"
-            lines = path.read_text().splitlines(keepends=True)
-            path.write_text("".join(lines if found else reversed(lines)))
-        out = ["--out", str(place / "out"), "--title", "<T>"]
-        assert main(["report", f"left={place / 'one'}", str(place / "two"), *out]) == 0
-        for _ in range(2):  # the second time from its own results.json
-            files = [path for path in (place / "out").rglob("*") if path.is_file()]
-            found.append({path.name: path.read_bytes() for path in files})
-            assert main(["report", str(place / "out"), *out]) == 0
-    assert found[1:] == found[:1] * 3
-    texts = b"".join(content for name, content in found[0].items() if not name.endswith(".png"))
-    assert b"seconds |" not in texts
-    assert str(tmp_path).encode() not in texts
-    results = json.loads(found[0]["results.json"])
-    lost = results["groups"][0]["lost"]  # the toy's tasks mark no gold documents
-    assert (lost["by"], lost["right_otherwise"], lost["never_entered"]) == ("words", 9, 3)
-    assert results["evaluations"][0]["folder"] == "../one"
+    for given in (folders, folders, [str(out)]):  # the last time from its own results.json
+        assert main(["report", *given, "--out", str(out), "--title", "<T>"]) == 0
+        files = [path for path in out.rglob("*") if path.is_file()]
+        found.append({path.name: path.read_bytes() for path in files})
+        path = tmp_path / "one" / "episodes.jsonl"
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    assert found[1:] == found[:1] * 2
+    assert json.loads(found[0]["results.json"])["evaluations"][0]["folder"] == "../one"
 
 
-async def test_read_evaluation_explains_what_to_give(tmp_path: Path) -> None:
-    (tmp_path / "a" / "one").mkdir(parents=True)
-    (tmp_path / "a" / "one" / "run.json").write_text("null")
-    with pytest.raises(ConfigError, match=r"has no evaluation .* Give one of .*a/one"):
-        read_evaluation(tmp_path / "a")
-    (tmp_path / "a" / "one" / "episodes.jsonl").touch()
+def test_read_evaluation_explains_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("null")
+    with pytest.raises(ConfigError, match=r"has no evaluation .* Give the --out"):
+        read_evaluation(tmp_path)
+    (tmp_path / "episodes.jsonl").touch()
     with pytest.raises(DataError, match=r"run\.json is not from `atommem eval`"):
-        read_evaluation(tmp_path / "a" / "one")
+        read_evaluation(tmp_path)
     (tmp_path / "results.json").write_text('{"evaluations": [{}]}')
     with pytest.raises(DataError, match="was not written by `atommem report`"):
         read_evaluations([str(tmp_path)])
     with pytest.raises(ConfigError, match="There is no evaluation"):
         make_results([])
     with pytest.raises(ConfigError, match="reference='z': not a row"):
-        results_of(made("a", ones(1, 2)), reference="z")
+        make_results([made("a", ones(1, 2))], reference="z")
 
 
 async def test_read_evaluation_ignores_a_torn_line_without_changing_it(tmp_path: Path) -> None:
-    await answered(tmp_path / "A", "a")
-    path = tmp_path / "A" / "episodes.jsonl"
+    path = await answered(tmp_path / "A", "a") / "episodes.jsonl"
     with path.open("ab") as file:
         file.write(b'{"task_id": "half')
     before = path.read_bytes()
-    assert len(read_evaluation(tmp_path / "A").records) == len(LETTERS)
+    assert len(read_evaluation(tmp_path / "A").records) == len(NAMES)
     assert path.read_bytes() == before
-
-
-def test_summary_table_states_units_and_overflow() -> None:
-    endings = {0: "context_overflow"}
-    results = results_of(made("a", ones(4, 4), endings=endings))
-    group = results["groups"][0] | {"metrics": {"em": results["scores"][0]}}
-    cells = [str(cell) for column in summary_table(group).columns for cell in column.cells]
-    assert any(cell.startswith("no score, 1.000 in those that fit") for cell in cells)
-    assert "  prompt did not fit (not scored)" in cells
-
-
-async def answered(out: Path, right: str, *, gone: str = "", names: str = LETTERS) -> Path:
-    """An evaluation that is right on the tasks `right` and fails on `gone`."""
-    tasks = [make_task(name) for name in names]
-    await evaluated(tasks, out, wrong=set(names) - set(right), gone=gone)
-    return out
 
 
 async def test_compare_counts_wins_and_names_changed_tasks(
@@ -247,7 +229,7 @@ async def test_compare_counts_wins_and_names_changed_tasks(
     assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
     printed = capsys.readouterr().out
     assert "B - A: +0.333" in printed
-    assert "Better in B (3, the first 2; --show -1 prints all)" in printed
+    assert "Better in B (2 of 3)" in printed
 
 
 async def test_compare_prints_means_over_common_questions(

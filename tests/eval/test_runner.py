@@ -15,9 +15,8 @@ from atommem.config import MemoryConfig
 from atommem.envs.scoring.statistics import wilson_interval
 from atommem.envs.task import Task
 from atommem.errors import BudgetSpentError, ConfigError, DataError, PolicyError
-from atommem.eval.budget import Budget, Usage
 from atommem.eval.output import OutputFolder, file_stem
-from atommem.eval.runner import evaluate, tasks_digest
+from atommem.eval.runner import Budget, evaluate, tasks_digest
 from atommem.trace import read_trace
 from tests.eval.toys import GONE, evaluated, make_runner, make_task
 
@@ -92,8 +91,8 @@ async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path: Path) 
     ("changes", "message"),
     [
         ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
-        ({"settings": {}}, "policy is .* there and not set now"),
-        ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is \w{8}\.\.\."),
+        ({"settings": {}}, "policy is .* there and 'not set' now"),
+        ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is "),
     ],
 )
 async def test_output_folder_refuses_other_settings_by_name(
@@ -108,11 +107,10 @@ async def test_output_folder_refuses_other_settings_by_name(
 
 async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match=r"episodes\.jsonl but no run\.json"):
-        await evaluated(TASKS, tmp_path)
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"run\.json is not valid JSON"):
-        await evaluated(TASKS, tmp_path)
+    for content in ("", "{"):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"run\.json: .*Give another output folder"):
+            await evaluated(TASKS, tmp_path)
     new = tmp_path / "new"
     with OutputFolder(new, {"a": 1}), pytest.raises(ConfigError, match="is running in"):
         OutputFolder(new, {"a": 1})
@@ -120,11 +118,9 @@ async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) ->
         assert folder.finished == {}
 
 
-async def test_evaluate_refuses_equal_ids_and_no_samples() -> None:
+async def test_evaluate_refuses_equal_ids() -> None:
     with pytest.raises(DataError, match="two tasks have the id 'a'"):
         await evaluated([TASKS[0], TASKS[0]])
-    with pytest.raises(ConfigError, match="samples_per_task=0"):
-        await evaluated(TASKS, samples_per_task=0)
 
 
 async def test_evaluate_gives_the_same_files_in_any_order_of_episodes(tmp_path: Path) -> None:
@@ -162,35 +158,27 @@ def test_tasks_digest_depends_on_everything_read_or_scored() -> None:
     assert tasks_digest([base]) == tasks_digest([make_task("a")])
 
 
-async def cost_of_one() -> Usage:
+async def tokens_of_one() -> int:
     record = (await evaluated(ALIKE[:1]))[0].records[0]
-    return Usage(record.prompt_tokens, record.completion_tokens)
+    return record.prompt_tokens + record.completion_tokens
 
 
 async def test_budget_stops_in_order_and_a_larger_one_continues(tmp_path: Path) -> None:
-    one = (await cost_of_one()).total
+    one = await tokens_of_one()
     for _ in range(2):  # what is in the folder counts as spent
         with pytest.raises(BudgetSpentError, match="2 of 4 episodes have not run"):
-            await evaluated(ALIKE, tmp_path, budget=Budget(tokens=2 * one))
+            await evaluated(ALIKE, tmp_path, budget=Budget(2 * one))
         assert [line["task_id"] for line in lines(tmp_path)] == ["a", "b"]
     assert not (tmp_path / "summary.json").exists()
-    result, _ = await evaluated(ALIKE, tmp_path, budget=Budget(tokens=4 * one))
+    result, _ = await evaluated(ALIKE, tmp_path, budget=Budget(4 * one))
     assert (result.resumed, len(result.records)) == (2, 4)
-    await evaluated(ALIKE, tmp_path, budget=Budget(tokens=1))  # all had run
+    await evaluated(ALIKE, tmp_path, budget=Budget(1))  # all had run
 
 
-async def test_budget_lets_episodes_in_flight_end_and_counts_money(tmp_path: Path) -> None:
-    one = await cost_of_one()
-    settings = {"runner": {"max_in_flight": 3}, "budget": Budget(tokens=1)}
+async def test_budget_lets_episodes_in_flight_end(tmp_path: Path) -> None:
     with pytest.raises(BudgetSpentError):
-        await evaluated(ALIKE, tmp_path / "tokens", **settings)
-    assert len(lines(tmp_path / "tokens")) == 3
-    money = 3 * (one.prompt * 2 + one.completion * 5) / 1e6
-    budget = Budget(money=money, prompt_price=2.0, completion_price=5.0)
-    with pytest.raises(BudgetSpentError, match="in money"):
-        await evaluated(ALIKE, tmp_path / "money", budget=budget)
-    assert len(lines(tmp_path / "money")) == 3
-    assert budget.cost == pytest.approx(money)
+        await evaluated(ALIKE, tmp_path, runner={"max_in_flight": 3}, budget=Budget(1))
+    assert len(lines(tmp_path)) == 3
 
 
 async def test_budget_counts_failed_attempts(tmp_path: Path) -> None:
@@ -200,5 +188,6 @@ async def test_budget_counts_failed_attempts(tmp_path: Path) -> None:
     (failed,) = (await evaluate(ALIKE[:1], runner, tmp_path, progress=False)).records
     assert failed.failed
     budget = Budget()
-    again = await evaluate(ALIKE[:1], make_runner()[0], tmp_path, progress=False, budget=budget)
-    assert budget.used.prompt == failed.prompt_tokens + again.records[0].prompt_tokens
+    await evaluate(ALIKE[:1], make_runner()[0], tmp_path, progress=False, budget=budget)
+    used = failed.prompt_tokens + failed.completion_tokens
+    assert budget.used == used + await tokens_of_one()

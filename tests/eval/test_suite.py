@@ -17,14 +17,13 @@ from atommem.envs.task_files import save_tasks
 from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.eval import eval_cli
 from atommem.eval.suite import (
-    BenchmarkData,
     Column,
-    FileData,
+    column_file,
     expand,
+    load_columns,
     load_suite,
     parse_suite,
 )
-from atommem.eval.suite_tasks import TaskCache
 from tests.envs.benchmark_rows import hotpot_row, twowiki_row, write_json, write_lines
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.pages import blocks
@@ -43,11 +42,11 @@ def suite(**fields: Any) -> dict[str, Any]:
         ({"colums": []}, "colums"),
         ({"data": []}, "no columns"),
         ({"data": [{"benchmark": "squad", "documents": 2, "n": 1}]}, "squad"),
-        ({"data": [{"benchmark": "hotpotqa", "n": 1}]}, "data, hotpotqa: documents is missing"),
+        ({"data": [{"benchmark": "hotpotqa", "n": 1}]}, "data, hotpotqa: .*'documents'"),
         ({"rows": [{"method": "rag"}] * 2}, "two rows are called 'rag'. Give one another label"),
         ({"rows": [{"method": "magic"}]}, "magic"),
         ({"rows": [{"method": "rag", "settings": {"retrieve": 3}}]}, "row rag: .*retrieve"),
-        ({"grid": [{"method": "rag", "axes": {"k": [3]}}]}, r"axis k=\[3\]"),
+        ({"grid": [{"method": "rag", "axes": {"k": [3]}}]}, r"`\$\[0\]\.axes"),
         ({"reference": "mem0"}, "reference"),
     ],
 )
@@ -242,8 +241,8 @@ def test_suite_refuses_other_settings_before_anything_runs(folder: Path, policy:
 def test_suite_list_names_runs_without_a_policy(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    optional = {"benchmark": "musique", "documents": 5, "n": 3, "optional": True}
-    assert run(folder, "--list", data=[*DATA, optional], settings={}) == 0
+    benchmark = {"benchmark": "musique", "documents": 5, "n": 3}
+    assert run(folder, "--list", data=[*DATA, benchmark], settings={}) == 0
     captured = capsys.readouterr()
     assert "no_memory on world, seed 0" in captured.out
     assert "left out without --benchmarks: musique-5" in captured.err
@@ -252,7 +251,7 @@ def test_suite_list_names_runs_without_a_policy(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--data x", "--data is for a single evaluation: .* --columns"),
+        ("--data x", "--data is for a single evaluation. Give --columns"),
         ("--rows magic", "no row 'magic'"),
         ("--policies bas=x", "the suite's rows name base"),
     ],
@@ -276,40 +275,44 @@ def write_benchmarks(folder: Path, **changes: Any) -> Path:
 
 
 def column(name: str = "hotpotqa", documents: int = 4, seed: int = 42) -> Column:
-    return Column(name, BenchmarkData(name, "dev", BuildConfig(documents, 2, seed=seed)), documents)
+    build = BuildConfig(documents, 2, seed=seed)
+    return Column(name=name, benchmark=name, build=build, documents=documents)
 
 
-def test_task_cache_builds_once_per_content_and_setting(tmp_path: Path) -> None:
-    benchmarks, lines = write_benchmarks(tmp_path / "benchmarks"), list[str]()
-    cache = TaskCache(tmp_path / "cache", benchmarks, lines.append)
-    tasks = cache.load([column()])["hotpotqa-4"]
+def test_column_file_is_built_once_per_content_and_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmarks, cache = write_benchmarks(tmp_path / "benchmarks"), tmp_path / "cache"
+    tasks = load_columns([column()], "longdoc", cache, benchmarks)["hotpotqa-4"]
     assert [(len(task.documents), task.source) for task in tasks] == [(4, "hotpotqa")] * 2
-    first = cache.path(column())
-    assert len(lines) == 1
+    first = column_file(column(), cache, benchmarks)
+    assert capsys.readouterr().err.count("building the tasks") == 1
     provenance = json.loads(first.with_name(f"{first.name}.json").read_text())
     assert provenance["inputs"][0]["name"] == "hotpot_dev_distractor_v1.json"
-    others = [cache.path(column(seed=43)), cache.path(column(documents=5))]
+    variants = [column(seed=43), column(documents=5)]
+    others = [column_file(variant, cache, benchmarks) for variant in variants]
     write_benchmarks(benchmarks, answer="B")
-    others.append(cache.path(column()))
+    others.append(column_file(column(), cache, benchmarks))
     assert len({first, *others}) == 4
     # The content counts, not the place; 2Wiki's aliases count too.
     write_benchmarks(benchmarks)
-    moved = TaskCache(tmp_path / "cache", benchmarks.rename(tmp_path / "moved"))
-    assert moved.path(column()) == first
-    before = moved.path(wiki := column("2wikimultihopqa"))
+    moved = benchmarks.rename(tmp_path / "moved")
+    assert column_file(column(), cache, moved) == first
+    before = column_file(wiki := column("2wikimultihopqa"), cache, moved)
     aliases = [{"Q_id": f"Q{number}", "aliases": ["Alias"], "demonyms": []} for number in range(8)]
-    write_lines(tmp_path / "moved" / "2wikimultihopqa" / "id_aliases.json", aliases)
-    assert moved.path(wiki) != before
+    write_lines(moved / "2wikimultihopqa" / "id_aliases.json", aliases)
+    assert column_file(wiki, cache, moved) != before
 
 
-def test_task_cache_names_missing_files(tmp_path: Path) -> None:
+def test_load_columns_names_missing_files(tmp_path: Path) -> None:
     benchmarks = write_benchmarks(tmp_path / "benchmarks")
     with pytest.raises(ConfigError, match=r"column hotpotqa-4: .*--benchmarks"):
-        TaskCache(tmp_path, None).load([column()])
+        load_columns([column()], "longdoc", tmp_path)
     with pytest.raises(DataError, match="no dev file of musique"):
-        TaskCache(tmp_path, benchmarks).path(column("musique"))
+        column_file(column("musique"), tmp_path, benchmarks)
     with pytest.raises(ConfigError, match=r"none\.jsonl is not in .*benchmarks"):
-        TaskCache(tmp_path, benchmarks).path(Column("own", FileData("none.jsonl")))
+        column_file(Column(name="own", file="none.jsonl"), tmp_path, benchmarks)
     save_tasks([make_task("a")], benchmarks / "own.jsonl")
-    loaded = TaskCache(tmp_path, benchmarks).load([Column("own", FileData("own.jsonl"))])
+    own = Column(name="own", file="own.jsonl")
+    loaded = load_columns([own], "longdoc", tmp_path, benchmarks)
     assert [task.id for task in loaded["own"]] == ["a"]

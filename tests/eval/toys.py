@@ -1,4 +1,4 @@
-"""A toy world for the evaluation tests: what the policy should answer stands in the question."""
+"""Scripted policies, tasks and evaluations that the tests of the room share."""
 
 from __future__ import annotations
 
@@ -11,18 +11,79 @@ from pathlib import Path
 from typing import Any
 
 from atommem.config import MemoryConfig
+from atommem.environment import EnvironmentConfig, environment_config, make_environments
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import episode_sums
 from atommem.errors import AtomMemError, OutageError
-from atommem.eval.methods import make_method
+from atommem.eval.methods import Setup, make_method
 from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.results import make_results
 from atommem.eval.runner import evaluate
 from atommem.policy.contract import Completion, Sampling
 from atommem.rollout import EpisodeRunner
-from tests.eval.methods.toys import TextPolicy, make_setup
-from tests.fakes import WordTokenizer
+from atommem.run import RunConfig
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer
+
+DOCUMENTS = (
+    Document("Moss", "Moss grows on stones."),
+    Document("Orla", "Orla is a potter whose brother is Bran.", gold=True),
+    Document("Kiln", "A kiln is hot inside."),
+    Document("Bran", "Bran lives in Port.", gold=True),
+)
+TASK = Task(
+    "t",
+    (
+        Question("Where does Bran live ?", ("Port",), metadata={"supporting": [["Bran", 0]]}),
+        Question("Who is a potter ?", ("Orla",), metadata={"supporting": [["Orla", 0]]}),
+    ),
+    DOCUMENTS,
+    source="hotpotqa",
+)
+GONE = OutageError("server gone")
+
+
+class TextPolicy(ListPolicy):
+    """Replies with what `script` makes of the prompt: a text, or an error to raise."""
+
+    def __init__(self, tokenizer: WordTokenizer, script: Callable[[str], str | Exception]) -> None:
+        super().__init__(tokenizer, [])
+        self.script = script
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
+        self.texts = [self.script(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))]
+        return await super().complete(prompt_ids, sampling)
+
+
+def right(prompt: str) -> str:
+    """The right answers to the questions of `TASK` that a prompt asks, whatever is shown."""
+    answers = "So \\boxed{Port} " * ("Where does" in prompt)
+    return answers + "It is \\boxed{Orla}" * ("potter ?" in prompt)
+
+
+def make_setup(
+    script: Callable[[str], str | Exception] = right,
+    environment: EnvironmentConfig | None = None,
+    *,
+    memory: MemoryConfig | None = None,
+    sampling: Sampling | None = None,
+    **settings: Any,
+) -> tuple[Setup, TextPolicy]:
+    """What a method runs over; `settings` are fields of `Setup`."""
+    tokenizer = WordTokenizer()
+    policy = TextPolicy(tokenizer, script)
+    config = environment or environment_config("longdoc", chunking="documents", max_reads=1)
+    run = RunConfig(
+        memory=memory or MemoryConfig(retrieve_k=2),
+        sampling=sampling or Sampling(temperature=0.0, seed=0, max_tokens=64),
+    )
+    environments = make_environments(config, tokenizer)
+    fields = {"run": run, "policy": policy, "embedder": WordEmbedder()}
+    return Setup(**{**fields, "environments": environments, **settings}), policy
+
+
+def shown_documents(prompt: str) -> Sequence[str]:
+    """Titles of the documents of `TASK` whose text stands in a prompt."""
+    return [document.title for document in DOCUMENTS if document.text in prompt]
 
 
 def make_task(
@@ -38,11 +99,8 @@ def make_task(
     return Task(name, tuple(asked), documents, source=source)
 
 
-GONE = OutageError("server gone")
-
-
 class ToyPolicy(TextPolicy):
-    """Creates an entry from every chunk, and says what the question tells it to.
+    """Creates an entry from every chunk, and gives the answer that stands in the question.
 
     Attributes:
         errors: By task, what every request raises.
@@ -61,9 +119,8 @@ class ToyPolicy(TextPolicy):
         self.most = self._open = 0
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        found = re.search(
-            r"say-(\w+)-\d+", self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        )
+        prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        found = re.search(r"say-(\w+)-\d+", prompt)
         assert found is not None
         name, end = found[1], time.monotonic() + 60
         self._open += 1
@@ -89,16 +146,15 @@ class ToyPolicy(TextPolicy):
         return f"<final_answer>\\boxed{{{answer}}}</final_answer>"
 
 
-def make_runner(**settings: object) -> tuple[EpisodeRunner, ToyPolicy]:
-    """A runner around a `ToyPolicy`; `settings` are fields of `Setup`."""
-    own = {
-        "memory": MemoryConfig(),
-        "sampling": Sampling(temperature=0.0, seed=0),
-        "max_in_flight": 1,
-    }
-    setup, _ = make_setup(**{**own, **settings})
-    policy = ToyPolicy(setup.tokenizer)
-    return make_method("atommem", replace(setup, policy=policy)), policy
+def make_runner(
+    memory: MemoryConfig | None = None, max_in_flight: int = 1
+) -> tuple[EpisodeRunner, ToyPolicy]:
+    """A runner around a `ToyPolicy`."""
+    setup, _ = make_setup(memory=memory or MemoryConfig(), max_in_flight=max_in_flight)
+    policy = ToyPolicy(setup.tokenizer)  # type: ignore[arg-type]
+    runner = make_method("atommem", replace(setup, policy=policy))
+    assert isinstance(runner, EpisodeRunner)
+    return runner, policy
 
 
 async def evaluated(
@@ -108,7 +164,7 @@ async def evaluated(
     wrong: Iterable[str] = (),
     gone: Iterable[str] = (),
     error: AtomMemError = GONE,
-    runner: Mapping[str, object] | None = None,
+    runner: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> tuple[EvalResult, list[str]]:
     """An evaluation of a new `ToyPolicy`, and the tasks that it was asked about.
@@ -131,7 +187,6 @@ def made(
     categories: Sequence[str] = ("",),
     dataset: str = "toy",
     planned: int | None = None,
-    episode: Mapping[str, float] | None = None,
     endings: Mapping[int, str] | None = None,
     **more: Any,
 ) -> Evaluation:
@@ -144,22 +199,13 @@ def made(
         category, metrics = categories[number % len(categories)], {"f1": given["em"], **given}
         question = QuestionRecord(f"q{number}", "?", "a", ("b",), category, metrics)
         sums = {**episode_sums([]), "episodes": 1.0}
-        name, own, stop = f"t{number}", dict(episode or {}), (endings or {}).get(number, "answered")
+        name, stop = f"t{number}", (endings or {}).get(number, "answered")
         reward, asked = (None, ()) if stop == "failed" else (given["em"], (question,))
-        records.append(EpisodeRecord(name, 0, dataset, stop, None, reward, own, asked, sums, 1.0))
-    manifest = {
-        "tasks": {"count": planned or len(scores), "sha256": "s"},
-        "samples_per_task": 1,
-        "memory": {},
-    }
+        records.append(EpisodeRecord(name, 0, dataset, stop, None, reward, {}, asked, sums, 1.0))
+    manifest = {"tasks": {"count": planned or len(scores), "sha256": "s"}, "memory": {}}
     return Evaluation(Path(row), row, dataset, manifest=manifest, records=tuple(records), **more)
 
 
 def ones(right: int, of: int) -> list[dict[str, float]]:
     """Scores of which the first so many are right."""
     return [{"em": float(number < right)} for number in range(of)]
-
-
-def results_of(*evaluations: Evaluation, **more: Any) -> dict[str, Any]:
-    """The results of a report."""
-    return make_results(evaluations, **more)

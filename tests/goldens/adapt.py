@@ -114,9 +114,14 @@ async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list
         step = await session.turn(observation)
         operations = list(step.operations)
         if number % 5 == 4:
-            operations.append(session.memory.observe(float(number == 4), number))
+            shown = [entry_id for entry_id, _ in session.memory.contents.shown]
+            operations.append(
+                session.memory.log_outcome("observe", float(number == 4), number, shown)
+            )
         if number == 6:
-            operations.append(session.memory.record_outcome(1.0, number))
+            entries = session.memory.entries()
+            unknown = [entry.id for entry in entries if entry.outcome is None]
+            operations.append(session.memory.log_outcome("outcome", 1.0, number, unknown))
         view = session.memory.view()
         steps.append(
             {
@@ -247,14 +252,14 @@ async def run_evaluation(
     from atommem.eval.methods import Setup, make_method
     from atommem.eval.runner import evaluate
     from atommem.policy.contract import Sampling
+    from atommem.run import RunConfig
 
+    sampling = Sampling(temperature=0.7, seed=seed, max_tokens=200)
     setup = Setup(
+        run=RunConfig(memory=MemoryConfig(retrieve_k=2), sampling=sampling),
         policy=policy,
         embedder=hashing_embedder(32),
-        tokenizer=tokenizer,
         environments=longdoc(tokenizer, chunking="documents", max_reads=1),
-        memory=MemoryConfig(retrieve_k=2),
-        sampling=Sampling(temperature=0.7, seed=seed, max_tokens=200),
         max_in_flight=1,
     )
     settings = {"seed": seed}
@@ -292,7 +297,8 @@ def report_numbers(folders: dict[str, list[Path]], reference: str) -> dict[str, 
         scores = dict(zip(metrics, lines_of("scores", row, "metric"), strict=True))
         found[f"scores/{row}"] = scores | counts | {"breakdowns": lines_of("breakdowns", row)}
         means = group["means"]
-        found[f"means/{row}"] = {key: means[key] for key in means if "tokens" not in key}
+        wanted = [key for key in means if "tokens" not in key and key != "seconds"]
+        found[f"means/{row}"] = {key: means[key] for key in wanted}
     for test in results["comparisons"]:
         test = {"dataset": "toy", "documents": None, **test}
         del test["column"]
@@ -308,8 +314,8 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     """The address of a server whose policy follows `script`; the model is called ``scripted``."""
     import uvicorn
 
-    from atommem.api import Runtime
     from atommem.policy.contract import ScriptedPolicy
+    from atommem.run import Runtime
     from atommem.serve.app import make_app
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations

@@ -154,12 +154,9 @@ RETENTION += [
     "constrained",
     "traceretain",
     "memobank",
-    "oracle(needs=NEEDS)",
 ]
 RULES = [("retention", rule) for rule in RETENTION]
-RULES += [
-    ("admission", rule) for rule in ("memobank", "amac", "amac_published", "amac(threshold=0.3)")
-]
+RULES += [("admission", rule) for rule in ("memobank", "amac", "amac(threshold=0.3)")]
 LINEAR = {"weights": {"log_words": 0.5, "novelty": 1.0, "capitals": -0.3, "bias": 0.1}}
 EPISODES = 9
 WHOLE = ("retention/reject/0", "retention/lru/1", "retention/redundancy/2", "admission/amac/0")
@@ -186,11 +183,9 @@ def operation_logs() -> Goldens:
     steps = [adapt.reading(["Who?"], chunks, index) for index in range(len(chunks))]
     limits = {"capacity": 5, "retrieve_k": 4, "scratchpad_tokens": 60, "entry_tokens": 45}
     with tempfile.TemporaryDirectory() as folder:
-        files = {"NEEDS": {f"chunk {n + 1}/8": n % 4 for n in range(8)}, "WEIGHTS": LINEAR}
-        for name, content in files.items():
-            Path(folder, name).write_text(json.dumps(content), encoding="utf-8")
+        Path(folder, "WEIGHTS").write_text(json.dumps(LINEAR), encoding="utf-8")
         for kind, rule in RULES:
-            placed = re.sub("(NEEDS|WEIGHTS)", rf"{folder}/\1", rule)
+            placed = rule.replace("WEIGHTS", f"{folder}/WEIGHTS")
             memory = {kind: placed, "templates": "compact", "query_tokens": 20, **limits}
             for number in range(EPISODES):
                 name = f"{kind}/{rule}/{number}"

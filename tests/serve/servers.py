@@ -16,9 +16,9 @@ import httpx
 import openai
 import uvicorn
 
-from atommem.api import Runtime
 from atommem.memory.log import replay
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
+from atommem.run import Runtime
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations
@@ -174,7 +174,7 @@ def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
     log = conversations.log
     name = conversation.rpartition("/")[2]
     operations = log.load(name, "local", "none").operations
-    assert replay(operations) == log.memory_at(name)
+    assert (replay(operations), len(operations)) == log.memory_at(name)
     assert [row["seq"] for row in log.operations(name)] == list(range(len(operations)))
     return [event.kind for event in log.events(name)]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from atommem.errors import ConfigError
-from atommem.memory.log import Contents, Operation, Outcome, Source, replay
+from atommem.errors import ConfigError, DataError
+from atommem.memory.log import Operation, Outcome, Source, replay, to_json
 from atommem.memory.store import TextVectors, digests_of
 from atommem.serve.conversation_log import ConflictError, ConversationLog, Event, NotFoundError
 from atommem.serve.schema import open_database, schema_version
@@ -33,22 +33,29 @@ def log(tmp_path: Path) -> ConversationLog:
 
 
 def commit(
-    log: ConversationLog, name: str, seq: int, version: int, *args: Any, **more: Any
+    log: ConversationLog,
+    name: str,
+    version: int,
+    written: Sequence[Operation] = (),
+    cached: TextVectors | None = None,
 ) -> None:
     """Commit a step event, numbered as its version."""
     made = {"checkpoint": "c1", "embedder": "words/4", "tokens": 7}
-    event = Event("step", {"a": 1}, step=version - 1, version=version, **made)
-    log.commit(name, seq, [event], *args, **more).result()
+    operations = [to_json(operation) for operation in written]
+    event = Event(
+        "step", {"a": 1}, step=version - 1, version=version, operations=operations, **made
+    )
+    log.commit(name, [event], cached).result()
 
 
 def test_load_after_commit_returns_operations_and_vectors_exactly(log: ConversationLog) -> None:
     name = log.create("ann", {"goal": "x"}).id
     rows = np.array([[0.5, 0.25, 0, 0], [0.1, 0.2, 0.3, 0.4]], dtype=np.float32)
     cached = TextVectors("words/4", digests_of(["", "é\u2028☃"], "entry"), rows)
-    commit(log, name, 0, 1, OPERATIONS, cached=cached)
+    commit(log, name, 1, OPERATIONS, cached)
     found = log.load(name, "ann", "words/4")
     assert found.operations == tuple(OPERATIONS)
-    assert (found.version, found.length, found.turns, found.sampled) == (1, 5, 1, 7)
+    assert (found.version, found.turns, found.sampled) == (1, 1, 7)
     assert (found.checkpoint, found.embedder) == ("c1", "words/4")
     assert found.vectors is not None
     places = found.vectors.find(["é\u2028☃", ""], "entry")
@@ -58,12 +65,11 @@ def test_load_after_commit_returns_operations_and_vectors_exactly(log: Conversat
 
 def test_commit_of_a_taken_version_raises_and_writes_nothing(log: ConversationLog) -> None:
     name = log.create("ann", {}).id
-    commit(log, name, 0, 1, OPERATIONS)
-    for seq, version in ((0, 1), (5, 1), (4, 2)):
-        with pytest.raises(ConflictError):
-            commit(log, name, seq, version, OPERATIONS[:1])
+    commit(log, name, 1, OPERATIONS)
+    with pytest.raises(ConflictError):
+        commit(log, name, 1, OPERATIONS[:1])
     assert len(log.events(name)) == 1
-    assert log.length(name) == 5
+    assert len(log.operations(name)) == 5
 
 
 def test_concurrent_commits_of_one_version_have_one_winner(log: ConversationLog) -> None:
@@ -71,31 +77,36 @@ def test_concurrent_commits_of_one_version_have_one_winner(log: ConversationLog)
 
     def write(number: int) -> str:
         try:
-            commit(log, names[number % 12], 0, 1, OPERATIONS)
+            commit(log, names[number % 12], 1, OPERATIONS)
         except ConflictError:
             return "lost"
         return "won"
 
     with ThreadPoolExecutor(16) as threads:
         assert sorted(threads.map(write, range(16))) == ["lost"] * 4 + ["won"] * 12
-    assert all(log.length(name) == 5 for name in names)
+    assert all(len(log.operations(name)) == 5 for name in names)
 
 
-def test_memory_at_replays_any_number_of_operations(log: ConversationLog) -> None:
+def test_memory_at_and_fork_take_any_number_of_operations(log: ConversationLog) -> None:
     name = log.create("ann", {}).id
-    commit(log, name, 0, 1, OPERATIONS)
+    commit(log, name, 1, OPERATIONS)
     more = [Operation(1, "delete", entry_id=1, before="")]
-    commit(log, name, 5, 2, more)
-    assert log.memory_at(name) == replay(OPERATIONS + more)
-    assert log.memory_at(name, 3) == replay(OPERATIONS[:3])
-    assert log.memory_at(name, 0) == Contents()
+    commit(log, name, 2, more)
+    for length in range(7):
+        expected = replay((OPERATIONS + more)[:length])
+        assert log.memory_at(name, length) == (expected, 6)
+        twin = log.fork(name, "ann", length).id
+        assert log.memory_at(twin) == (expected, length)
+    for call in (log.memory_at, lambda name, at: log.fork(name, "ann", at)):
+        with pytest.raises(DataError, match="at=7: this conversation has 6 operations"):
+            call(name, 7)
 
 
 def test_erase_leaves_no_byte_and_other_owners_see_nothing(
     log: ConversationLog, tmp_path: Path
 ) -> None:
     name = log.create("ann", {}).id
-    commit(log, name, 0, 1, [replace(OPERATIONS[0], after="the vault opens with 7151")])
+    commit(log, name, 1, [replace(OPERATIONS[0], after="the vault opens with 7151")])
     for call in (log.info, log.erase):
         with pytest.raises(NotFoundError):
             call(name, "bob")
@@ -103,7 +114,7 @@ def test_erase_leaves_no_byte_and_other_owners_see_nothing(
     with pytest.raises(NotFoundError):
         log.info(name, "ann")
     with pytest.raises(ConflictError):
-        commit(log, name, 1, 2)
+        commit(log, name, 2)
     log.engine.dispose()
     assert all(b"7151" not in path.read_bytes() for path in tmp_path.iterdir())
 

@@ -190,8 +190,8 @@ def test_two_gateways_on_postgresql_write_once_when_one_is_killed() -> None:
         log = ConversationLog(open_database(url))
         for number, path in enumerate(paths):
             check_log(log, path)
-            held = log.memory_at(path.rpartition("/")[2]).entries.values()
-            texts = sorted(entry.text for entry in held)
+            held, _ = log.memory_at(path.rpartition("/")[2])
+            texts = sorted(entry.text for entry in held.entries.values())
             assert texts == sorted(f"case {case} is closed" for case in range(number, 80, 4))
         log.engine.dispose()
         second.kill()

@@ -134,4 +134,4 @@ async def test_tools_do_not_reach_another_owner_s_conversation(
                 await client.read_resource(f"memory://{conversation}")
         with server.http("wrong") as http:
             assert http.post("/mcp", json={}).status_code == 401
-        assert len(conversations.log.memory_at(conversation).entries) == 1
+        assert len(conversations.log.memory_at(conversation)[0].entries) == 1

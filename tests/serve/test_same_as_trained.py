@@ -18,6 +18,7 @@ from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.eval.methods import Setup, make_method
 from atommem.memory.log import Operation
 from atommem.policy.contract import Sampling, ScriptedPolicy
+from atommem.run import RunConfig
 from atommem.train.rollout.rollouts import Rollouts
 from tests.fakes import WordTokenizer
 from tests.serve.servers import items, make_conversations, note_taker, running, scripted
@@ -45,7 +46,8 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     environment = environment_config("longdoc", **world)
     embedder = make_embedder(EmbedderConfig(embedder="hashing"))
     task = next(generate(WorldConfig(), 1, 3))
-    policy = ScriptedPolicy(tokenizer, note_taker)
+    policy: Any = ScriptedPolicy(tokenizer, note_taker)
+    policy.tokenizer = tokenizer
 
     limits = {"max_completion_length": 200, "episode_max_tokens": None, "episode_max_seconds": None}
     args: Any = SimpleNamespace(temperature=1.0, template_kwargs={}, **limits)
@@ -53,8 +55,8 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     trained = await rollouts.runner(policy).run(task)
 
     environments = make_environments(environment, tokenizer)
-    sampling: Any = Sampling(max_tokens=200)
-    setup = Setup(policy, embedder, tokenizer, environments, MEMORY, sampling)  # type: ignore[arg-type]
+    run = RunConfig(memory=MEMORY, sampling=Sampling(max_tokens=200))
+    setup = Setup(run, policy, embedder, environments)
     evaluated = await make_method("atommem", setup).run(task)
     for one, other in zip(evaluated.steps, trained.steps, strict=True):
         assert one.token_ids == other.token_ids

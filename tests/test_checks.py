@@ -4,23 +4,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 ROOMS = ("atommem", "envs", "train", "eval", "serve", "demo")
-
-
-def test_coverage_knows_every_room() -> None:
-    links = [path for path in (ROOT / "atommem").iterdir() if path.is_symlink()]
-    rooms = ["atommem", *(link.name for link in links if any((ROOT / link.name).rglob("*.py")))]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    source = project["tool"]["coverage"]["run"]["source"]
-    assert sorted(rooms) == sorted(ROOMS) == sorted(source)
 
 
 BROKEN = (

@@ -19,7 +19,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 ROOMS = ("envs", "train", "eval", "serve", "demo")
 COMMANDS = ["ask", "serve", "demo", "data", "corpus", "web", "train", "eval", "judge", "compare"]
@@ -59,28 +59,24 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("sdist", checkout, tmp_path_factory.mktemp("sdist"))
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist, as `python -m build` does."""
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, which holds no tests, as `python -m build` does."""
+    sdist = build("sdist", checkout, tmp_path_factory.mktemp("sdist"))
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
+        names = {Path(name).parts[1] for name in archive.getnames() if "/" in name}
         archive.extractall(unpacked, filter="data")
+    assert names >= {"atommem", "LICENSE", "README.md", "pyproject.toml"}
+    assert not names & {"tests", "scripts", "docs", *ROOMS}
     return build("wheel", next(unpacked.iterdir()), tmp_path_factory.mktemp("wheel"))
 
 
-def contents(wheel: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 def test_wheel_holds_one_package_with_all_files(wheel: Path) -> None:
-    found = contents(wheel)
-    assert {name.split("/")[0] for name in found} == {"atommem", f"atommem-{VERSION}.dist-info"}
-    assert found[f"atommem-{VERSION}.dist-info/top_level.txt"] == b"atommem\n"
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    info = f"atommem-{VERSION}.dist-info"
+    assert {name.split("/")[0] for name in found} == {"atommem", info}
+    assert found[f"{info}/top_level.txt"] == b"atommem\n"
     expected = {}
     for folder in ("atommem", *ROOMS, "configs"):
         prefix = "" if folder == "atommem" else "atommem/"
@@ -88,13 +84,6 @@ def test_wheel_holds_one_package_with_all_files(wheel: Path) -> None:
             if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
                 expected[prefix + path.relative_to(ROOT).as_posix()] = path.read_bytes()
     assert {name: text for name, text in found.items() if name.startswith("atommem/")} == expected
-
-
-def test_sdist_holds_no_tests(sdist: Path) -> None:
-    with tarfile.open(sdist) as archive:
-        names = {Path(name).parts[1] for name in archive.getnames() if "/" in name}
-    assert names >= {"atommem", "LICENSE", "README.md", "pyproject.toml"}
-    assert not names & {"tests", "scripts", "docs", *ROOMS}
 
 
 def environment(folder: Path, *what: str | Path) -> Path:

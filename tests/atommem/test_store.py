@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.embedding.embedder import Vectors
-from atommem.errors import ConfigError, TraceError
+from atommem.errors import ConfigError
 from atommem.memory.store import (
     TIE_TOLERANCE,
     TextVectors,
@@ -63,7 +62,7 @@ def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
 
 
 def test_store_equals_dictionary_after_random_changes() -> None:
-    rng, vectors, store = random.Random(0), np.random.default_rng(0), VectorStore(64)
+    rng, vectors, store = random.Random(1), np.random.default_rng(0), VectorStore(64)
     expected: dict[int, npt.NDArray[np.float64]] = {}
     for newest in range(600):
         action = rng.choices(("put", "search", "replace", "remove", "copy"), (10, 6, 3, 6, 1))[0]
@@ -77,9 +76,9 @@ def test_store_equals_dictionary_after_random_changes() -> None:
             store.update(dict.fromkeys(chosen))
             for entry_id in chosen:
                 del expected[entry_id]
-        elif action == "copy":
-            left, store = store, store.copy()
-            left.update(dict.fromkeys(known[:3]))  # must not change the copy
+        elif action == "copy":  # a change of one does not change the other
+            left, store = rng.sample((store, store.copy()), 2)
+            left.update(dict.fromkeys(known[:3]))
         elif action == "search":
             query = exact(vectors)
             scores = {key: round(float(vector @ query), 12) for key, vector in expected.items()}
@@ -95,34 +94,28 @@ def test_store_equals_dictionary_after_random_changes() -> None:
     assert store.rows([]).shape == (0, 64)
 
 
-@pytest.mark.parametrize(
-    ("vector", "message"),
-    [
-        (np.ones(3, dtype=np.float32), r"shape \(1, 3\)"),
-        (2 * X, "norm 2"),
-    ],
-)
-def test_store_invalid_vector_is_refused(vector: Vectors, message: str) -> None:
+def test_store_invalid_vector_is_refused() -> None:
     store = VectorStore(4)
     store.update({1: X})
-    with pytest.raises(ConfigError, match=message):
-        store.update({1: vector})
-    with pytest.raises(ConfigError, match=message):
-        store.add([2], vector[None])
+    for vector, message in ((np.ones(3, dtype=np.float32), r"shape \(1, 3\)"), (2 * X, "norm 2")):
+        with pytest.raises(ConfigError, match=message):
+            store.update({1: vector})
+        with pytest.raises(ConfigError, match=message):
+            store.add([2], vector[None])
     assert store.search(X, 9) == [(1, 1.0)]
 
 
 async def test_text_vectors_loaded_from_file_save_embedding(tmp_path: Path) -> None:
-    embedder = WordEmbedder()
+    embedder, path = WordEmbedder(), tmp_path / "v"
     rows = await embedder.embed(["ann", "bob"], "entry")
-    path = TextVectors(embedder.id, digests_of(["ann", "bob"], "entry"), rows).save(tmp_path / "v")
+    TextVectors(embedder.id, digests_of(["ann", "bob"], "entry"), rows).save(path)
     cache = TextVectors.load(path)
+    assert cache is not None
     embedder.calls.clear()
     found = await embed_texts(embedder, ["bob", "carol", "ann"], "entry", cache)
     assert embedder.calls == [("entry", "carol")]
     np.testing.assert_array_equal(found[[2, 0]], rows)
     assert cache.find(["ann"], "query").tolist() == [-1]
     path.write_bytes(b"no vectors")
-    with pytest.raises(TraceError, match="Delete the file"):
-        TextVectors.load(path)
-    assert TextVectors.beside(tmp_path / "other") is None
+    assert TextVectors.load(path) is None
+    assert TextVectors.load(tmp_path / "other") is None

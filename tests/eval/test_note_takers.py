@@ -24,7 +24,7 @@ from atommem.eval.methods import make_method
 from atommem.eval.methods.generative_agents import rating_of, stream_scores
 from atommem.memory.log import replay
 from atommem.policy.contract import Sampling
-from tests.eval.methods.toys import DOCUMENTS, TASK, make_setup, right
+from tests.eval.toys import DOCUMENTS, TASK, make_setup, right
 from tests.fakes import ListPolicy, WordEmbedder
 
 NAMES = ("a_mem", "generative_agents", "mem0")

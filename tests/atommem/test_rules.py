@@ -1,0 +1,471 @@
+"""Rules: what they see and may do, what the memory makes of it, and the shipped ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atommem import plugins
+from atommem.actions import Action
+from atommem.config import MemoryConfig
+from atommem.errors import ConfigError, OutageError
+from atommem.memory.log import Entry, Outcome, Source, replay
+from atommem.memory.memory import WorkingMemory
+from atommem.memory.rules import (
+    Accepted,
+    Admission,
+    Candidate,
+    Eviction,
+    Merged,
+    Refused,
+    Rule,
+    StoreState,
+    make_rule,
+)
+from atommem.memory.store import VectorStore
+from atommem.rules.amac import AMac, read_utility, rouge_l
+from atommem.rules.check import problems
+from tests.atommem.sessions import CREATE, READ, UPDATE, by_policy, memory, shown, state, texts
+from tests.fakes import WordEmbedder, WordTokenizer
+
+HERE = __name__
+UNIT = np.array([1, 0], dtype=np.float32)
+NEW = Candidate("new", UNIT, Source(9))
+
+
+class Nearest(Rule):
+    """Evicts what the new entry is nearest to."""
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        assert (store.step, store.capacity) == (1, 2)
+        assert candidate.source == Source(1, "chunk 2")
+        cosines = store.vectors @ candidate.vector
+        ((entry, score),) = store.search(candidate.vector, 1)
+        assert store.ids[int(cosines.argmax())] == entry.id
+        return Eviction(entry.id, f"like {candidate.text}", score)
+
+
+async def test_evict_is_logged_before_the_create() -> None:
+    name = f"{HERE}:Nearest"
+    m = memory(capacity=2, retention=name)
+    await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann")], 0)
+    turn = [Action(CREATE, "ann sings well"), Action(UPDATE, "ann hums", 1)]
+    delete, create, update, retrieve = await m.apply(turn, 1, Source(1, "chunk 2"))
+    assert texts(m) == {2: "bob hums", 3: "ann sings well"}
+    assert (delete.kind, delete.entry_id, delete.before) == ("delete", 1, "ann sings")
+    assert (delete.actor, delete.reason) == (f"retention:{name}", "like ann sings well")
+    assert delete.score == pytest.approx(0.816, abs=0.01)
+    assert (create.actor, create.entry_id, retrieve.kind) == ("policy", 3, "retrieve")
+    assert update.outcome is Outcome.UNKNOWN_HANDLE  # its entry has just been evicted
+
+
+async def test_restore_with_smaller_capacity_evicts_at_next_create() -> None:
+    m = memory()
+    await m.apply([Action(CREATE, text) for text in ("one", "two", "three")], 0)
+    config = MemoryConfig(capacity=2, retention="fifo")
+    m = await WorkingMemory(WordEmbedder(), WordTokenizer(), config).restore(m.snapshot())
+    operations = await m.apply([Action(CREATE, "four")], 1)
+    assert [operation.outcome for operation in by_policy(operations)] == [Outcome.APPLIED]
+    assert list(texts(m).values()) == ["three", "four"]
+
+
+class Broken(Rule):
+    """Names an entry that does not exist."""
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        return Eviction(99, "none")
+
+
+async def test_evict_of_missing_entry_is_refused() -> None:
+    m = memory(capacity=1, retention=f"{HERE}:Broken")
+    await m.apply([Action(CREATE, "one")], 0)
+    before = state(m)
+    with pytest.raises(ConfigError, match="entry 99, which does not exist"):
+        await m.apply([Action(READ, "one"), Action(CREATE, "two")], 1)
+    assert state(m) == before
+
+
+class Careful(Rule):
+    """Refuses short texts and merges near ones, some with a text of its own."""
+
+    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
+        if len(candidate.text) < 4:
+            return Refused("too short", np.float32(len(candidate.text)))
+        for entry, score in store.search(candidate.vector, 1):
+            if score > 0.7:
+                joined = f"{entry.text}; {candidate.text}" if "also" in candidate.text else None
+                return Merged(entry.id, "near duplicate", joined, score)
+        return Accepted()
+
+
+CAREFUL = f"{HERE}:Careful"
+
+
+@pytest.mark.parametrize(
+    ("new", "after", "limit"),
+    [("ann sings", "ann sings", 9), ("also ann sings now", "ann sings now; [cut]", 4)],
+)
+async def test_admission_merge_is_logged_as_update(new: str, after: str, limit: int) -> None:
+    embedder = WordEmbedder()
+    m = memory(embedder, admission=CAREFUL, capacity=1, entry_tokens=limit)
+    (refused,) = await m.apply([Action(CREATE, "abc")], 0)
+    assert (refused.outcome, refused.after, refused.actor) == (Outcome.REJECTED, "abc", "policy")
+    assert (refused.reason, refused.score) == (f"admission:{CAREFUL}: too short", 3)
+    json.dumps(refused.score)
+    await m.apply([Action(CREATE, "ann sings now"), Action(READ, "ann sings now")], 0)
+    create, update, _ = await m.apply([Action(CREATE, new)], 1)
+    assert (create.outcome, create.entry_id, create.after) == (Outcome.MERGED, 1, new)
+    assert (create.actor, create.reason) == ("policy", f"admission:{CAREFUL}: near duplicate")
+    assert (update.kind, update.entry_id, update.before) == ("update", 1, "ann sings now")
+    assert (update.after, update.actor) == (after, f"admission:{CAREFUL}")
+    assert texts(m) == {1: after}
+    assert replay(m.log) == m.contents
+    rows = await embedder.embed([after], "entry")  # the store finds it by its new text
+    np.testing.assert_allclose(m.vectors().rows[:1], rows, atol=1e-6)
+
+
+async def test_admission_merge_outage_changes_nothing() -> None:
+    class MergeFails(WordEmbedder):
+        async def embed(self, texts: Sequence[str], kind: str) -> Any:
+            if any(";" in text for text in texts):
+                raise OutageError("gone")
+            return await super().embed(texts, kind)
+
+    m = memory(MergeFails(), admission=CAREFUL)
+    await m.apply([Action(CREATE, "ann sings now"), Action(READ, "ann")], 0)
+    before = state(m)
+    turn = [Action(UPDATE, "ann sings then", 1), Action(CREATE, "ann also sings then")]
+    with pytest.raises(OutageError):
+        await m.apply(turn, 1)
+    assert state(m) == before
+    await m.apply([Action(CREATE, "carol writes"), Action(READ, "carol")], 1)
+    assert shown(m)[0] == (1, "carol writes")
+
+
+class Tidy(Rule):
+    """Deletes entries after some steps, and those that were observed to fail."""
+
+    def __init__(self, steps: int = 2) -> None:
+        self.steps, self.failed = steps, set[int]()
+
+    def sweep(self, store: StoreState) -> Sequence[Eviction]:
+        old = store.ids[store.column("created") <= store.step - self.steps].tolist()
+        failed = sorted(self.failed & set(store.entries) - set(old))
+        return [*(Eviction(i, "old", 1) for i in old), *(Eviction(i, "failed") for i in failed)]
+
+    def observe(self, shown: Sequence[int], outcome: float, step: int) -> None:
+        if outcome == 0:
+            self.failed |= set(shown)
+
+
+async def test_sweep_is_logged_after_the_actions() -> None:
+    name = f"{HERE}:Tidy(steps=1)"
+    m = memory(retention=name)
+    await m.apply([Action(CREATE, "one"), Action(CREATE, "two")], 0)
+    create, *deletes = await m.apply([Action(CREATE, "three")], 1)
+    assert [(o.kind, o.entry_id, o.actor, o.reason, o.score) for o in deletes] == [
+        ("delete", 1, f"retention:{name}", "old", 1.0),
+        ("delete", 2, f"retention:{name}", "old", 1.0),
+    ]
+    assert (create.entry_id, texts(m)) == (3, {3: "three"})
+
+
+async def test_rule_of_forked_or_restored_memory_has_observed_the_log() -> None:
+    embedder, name = WordEmbedder(), f"{HERE}:Tidy(steps=99)"
+    m = memory(embedder, retention=name)
+    turn = [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")]
+    await m.apply(turn, 0)
+    m.log_outcome("observe", 0.0, 0, [1])
+    m.log_outcome("observe", 1.0, 0, [1, 2])
+    assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(2, 0.5), (1, 1.0)]
+    restored = await memory(embedder, retention=name).restore(m.start, m.log)
+    for one in (m.fork(), restored):
+        await one.apply([], 1)
+        assert texts(one) == {2: "bob hums"}
+    assert texts(m) == {1: "ann sings", 2: "bob hums"}
+
+
+class Asks(Rule):
+    """Asks for a rating before the actions of a completion are applied."""
+
+    async def prepare(self, texts: Sequence[str]) -> None:
+        self.known = {text: float(len(text)) for text in texts}
+
+    def admit(self, candidate: Candidate, store: StoreState) -> Admission:
+        return Accepted("long enough", self.known[candidate.text])
+
+
+async def test_rate_is_logged_and_follows_the_text() -> None:
+    m = memory(retention="length")
+    (create,) = await m.apply([Action(CREATE, "ann sings well")], 0)
+    assert (create.score, m.entries()[0].score) == (3, 3)
+    await m.apply([Action(READ, "ann")], 1)
+    await m.apply([Action(UPDATE, "ann sings", 1)], 2)
+    assert m.entries()[0].score == 2
+    m = memory(admission=f"{HERE}:Asks")
+    (create,) = await m.apply([Action(CREATE, "ann")], 0)
+    assert (create.reason, create.score) == (f"admission:{HERE}:Asks: long enough", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lrv", r"retention=lrv: unknown \(did you mean lru\?\)"),
+        ("json:dumps", "Give a subclass of atommem.memory.rules.Rule"),
+        ("fifo(size=3)", r"--size=3: unknown setting\. Options: none"),
+        ("periodic(period=1.5)", "give a whole number"),
+        ("memobank(keep=2)", "keep=2"),
+        ("linear(weights=none.json)", "none.json: cannot read it"),
+    ],
+)
+def test_make_rule_invalid_name_or_option_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_rule("retention", name)
+
+
+def test_make_rule_imports_from_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of an installed command does not include the folder in which it is called."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        make_rule("retention", "my_own_rules:Mine")
+    text = "from atommem.rules.eviction import FirstInFirstOut as Mine\n"
+    (tmp_path / "my_own_rules.py").write_text(text)
+    assert type(make_rule("retention", "my_own_rules:Mine")).__name__ == "FirstInFirstOut"
+
+
+async def test_store_state_returns_columns_and_cosines_by_age() -> None:
+    rows = await WordEmbedder().embed(["ann sings", "bob", "ann sings low", "ann"], "entry")
+    entries = {3 + i: Entry(3 + i, "text", i, i, last_shown=None if i else 5) for i in range(3)}
+    held = VectorStore(64)
+    held.add([5, 3], rows[[2, 0]])
+    changes = {4: rows[1], 9: None}  # 4 is new, and 9 was deleted
+    seen = StoreState(entries, held, 9, None, (0, 1), changes)
+    assert seen.ids.tolist() == [3, 4, 5]
+    np.testing.assert_array_equal(seen.vectors, rows[:3])
+    np.testing.assert_array_equal(seen.column("last_shown"), [5, np.nan, np.nan])
+    cosines = rows[:3] @ rows[:3].T
+    np.testing.assert_allclose(seen.mean_cosines(), (cosines.sum(axis=0) - 1) / 2, atol=2e-5)
+    np.fill_diagonal(cosines, -1)
+    np.testing.assert_allclose(seen.nearest(), cosines.max(axis=0), atol=2e-5)
+    np.testing.assert_allclose(seen.cosines(rows[3]), rows[:3] @ rows[3], atol=2e-5)
+    assert [entry.id for entry, _ in seen.search(rows[3], 2)] == [3, 5]
+    assert seen.rng.random() == StoreState(entries, held, 9, None, (0, 1)).rng.random()
+    with pytest.raises(TypeError):
+        seen.entries[1] = seen.entries[3]  # type: ignore[index]
+
+
+# Shipped rules
+
+
+def store(entries: Sequence[Entry], vectors: Any = None, step: int = 9) -> StoreState:
+    held = VectorStore(2)
+    rows = np.tile(UNIT, (len(entries), 1)) if vectors is None else np.array(vectors)
+    held.add([entry.id for entry in entries], rows.astype(np.float32))
+    return StoreState({entry.id: entry for entry in entries}, held, step, len(entries), (0,))
+
+
+def entries(**columns: Sequence[Any]) -> list[Entry]:
+    """Entries 10, 11, ... of steps 0, 1, ... with these fields."""
+    rows = zip(*columns.values(), strict=True)
+    return [
+        Entry(10 + i, "text", i, i, **dict(zip(columns, row, strict=True)))
+        for i, row in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "decision"),
+    [
+        ("reject", {"last_shown": [5, 1, 3]}, (None, "the store is full", None)),
+        ("fifo", {"last_shown": [5, 1, 3]}, (10, "oldest, of step 0", 0)),
+        ("lru", {"last_shown": [5, None, 3]}, (11, "unused since step 1", 1)),
+        ("lfu", {"shown": [2, 1, 1]}, (11, "shown 1 times", 1)),
+        (
+            "ebbinghaus",
+            {"shown": [1, 0, 0], "last_shown": [2, 8, 6]},
+            (10, "retention 0.0302", None),
+        ),
+        ("failures_first", {"outcome": [1.0, 0.2, 0.0]}, (11, "oldest failure", 1)),
+        ("length", {"score": [3.0, None, 1.0]}, (11, "words -inf", -np.inf)),
+        ("novelty", {"score": [3.0, 0.5, 0.5]}, (11, "novelty 0.5", 0.5)),
+        ("constrained", {"mean_outcome": [0.5, 0.25, None]}, (11, "mean utility 0.25", 0.25)),
+        ("memobank", {"outcome": [1.0, 0.0], "shown": [0, 1]}, (11, "utility 0.0746", None)),
+        ("traceretain", {"outcome": [1.0, 0.0, 1.0]}, (11, "score -1.39", None)),
+    ],
+)
+def test_evict_returns_entry_and_reason(name: str, columns: Any, decision: Any) -> None:
+    entry_id, reason, score = decision
+    found = make_rule("retention", name).evict(NEW, store(entries(**columns)))
+    assert (found.entry_id, found.reason) == (entry_id, reason)
+    if score is not None:
+        assert found.score == score
+
+
+def test_redundancy_evicts_older_of_closest_pair() -> None:
+    rows = [[0, 1], [0.6, 0.8], [1, 0], [0.8, 0.6]]
+    found = make_rule("retention", "redundancy").evict(NEW, store(entries(shown=[0] * 4), rows))
+    assert (found.entry_id, found.score) == (11, pytest.approx(0.96))
+
+
+def test_rated_rule_refuses_candidate_below_all_entries() -> None:
+    candidate = Candidate("new", UNIT, Source(9), score=0.5)
+    rule = make_rule("retention", "length")
+    assert rule.evict(candidate, store(entries(score=[1.0, 2.0]))) == Eviction(
+        None, "words 0.5, less than all entries", 0.5
+    )
+    assert rule.evict(candidate, store(entries(score=[0.5, 2.0]))).entry_id == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("length", "one two three", 3),
+        ("type_prior", "I love my job", 0.9),
+        ("novelty", "", 0.2),
+        ("linear(weights=WEIGHTS)", "Ann met Bob in 2023?", 0.5 * 1 + 0.25 * 0.2 + 1),
+    ],
+)
+def test_rate_returns_score(name: str, text: str, expected: float, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.json"
+    weights.write_text(json.dumps({"has_number": 0.5, "novelty": 0.25, "question": 1.0}))
+    name = name.replace("WEIGHTS", str(weights))
+    seen = store(entries(shown=[0, 0]), [[0.8, 0.6], [0, 1]])
+    candidate = Candidate(text, UNIT, Source(9))
+    rule = make_rule("retention", name)
+    assert rule.rate(candidate, seen) == pytest.approx(expected)
+
+
+def test_sweep_deletes_by_use_and_utility() -> None:
+    held = entries(uses=[6, 6, 0], mean_outcome=[0.5, 0.6, None])
+    seen = store(held, step=4)
+    periodic = make_rule("retention", "periodic(period=4)")
+    for step in (1, 5):
+        periodic.observe([11], 1.0, step)
+    assert periodic.sweep(store(held, step=5)) == ()
+    # The second period began with step 5; entry 10 came before it and was not shown in it.
+    assert [eviction.entry_id for eviction in periodic.sweep(store(held, step=8))] == [10, 12]
+    assert [e.entry_id for e in make_rule("retention", "history").sweep(seen)] == [10]
+    assert make_rule("retention", "history(n=6)").sweep(seen) == []
+    assert len(make_rule("retention", "history(n=6, at_least=true)").sweep(seen)) == 1
+    combined = make_rule("retention", "combined(period=4)")
+    assert [(e.entry_id, e.reason) for e in combined.sweep(seen)] == [
+        (10, "mean utility 0.50"),
+    ]
+
+
+def test_memobank_refuses_duplicates_and_prunes_by_utility() -> None:
+    rule = make_rule("admission", "memobank")
+    held = store(entries(outcome=[1.0, 0.0, 1.0, 0.0]))
+    assert rule.admit(NEW, held) == Refused("duplicate", 1.0)
+    other = Candidate("new", np.array([0, 1], np.float32), Source(9))
+    assert rule.admit(other, held) == Accepted("no duplicate", 0.0)
+    assert rule.admit(NEW, store([])) == Accepted()
+    failed = Candidate("new", UNIT, Source(9), outcome=0.0)
+    assert rule.admit(failed, store([])) == Refused(
+        "invalid failure: its query is shorter than 10 characters"
+    )
+    plan = json.dumps({"plan": [{"description": "look"}]})
+    valid = Candidate("a long query", UNIT, Source(9), outcome=0.0, details={"execution": plan})
+    assert rule.admit(valid, store([])) == Accepted()
+    details = {"execution": "no"}
+    broken = Candidate("a long query", UNIT, Source(9), outcome=0.0, details=details)
+    assert "not JSON" in rule.admit(broken, store([])).reason
+
+    def pruned(options: str) -> list[int | None]:
+        rule = make_rule("retention", f"memobank({options})")
+        return [eviction.entry_id for eviction in rule.sweep(held)]
+
+    assert pruned("keep=.25, least_positive=0") == [12, 11, 13]
+    assert pruned("keep=.25, least_positive=2") == [11, 13]
+    assert pruned("keep=.5, least_positive=0, newest_first=true") == [13, 11]
+    assert pruned("keep=.5, prune_above=true") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["retention", "admission"])
+def test_shipped_rules_pass_the_check(kind: str, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.json"
+    weights.write_text(json.dumps({"bias": 0.0, "log_words": 1.0, "novelty": 0.5}))
+    for name in plugins.names(f"atommem.{kind}"):
+        rules = {"retention": "fifo", kind: name}
+        if name == "linear":
+            rules[kind] = f"linear(weights={weights})"
+        assert problems(**rules, streams=1, steps=40) == [], name
+
+
+class Counts(Rule):
+    """Keeps a count that a restored memory's rule does not have."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
+        self.made += 1
+        return Eviction(sorted(store.entries)[self.made % len(store.entries)], "by a count")
+
+
+@pytest.mark.slow
+def test_check_reports_state_outside_the_log() -> None:
+    found = problems(f"{HERE}:Counts", streams=2)
+    assert any("after a restore" in problem for problem in found)
+
+
+async def amac_log(admission: str, *written: str) -> tuple[list[Outcome], list[str]]:
+    m = memory(admission=admission)
+    operations = await m.apply([Action(CREATE, text) for text in written], 0)
+    return [operation.outcome for operation in operations], list(texts(m).values())
+
+
+async def test_amac_refuses_low_types_and_duplicates() -> None:
+    outcomes, left = await amac_log("amac", "I love tea", "I love tea", "right now")
+    assert outcomes == [Outcome.APPLIED, Outcome.REJECTED, Outcome.REJECTED]
+    assert left == ["I love tea"]
+
+
+@pytest.mark.parametrize("conflict", [0.4, 0.99])
+async def test_amac_contradiction_keeps_higher_score(conflict: float) -> None:
+    said = ["tomorrow ann sings songs", "ann sings songs love"]
+    for order in (said, said[::-1]):
+        _, left = await amac_log(f"amac(conflict={conflict}, threshold=.3)", *order)
+        assert left == ([said[1]] if conflict == 0.4 else order)
+
+
+async def test_amac_after_outage_requests_utility_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = AMac(url="http://127.0.0.1:9", model="m")
+    asked: list[str] = []
+
+    class Reply:
+        text = "0.9"
+
+    async def ask(model: str, messages: Any, **settings: Any) -> Any:
+        asked.append(messages[0]["content"])
+        if len(asked) == 1:
+            raise OutageError("gone")
+        return Reply()
+
+    monkeypatch.setattr(rule._chat, "ask", ask)
+    candidate = Candidate("right now", UNIT, Source(0))
+    await rule.prepare(["right now"])
+    assert "utility is unknown" in rule.admit(candidate, store([])).reason
+    await rule.prepare(["right now", "right now"])
+    await rule.prepare(["right now"])
+    assert len(asked) == 2
+    assert rule.score(candidate, store([])) == pytest.approx((0.09 + 0.2 + 0.12) / 0.9)
+
+
+def test_amac_options_replies_and_rouge_l() -> None:
+    replies = {"0.7": 0.7, "Score: .25.": 0.25, "1": 1.0, "0": 0.0, "ten": None, "10": None}
+    assert {reply: read_utility(reply) for reply in replies} == replies
+    assert rouge_l(["a", "b", "c", "d"], ["b", "x", "d"]) == pytest.approx(4 / 7)
+    assert rouge_l([], ["a"]) == 0
