@@ -177,7 +177,7 @@ def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return additive totals; failed episodes only count as ``episodes`` and ``failed``."""
     sums: dict[str, float] = dict.fromkeys((*_COUNTS, *_STOPS, *_PER_EPISODE, *_PER_STEP), 0.0)
     for episode in episodes:
-        found = Counter({"episodes": 1.0, f"stop/{episode.stop_reason}": 1.0})
+        found: dict[str, float] = {"episodes": 1.0, f"stop/{episode.stop_reason}": 1.0}
         if episode.failed:
             found["failed"] = 1.0
         else:
