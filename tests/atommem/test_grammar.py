@@ -253,21 +253,6 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
         assert len(parsed.actions) + len(parsed.problems) - strays == opening
 
 
-@settings(max_examples=100, deadline=None)
-@given(TEXTS, st.text(alphabet="ab<>c/ ", max_size=20))
-def test_parse_thinking_in_front_changes_nothing(text: str, thought: str) -> None:
-    def shape(prefix: str, thinking: bool = False) -> list[tuple[object, ...]]:
-        parsed = SHORT.parse(prefix + text, thinking=thinking)
-        shift = len(prefix)
-        return [
-            *((a.kind, a.text, a.handle, a.start - shift, a.end - shift) for a in parsed.actions),
-            *((p.reason, p.tag, p.start - shift, p.end - shift) for p in parsed.problems),
-        ]
-
-    assert shape(f"<think>{thought}</think>") == shape("")
-    assert shape(f"{thought}</think>", thinking=True) == shape("")
-
-
 UNITS = "<|<create_memory>|</create_memory>|<think>|</think>|\\boxed{|{|}|1| |[ "
 
 
