@@ -112,7 +112,7 @@ def test_ask_checkpoint_without_answer_exits_unanswered(
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
-    flags = "--policy checkpoint --max_tokens 4 --memory m".split()
+    flags = ["--policy", "checkpoint", "--max_tokens", "4", "--memory", "m"]
     assert ask_cli.main([str(book), "Where?", *flags]) == ask_cli.EXIT_UNANSWERED
     captured = capsys.readouterr()
     assert captured.out == "\n"

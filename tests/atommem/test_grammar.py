@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, Action, ActionSpec, Body, Problem
+from atommem.actions import (
+    ANSWER_ACTION,
+    MEMORY_ACTIONS,
+    Action,
+    ActionSpec,
+    Body,
+    Problem,
+    ProblemReason,
+)
 from atommem.dialects import get_dialect
 from atommem.grammar import Grammar
 from atommem.text_safety import clean
@@ -187,7 +195,9 @@ def test_parse_tool_call(body: str, expected: str | None) -> None:
         ]
     else:
         (problem,) = parsed.problems
-        assert problem == Problem(expected, "tool_call", 0, len(text), problem.detail)
+        assert problem == Problem(
+            ProblemReason(expected), "tool_call", 0, len(text), problem.detail
+        )
         assert problem.detail
 
 

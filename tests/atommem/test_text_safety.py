@@ -277,7 +277,8 @@ def hostile_value(tokens: list[str], headings: list[str], rng: random.Random) ->
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> None:
     prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
-    tokenizer, encode, rng = prompts.tokenizer, prompts._encoder, random.Random(f"9/{shape}")
+    tokenizer: Any = prompts.tokenizer
+    encode, rng = prompts._encoder, random.Random(f"9/{shape}")
     tokens = sorted(
         str(token) for token in tokenizer.added_tokens_decoder.values() if str(token).strip()
     )
