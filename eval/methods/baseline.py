@@ -110,12 +110,10 @@ class Baseline(ABC):
 
     Attributes:
         name: Its name in ``--method``.
-        fills_context: Whether its prompts depend on the context window.
         plain, remembering: Render prompts without and with memory.
     """
 
     name: ClassVar[str]
-    fills_context: ClassVar[bool] = False
     setup: Setup
     plain: PromptBuilder
     remembering: PromptBuilder
@@ -127,12 +125,13 @@ class Baseline(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that its scores depend on, as JSON values."""
-        method = {"name": self.name, "retrieve_k": self.setup.retrieve_k}
-        if self.fills_context:
-            method["context_tokens"] = self.setup.context_tokens
-            method["yarn_factor"] = self.setup.yarn_factor
         return {
-            "method": method,
+            "method": {
+                "name": self.name,
+                "retrieve_k": self.setup.retrieve_k,
+                "context_tokens": self.setup.context_tokens,
+                "yarn_factor": self.setup.yarn_factor,
+            },
             "prompts_sha256": self.remembering.digest,
             "sampling": asdict(self.setup.run.sampling),
         }

@@ -64,7 +64,6 @@ class Browsing(Baseline):
 
     introduction: ClassVar[str]
     shows_entries: ClassVar[bool] = False
-    fills_context = True
 
     def __init__(self, setup: Setup) -> None:
         web = setup.environments

@@ -20,7 +20,6 @@ class FullContext(Reader):
     """
 
     name = "full_context"
-    fills_context = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

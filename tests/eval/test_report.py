@@ -163,7 +163,7 @@ def test_charts_draw_costs_and_settings(tmp_path: Path) -> None:
 def test_page_escapes_data_and_loads_nothing() -> None:
     evil = "</title><script>alert(1)</script><img src=x>"
     tables = make_tables(make_results([made(evil, ones(1, 2))]))
-    page = render_page(evil, evil, tables, {})
+    page = render_page(evil, tables, {})
     assert "<script" not in page
     assert "<img" not in page
     assert "default-src 'none'" in page
