@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import hashlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-import msgspec
-
-from atommem.arguments import field_names
-from atommem.config import EmbedderConfig, PolicyConfig, fields_of, is_loopback, without_addresses
 from atommem.embedding.embedder import Embedder
 from atommem.environment import EnvironmentFactory, Turn
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.memory.log import Entry, Operation
 from atommem.policy.contract import Policy
-from atommem.policy.opening import load_tokenizer, open_policy
-from atommem.rollout import Agent, Session
-from atommem.run import Checkpoint, RunConfig, build_agent, make_run
+from atommem.rollout import Session
+from atommem.run import Runtime
+from atommem.saved_memory import SESSION_FILE, Reading, SavedMemory, text_of
 from atommem.session_state import SessionState
-
-FORMAT = 1
-MEMORY_FILE = "memory.json"
-SESSION_FILE = "session.jsonl"
 
 Progress = Callable[[int, int], None]
 """Called with the number of chunks that were read, and of all."""
@@ -41,35 +32,11 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A text that was read, or is being read.
-
-    Attributes:
-        name: Name of the text, also in the entries' source.
-        chunks: Number of its chunks.
-        sha256: Digest of the chunks as shown.
-        steps: Numbers of the steps that read them; fewer than `chunks` after an interruption.
-    """
-
-    name: str
-    chunks: int
-    sha256: str
-    steps: tuple[int, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the text was read to its end."""
-        return len(self.steps) == self.chunks
-
-
-@dataclass(frozen=True)
 class Answer:
-    """The answer to a question, and its evidence.
+    """The answer to a question (None if the policy gave none), and its evidence.
 
     Attributes:
-        question: The question.
-        text: The answer; None if the policy gave none.
-        entries: Entries shown at the step that answered, best match first; each has its `source`.
+        entries: Those shown at the step that answered, best match first; each has its `source`.
         scratchpad: As shown there.
         steps: All steps of answering.
     """
@@ -84,92 +51,13 @@ class Answer:
         return self.text or ""
 
 
-@dataclass
-class Runtime:
-    """An open policy with its embedder, environment and settings, shared by memories and forks.
-
-    Attributes:
-        agent: Shared by sessions.
-        run: The settings in effect.
-        given: Settings that the user named; a saved memory keeps them.
-        closed: Whether one of the memories that share it closed it.
-    """
-
-    agent: Agent
-    run: RunConfig
-    given: dict[str, Any]
-    closed: bool = False
-
-    @classmethod
-    def open(
-        cls,
-        policy: str | os.PathLike[str] | Sequence[str] | Policy,
-        *,
-        tokenizer: Any = None,
-        embedder: str | Embedder | None = None,
-        stored: Mapping[str, Any] | None = None,
-        **given: Any,
-    ) -> Runtime:
-        """Open a policy and its embedder; arguments as of `AsyncMemory`.
-
-        Args:
-            stored: Replaces settings stored with the policy, name by name.
-        """
-        opening = {name: given.pop(name) for name in field_names(PolicyConfig) if name in given}
-        choice = None
-        opened: Any = policy
-        if isinstance(policy, (str, os.PathLike, list, tuple)):
-            names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
-            if tokenizer is not None:
-                opening["tokenizer"], tokenizer = _absolute(tokenizer), None
-            choice = PolicyConfig([_absolute(name) for name in names], **opening)
-        if isinstance(embedder, str):
-            given["embedder"], embedder = embedder, None
-        folder = choice.settings_folder if choice else None
-        checkpoint = Checkpoint.load(folder, given.get("environment"), stored)
-        run = replace(make_run(given, checkpoint), policy=choice)
-        if choice is not None:
-            opened = open_policy(choice)
-        elif isinstance(tokenizer, (str, Path)):
-            tokenizer = load_tokenizer(os.fspath(tokenizer))
-        agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)
-        settings = run.to_flat()
-        return cls(agent, run, {name: settings[name] for name in given})
-
-    def check_open(self) -> None:
-        """Raise ConfigError if it is closed."""
-        if self.closed:
-            raise ConfigError("this memory is closed. Memory.load opens a saved one.")
-
-    async def close(self) -> None:
-        """Free models and connections."""
-        self.closed = True
-        await self.agent.environments.close()
-        await self.agent.policy.close()
-        await self.agent.embedder.close()
-
-
-def _absolute(name: str | os.PathLike[str]) -> str:
-    """Return a folder as an absolute path, so that a saved memory finds it."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.is_dir() else os.fspath(name)
-
-
 async def answer_question(
     environments: EnvironmentFactory,
     question: str,
     turn: Callable[[Observation], Awaitable[Step]],
     on_step: OnStep | None = None,
 ) -> tuple[str | None, list[Step]]:
-    """Ask until there is an answer or the environment ends; return the answer and all steps.
-
-    Args:
-        turn: Takes a turn of the session (`Session.turn`).
-        on_step: See `OnStep`.
-
-    Raises:
-        ConfigError: The environment asks no questions.
-    """
+    """Ask by `turn` until there is an answer or the environment ends; return it and all steps."""
     task = environments.asking(question)
     await environments.prepare(task)
     environment = environments()
@@ -259,17 +147,12 @@ class AsyncMemory(_Contents):
         runtime = Runtime.open(policy, tokenizer=tokenizer, embedder=embedder, **settings)
         self._start(runtime, Session(runtime.agent))
 
-    def _start(self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()) -> None:
+    def _start(self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()) -> Self:
         self._runtime = runtime
         self._session = session
         self._readings = list(readings)
         self._lock = asyncio.Lock()
-
-    @classmethod
-    def _of(cls, runtime: Runtime, session: Session, readings: Iterable[Reading]) -> Self:
-        memory = cls.__new__(cls)
-        memory._start(runtime, session, readings)
-        return memory
+        return self
 
     @classmethod
     async def open(cls, *arguments: Any, **settings: Any) -> Self:
@@ -285,10 +168,9 @@ class AsyncMemory(_Contents):
         reembed: bool = False,
         **settings: Any,
     ) -> Self:
-        """Load a saved memory.
+        """Load a memory that `save` wrote.
 
         Args:
-            folder: As written by `save`.
             policy: As of the constructor; unset: the one that the memory was saved with.
             reembed: Use another embedder than the memory's, and embed all entries again.
             settings: As of the constructor, on top of those that the memory was made with.
@@ -311,7 +193,7 @@ class AsyncMemory(_Contents):
     ) -> Self:
         """Return a new or saved memory on an open runtime, which is closed if that fails."""
         if saved is None:
-            return cls._of(runtime, Session(runtime.agent), ())
+            return cls.__new__(cls)._start(runtime, Session(runtime.agent))
         try:
             state = await asyncio.to_thread(SessionState.load, Path(folder) / SESSION_FILE)
             session = await Session.restore(runtime.agent, state, reembed=reembed)
@@ -320,7 +202,7 @@ class AsyncMemory(_Contents):
             if isinstance(error, TraceError):
                 raise DataError(f"{folder}: the memory is damaged: {error}") from error
             raise
-        return cls._of(runtime, session, saved.readings)
+        return cls.__new__(cls)._start(runtime, session, saved.readings)
 
     async def read(
         self,
@@ -384,14 +266,8 @@ class AsyncMemory(_Contents):
     async def ask(self, question: str, *, keep: bool = True) -> Answer:
         """Ask a question; the policy may look up several things before it answers (``max_reads``).
 
-        Args:
-            question: The question.
-            keep: Keep the steps of answering, as in training. If false, a fork answers and this
-                memory stays as it is; several questions can then be asked at the same time.
-
-        Raises:
-            ConfigError: The question is empty, or the memory closed.
-            OutageError, PolicyError: Of the policy or embedder.
+        Without `keep`, a fork answers and this memory stays as it is; several questions can then be
+        asked at the same time.
         """
         if not question.strip():
             raise ConfigError(f"question={question!r}: nothing to ask. Give a text.")
@@ -427,15 +303,11 @@ class AsyncMemory(_Contents):
     async def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
         async with self._lock:
-            return self._of(self._runtime, self._session.fork(), self._readings)
+            twin = type(self).__new__(type(self))
+            return twin._start(self._runtime, self._session.fork(), self._readings)
 
     async def at(self, step: int) -> Self:
-        """Return a fork as it was when step number `step` began; ``at(0)`` is empty.
-
-        Raises:
-            ConfigError: There was no such step.
-            OutageError: The embedder is out of reach; entries changed since need it.
-        """
+        """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
         if not 0 <= step <= self.steps:
             raise ConfigError(f"step={step}: must be between 0 and {self.steps}. Correct it.")
         twin = await self.fork()
@@ -449,12 +321,7 @@ class AsyncMemory(_Contents):
         return twin
 
     async def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write it to a folder, whole or not at all; a memory saved there before is replaced.
-
-        Raises:
-            DataError: The folder holds something else.
-            OSError: It cannot be written.
-        """
+        """Write it to a folder, whole or not at all; replaces a memory saved there before."""
         async with self._lock:
             run = self._runtime.run
             policy = None if run.policy is None else asdict(run.policy)
@@ -529,17 +396,12 @@ class Memory(_Contents):
     def __init__(self, policy: Any, **settings: Any) -> None:
         self._start(AsyncMemory(policy, **settings))
 
-    def _start(self, memory: AsyncMemory) -> None:
+    def _start(self, memory: AsyncMemory) -> Self:
         self._memory = memory
         self._runtime = memory._runtime
         self._session = memory._session
         self._readings = memory._readings
-
-    @classmethod
-    def _of(cls, memory: AsyncMemory) -> Self:
-        blocking = cls.__new__(cls)
-        blocking._start(memory)
-        return blocking
+        return self
 
     @classmethod
     def load(
@@ -551,7 +413,8 @@ class Memory(_Contents):
         **settings: Any,
     ) -> Self:
         """Load a saved memory; see `AsyncMemory.load`."""
-        return cls._of(_wait(AsyncMemory.load(folder, policy, reembed=reembed, **settings)))
+        memory = _wait(AsyncMemory.load(folder, policy, reembed=reembed, **settings))
+        return cls.__new__(cls)._start(memory)
 
     read = _blocking(AsyncMemory.read)
     ask = _blocking(AsyncMemory.ask)
@@ -561,139 +424,14 @@ class Memory(_Contents):
 
     def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
-        return self._of(_wait(self._memory.fork()))
+        return type(self).__new__(type(self))._start(_wait(self._memory.fork()))
 
     def at(self, step: int) -> Self:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
-        return self._of(_wait(self._memory.at(step)))
+        return type(self).__new__(type(self))._start(_wait(self._memory.at(step)))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class SavedMemory:
-    """The file ``memory.json`` of a saved memory.
-
-    Beside it lie ``session.jsonl``, the operation log, and ``session.jsonl.vectors``, a cache of
-    embeddings.
-
-    Attributes:
-        policy: Fields of `PolicyConfig`; None for a `Policy` object.
-        given: Settings that the user named.
-        embedder: Fields of `EmbedderConfig`: vectors of another one do not compare.
-    """
-
-    policy: dict[str, Any] | None
-    given: dict[str, Any]
-    embedder: dict[str, Any]
-    readings: tuple[Reading, ...]
-    format: int = FORMAT
-
-    @staticmethod
-    def exists(folder: str | os.PathLike[str]) -> bool:
-        """Return whether a memory was saved in a folder."""
-        return (Path(folder) / MEMORY_FILE).is_file()
-
-    @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> SavedMemory:
-        """Read a folder; raise DataError if it holds no memory or a damaged one."""
-        path = Path(folder) / MEMORY_FILE
-        if not path.is_file():
-            raise DataError(f"{folder}: holds no memory. Memory.save writes one.")
-        try:
-            saved: SavedMemory = msgspec.json.decode(path.read_bytes(), type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: not a memory, or damaged ({error}).") from error
-        if saved.format != FORMAT:
-            raise DataError(f"{path}: has format {saved.format}; this version reads {FORMAT}.")
-        return saved
-
-    def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
-        """Write a folder; each file is replaced as a whole."""
-        path, ours = Path(folder), (SESSION_FILE, MEMORY_FILE)
-        others = path.is_dir() and any(not item.name.startswith(ours) for item in path.iterdir())
-        if others and not self.exists(path):
-            raise DataError(f"{path}: holds other files and no memory. Give an empty folder.")
-        path.mkdir(parents=True, exist_ok=True)
-        session.save(path / SESSION_FILE)
-        draft = path / f"{MEMORY_FILE}.part"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        os.replace(draft, path / MEMORY_FILE)
-        return path
-
-    def open(self, policy: Any, settings: Mapping[str, Any], reembed: bool = False) -> Runtime:
-        """Open the memory's policy, unless another is given, under its settings and new ones.
-
-        Raises:
-            ConfigError: The policy is unknown, or on a machine that the user must name.
-        """
-        opening: dict[str, Any] = {}
-        if policy is None:
-            if self.policy is None:
-                raise ConfigError("the memory was made with a Policy object. Give it as policy.")
-            opening = dict(self.policy)
-            policy = opening.pop("policy")
-            remote = [name for name in policy if name.startswith("http") and not is_loopback(name)]
-            if remote:
-                raise ConfigError(
-                    f"the memory was made with the policy at {remote[0]}. Give policy={remote[0]!r} "
-                    "if its texts may go there."
-                )
-        stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(self.embedder))
-        given = {**without_addresses(self.given), **opening, **settings}
-        return Runtime.open(policy, stored=stored, **given)
-
-
-def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
-    """Return a text, or its pieces, and the name of its file, else an empty name.
-
-    Raises:
-        DataError: The file is missing or not text, or there is no text.
-    """
-    if isinstance(source, Path):
-        return read_file(source), source.name
-    if isinstance(source, str):
-        if "\n" not in source and len(source) < 4096 and os.path.isfile(source):
-            raise DataError(f"{source!r} is the path of a file. Give Path({source!r}) to read it.")
-        return _check_text(source, "the text"), ""
-    pieces = list(source)
-    for number, piece in enumerate(pieces, 1):
-        if not isinstance(piece, str):
-            raise DataError(f"piece {number} is a {type(piece).__name__}. Give strings.")
-    pieces = [piece for piece in pieces if piece.strip()]
-    if not pieces:
-        raise DataError("there is nothing to read: every piece is empty.")
-    return pieces, ""
-
-
-def read_file(path: Path) -> str:
-    """Return the text of a UTF-8 file, or in the encoding of its byte order mark."""
-    try:
-        return decode(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
-
-
-def decode(raw: bytes, name: str) -> str:
-    """Return bytes as text; raise DataError with `name` if they are not text."""
-    is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    try:
-        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}: not {error.encoding} text (byte {raw[error.start]:#04x} at {error.start}). "
-            "Convert it to UTF-8; extract the text of a PDF or an office file first."
-        ) from error
-    if "\0" in text:
-        raise DataError(f"{name}: a binary file (NUL at {text.index(chr(0))}). Give plain text.")
-    return _check_text(text, name)
-
-
-def _check_text(text: str, name: str) -> str:
-    if not text.strip():
-        raise DataError(f"{name} is empty: there is nothing to read.")
-    return text

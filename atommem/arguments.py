@@ -146,9 +146,7 @@ class Parser(jsonargparse.ArgumentParser):
     ) -> argparse.Namespace:
         """Parse flags over `values` (from YAML) over `stored` over defaults.
 
-        Raises:
-            ConfigError: A setting is unknown, missing, or has a value of another type. Unknown
-                names in `stored` are skipped.
+        Unknown names in `stored` are skipped; any other fault raises ConfigError.
         """
         known = set(self.setting_names())
         given = {name: value for name, value in (stored or {}).items() if name in known}
@@ -167,11 +165,7 @@ class Parser(jsonargparse.ArgumentParser):
         return argparse.Namespace(**dict(super().parse_args(*args, **kwargs).items()))
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` converted to the types of their flags.
-
-        Raises:
-            ConfigError: A name is unknown, or a value has another type.
-        """
+        """Return `values` converted to the types of their flags; raise ConfigError."""
         lists = {action.dest for action in self._actions if action.nargs == "*"}
         given = dict(values)
         for name in lists & given.keys():
@@ -268,11 +262,7 @@ def pop_flags(argv: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list
 
 
 def split_config(argv: Sequence[str], folder: str) -> tuple[list[str], dict[str, Any]]:
-    """Split ``--config FILE|NAME`` off a command line; later files win.
-
-    Raises:
-        ConfigError: A file is missing, or is not a YAML mapping.
-    """
+    """Split ``--config FILE|NAME`` off a command line; later files win."""
     rest: list[str] = []
     values: dict[str, Any] = {}
     words = iter(argv)
@@ -289,11 +279,7 @@ def split_config(argv: Sequence[str], folder: str) -> tuple[list[str], dict[str,
 
 
 def load_yaml(path: Path, folder: str) -> dict[str, Any]:
-    """Return the settings in a YAML file, on top of those of the file that its ``base`` names.
-
-    Raises:
-        ConfigError: It cannot be read or is not a mapping.
-    """
+    """Return the settings in a YAML file, on top of those of the file that its ``base`` names."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -314,11 +300,7 @@ class Command:
 
 
 def run_command(prog: str, commands: Mapping[str, Command], argv: Sequence[str]) -> int:
-    """Run the sub-command that `argv` begins with, or print which there are.
-
-    Raises:
-        ConfigError: There is no such command.
-    """
+    """Run the sub-command that `argv` begins with, or print which there are."""
     name = argv[0] if argv else ""
     if name in ("", "-h", "--help"):
         lines = [f"  {known:<20} {command.summary}".rstrip() for known, command in commands.items()]

@@ -16,10 +16,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from atommem.api import Answer, AsyncMemory, Runtime, SavedMemory, decode, read_file
+from atommem.api import Answer, AsyncMemory
 from atommem.arguments import Parser, given_flags
 from atommem.errors import ConfigError, check_writable
-from atommem.run import Checkpoint, add_run_settings
+from atommem.run import Checkpoint, Runtime, add_run_settings
+from atommem.saved_memory import SavedMemory, decode, read_file
 
 EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130

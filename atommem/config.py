@@ -124,11 +124,7 @@ class EmbedderConfig:
 
 @dataclass
 class PolicyConfig:
-    """The policy: a model folder, or servers of one model. Creating it opens nothing.
-
-    Raises:
-        ConfigError: The settings do not fit together.
-    """
+    """The policy: a model folder, or servers of one model. Creating it opens nothing."""
 
     policy: list[str] = setting(
         [],
@@ -185,11 +181,7 @@ class PolicyConfig:
 
 
 def is_server(policy: Sequence[str]) -> bool:
-    """Return whether `policy` is URLs, rather than one model folder.
-
-    Raises:
-        ConfigError: It is empty, or mixes URLs and folders.
-    """
+    """Return whether `policy` is URLs, rather than one model folder."""
     urls = [name.startswith(("http://", "https://")) for name in policy]
     if not urls or (len(urls) > 1 and not all(urls)):
         raise ConfigError(
@@ -232,11 +224,7 @@ def save_config(folder: str | Path, *configs: Any) -> Path:
 
 
 def load_config(folder: str | Path) -> dict[str, Any]:
-    """Read ``atommem_config.json`` of a folder or hub name; empty if there is none.
-
-    Raises:
-        ConfigError: The file is not a JSON object.
-    """
+    """Read ``atommem_config.json`` of a folder or hub name; empty if there is none."""
     local = Path(folder) / CONFIG_FILE
     path = local if local.is_file() else _download(str(folder))
     if path is None:

@@ -133,12 +133,7 @@ class Dialect:
     def grammar(
         self, actions: Sequence[ActionSpec] = (ANSWER_ACTION,), phases: Sequence[str] = ()
     ) -> Grammar:
-        """Make the grammar of completions in an environment with these actions and phases.
-
-        Raises:
-            DialectError: Two actions share a tag, or a dialect of whole completions does not know a
-                phase.
-        """
+        """Make the grammar of completions in an environment with these actions and phases."""
         specs = (*MEMORY_ACTIONS, *actions)
         if self.whole:
             if unknown := [phase for phase in phases if phase not in self.whole]:
@@ -187,15 +182,9 @@ _REGISTERED: dict[str, Dialect] = {}
 def register_dialect(
     name: str, tags: Mapping[str, str], whole: Mapping[str, str] | None = None
 ) -> None:
-    """Make a dialect known under `name`: either of tags, or of whole completions.
+    """Make a dialect known under `name`: of tags, or of whole completions (see `Dialect`).
 
-    Args:
-        tags: A tag for every memory action and the answer (``call`` may be missing: ``tool_call``),
-            or none at all with `whole`.
-        whole: The action that a completion is as a whole, by phase.
-
-    Raises:
-        DialectError: The name is taken by another dialect, an action has no tag, or two share one.
+    `tags` has one for every memory action and the answer; ``call`` is ``tool_call`` by default.
     """
     new = Dialect(name, MappingProxyType(dict(tags)), Templates(""), MappingProxyType(whole or {}))
     needed = () if whole else (*(spec.name for spec in MEMORY_ACTIONS), ANSWER)
@@ -213,12 +202,7 @@ def dialect_names() -> list[str]:
 
 
 def get_dialect(name: str, templates: str = "full") -> Dialect:
-    """Return the dialect `name` with the wording of `templates` (see `load_templates`).
-
-    Raises:
-        DialectError: The name is not registered, the template file is missing or incomplete, or its
-            wording is for another kind of dialect.
-    """
+    """Return the dialect `name` with the wording of `templates` (see `load_templates`)."""
     if name not in _REGISTERED:
         known = ", ".join(dialect_names())
         raise DialectError(
@@ -266,12 +250,7 @@ register_dialect("memagent", {}, whole={"reading": SCRATCHPAD, "answering": ANSW
 
 @lru_cache(maxsize=32)
 def load_templates(name: str) -> Templates:
-    """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``.
-
-    Raises:
-        ConfigError: There is no such file.
-        DialectError: A field is unknown or missing, or lacks the placeholder that it is for.
-    """
+    """Read a template set: a shipped name, a file's path, or a file of ``configs/templates``."""
     shipped = Path(__file__).parent / "templates" / f"{name}.yaml"
     path = shipped if name in SHIPPED else find_file("templates", name, "templates")
     templates: Templates = _convert(Templates, path, _read(path))
@@ -295,14 +274,9 @@ def load_section(
     is plain text.
 
     Args:
-        name: As for `load_templates`.
-        environment: The environment's name.
         folder: Holds the environment's own sections.
         pieces: Every piece that it may show, with the placeholders that its template must have.
         shown: Those that it shows under its settings, and that must be there; unset: all.
-
-    Raises:
-        DialectError: There is none, or a field, piece or placeholder is unknown or missing.
     """
     templates = load_templates(name)
     if environment in templates.environments:
@@ -317,10 +291,7 @@ def load_section(
         raise DialectError(f"{place}: pieces has no {min(missing)}. Word it.")
     for piece, template in section.pieces.items():
         if piece not in pieces:
-            known = ", ".join(pieces)
-            raise DialectError(
-                f"{place}: unknown piece {piece}{suggest(piece, pieces)}. Known are {known}."
-            )
+            raise DialectError(f"{place}: unknown piece {piece}{suggest(piece, pieces)}. Drop it.")
         _check_placeholders(f"{place}: piece {piece}", template, pieces[piece])
     return section
 
@@ -337,10 +308,8 @@ def _convert(kind: Any, place: str | Path, loaded: Any) -> Any:
     known = [item.name for item in fields(kind)]
     for name in loaded if isinstance(loaded, dict) else ():
         if name not in known:
-            raise DialectError(
-                f"{place}: unknown field {name}{suggest(str(name), known)}. Known are "
-                f"{', '.join(known)}."
-            )
+            hint = suggest(str(name), known)
+            raise DialectError(f"{place}: unknown field {name}{hint}. Drop it.")
     try:
         return msgspec.convert(loaded, kind)
     except msgspec.ValidationError as error:

@@ -22,13 +22,8 @@ CONFIGS = Path(__file__).with_name("configs")
 def find(group: str, name: str, ours: object = None) -> Any:
     """Return the object that `name` stands for in the entry-point group `group`.
 
-    Args:
-        group: ``atommem.environments``, ...
-        name: An entry point's name, or ``package.module:Attribute``; a module may lie in the
-            current folder.
-
-    Raises:
-        ConfigError: The name is unknown, or its object cannot be imported.
+    A name is an entry point's, or ``package.module:Attribute`` with a module that may lie in the
+    current folder.
     """
     if ":" not in name and name not in registered(group).names:
         _search.cache_clear()  # a notebook may have installed it meanwhile
@@ -104,9 +99,6 @@ def find_file(setting: str, name: str | Path, folder: str | None = None, field: 
         folder: Where a name without folder is looked up (``train``, ``eval``, ...); None:
             everywhere.
         field: The error lists files with this field only.
-
-    Raises:
-        ConfigError: There is no such file.
     """
     path = Path(name)
     if path.is_file():

@@ -6,11 +6,13 @@ Precedence: defaults < the checkpoint's ``atommem_config.json`` < YAML < flags.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
-from atommem.arguments import Parser, find_flag, make
+from atommem.arguments import Parser, field_names, find_flag, make
 from atommem.config import EmbedderConfig, MemoryConfig, PolicyConfig, is_server, load_config
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder
@@ -23,6 +25,7 @@ from atommem.environment import (
 )
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling, check_sampling
+from atommem.policy.opening import load_tokenizer, open_policy
 from atommem.rollout import Agent
 
 
@@ -166,9 +169,7 @@ def build_agent(
 
     Args:
         policy: Open.
-        tokenizer: Unset is the policy's.
-        embedder: Unset is opened as `run` says.
-        environments: Unset is made as `run` says.
+        tokenizer, embedder, environments: Unset are the policy's, and those that `run` describes.
         options: ``encode_threads`` and ``keep_prompts`` of `Agent`.
 
     Raises:
@@ -198,3 +199,69 @@ def open_embedder(config: EmbedderConfig) -> Embedder:
             f"embedder={config.embedder}: needs the package {error.name}. Install "
             "'atommem[train]'; or use embedder=http with embedder_url, or embedder=hashing."
         ) from error
+
+
+@dataclass
+class Runtime:
+    """An open policy with its embedder, environment and settings, shared by memories and forks.
+
+    `given` are the settings that the user named; a saved memory keeps them.
+    """
+
+    agent: Agent
+    run: RunConfig
+    given: dict[str, Any]
+    closed: bool = False
+
+    @classmethod
+    def open(
+        cls,
+        policy: str | os.PathLike[str] | Sequence[str] | Policy,
+        *,
+        tokenizer: Any = None,
+        embedder: str | Embedder | None = None,
+        stored: Mapping[str, Any] | None = None,
+        **given: Any,
+    ) -> Runtime:
+        """Open a policy and its embedder; arguments as of `atommem.api.AsyncMemory`.
+
+        `stored` replaces settings stored with the policy, name by name.
+        """
+        opening = {name: given.pop(name) for name in field_names(PolicyConfig) if name in given}
+        choice = None
+        opened: Any = policy
+        if isinstance(policy, (str, os.PathLike, list, tuple)):
+            names = [policy] if isinstance(policy, (str, os.PathLike)) else policy
+            if tokenizer is not None:
+                opening["tokenizer"], tokenizer = _absolute(tokenizer), None
+            choice = PolicyConfig([_absolute(name) for name in names], **opening)
+        if isinstance(embedder, str):
+            given["embedder"], embedder = embedder, None
+        folder = choice.settings_folder if choice else None
+        checkpoint = Checkpoint.load(folder, given.get("environment"), stored)
+        run = replace(make_run(given, checkpoint), policy=choice)
+        if choice is not None:
+            opened = open_policy(choice)
+        elif isinstance(tokenizer, (str, Path)):
+            tokenizer = load_tokenizer(os.fspath(tokenizer))
+        agent = build_agent(run, opened, tokenizer=tokenizer, embedder=embedder)
+        settings = run.to_flat()
+        return cls(agent, run, {name: settings[name] for name in given})
+
+    def check_open(self) -> None:
+        """Raise ConfigError if it is closed."""
+        if self.closed:
+            raise ConfigError("this memory is closed. Memory.load opens a saved one.")
+
+    async def close(self) -> None:
+        """Free models and connections."""
+        self.closed = True
+        await self.agent.environments.close()
+        await self.agent.policy.close()
+        await self.agent.embedder.close()
+
+
+def _absolute(name: str | os.PathLike[str]) -> str:
+    """Return a folder as an absolute path, so that a saved memory finds it."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() else os.fspath(name)

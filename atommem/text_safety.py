@@ -40,11 +40,8 @@ def clean(text: str) -> str:
 def read_json(text: str, max_depth: int) -> Any:
     r"""Read JSON that any other reader accepts, with its texts cleaned.
 
-    An escape like ``\ud800`` spells what `clean` has removed.
-
-    Raises:
-        ValueError: Not JSON, NaN or infinity in it, or nested more deeply than `max_depth`.
-        RecursionError: Nested very deeply.
+    An escape like ``\ud800`` spells what `clean` has removed. ValueError or RecursionError: it is
+    not JSON, holds NaN or infinity, or is nested more deeply than `max_depth`.
     """
     return _cleaned(json.loads(text, parse_constant=_finite, parse_float=_finite), max_depth)
 

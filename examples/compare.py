@@ -6,13 +6,13 @@ python examples/compare.py runs/demo/cold_start runs/demo/grpo runs/demo/heldout
 import asyncio
 import sys
 
-from atommem.api import Runtime
 from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.eval.runner import evaluate
 from atommem.rollout import EpisodeRunner
+from atommem.run import Runtime
 
 
 async def evaluated(policy: str, tasks: list[Task]) -> EvalResult:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from atommem.api import Runtime
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.environment import find_environment
 from atommem.envs.questions_shown import TrainedFor, trained_for
 from atommem.errors import ConfigError
 from atommem.rollout import Agent
+from atommem.run import Runtime
 from atommem.servers.vllm_process import VllmServer
 
 _HASHED_BYTES = 1 << 20

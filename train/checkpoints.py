@@ -30,8 +30,12 @@ TRAINING_ARGS = "training_args.json"
 SHARDED_MODEL = f"{FSDP_MODEL_NAME}_0"
 """Weights of an FSDP run (torch's distributed checkpoints); `accelerate merge-weights` reads it."""
 
-_SAME_SETTINGS = ("episodes_per_update", "num_generations", "steps_per_generation")
-_SAME_SETTINGS += ("num_iterations",)
+_SAME_SETTINGS = [
+    "episodes_per_update",
+    "num_generations",
+    "steps_per_generation",
+    "num_iterations",
+]
 """Tasks and seeds of an update follow from its number and these."""
 
 
@@ -43,15 +47,11 @@ class GenerationSettings:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def checkpoint_name(step: int) -> str:
-    """Return ``checkpoint-N``, as transformers names it."""
-    return f"{PREFIX_CHECKPOINT_DIR}-{step}"
-
-
 def training_facts(args: Any) -> dict[str, Any]:
     """Return the settings that a checkpoint keeps, with the size of an update."""
     size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return json.loads(args.to_json_string()) | {"episodes_per_update": size}
+    settings: dict[str, Any] = json.loads(args.to_json_string())
+    return settings | {"episodes_per_update": size}
 
 
 def publish_checkpoint(partial: Path, output_dir: Path) -> Path:
@@ -59,7 +59,7 @@ def publish_checkpoint(partial: Path, output_dir: Path) -> Path:
 
     A folder of that name, left by a run that continued from an earlier checkpoint, is replaced.
     """
-    files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+    files = [path for path in partial.rglob("*") if path.is_file()]
     sizes = {str(path.relative_to(partial)): path.stat().st_size for path in files}
     manifest = {"saved_ns": time.time_ns(), "files": sizes}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -135,11 +135,6 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
     """Return the complete checkpoint that was saved last, or None."""
     complete = (f for f in reversed(list_checkpoints(output_dir)) if find_damage(f) is None)
     return next(complete, None)
-
-
-def is_sharded(checkpoint: str | Path) -> bool:
-    """Return whether the weights of this checkpoint are in the parts that FSDP writes."""
-    return (Path(checkpoint) / SHARDED_MODEL).is_dir()
 
 
 def checkpoint_to_resume(args: Any, memory: MemoryConfig) -> str | None:

@@ -18,7 +18,8 @@ optimizer's step and saving.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from atommem.episode import Episode, add_value, episode_sums, means
 from atommem.process import ActivityClock
 from atommem.trace import Trace, write_trace
 from atommem.trace_view import render_trace
-from atommem.train.reporters import report_table
 
 SYNC, EPISODES, WAIT = "sync", "episodes", "wait"
 """Stages that the trainer times: publishing weights, own episodes, waiting for other ranks."""
@@ -153,3 +153,16 @@ def best_and_worst(episodes: Sequence[Episode], count: int) -> list[Episode]:
     while ranked and len(chosen) < count:
         chosen.append(ranked.pop(0 if len(chosen) % 2 == 0 else -1))
     return chosen
+
+
+def report_table(
+    name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], to: Collection[str]
+) -> None:
+    """Log a table to wandb and trackio, if they are in `to`, with the update's entry."""
+    for service in {"wandb", "trackio"} & set(to):
+        import pandas
+
+        module = importlib.import_module(service)
+        later = {"commit": False} if service == "wandb" else {}
+        table = module.Table(dataframe=pandas.DataFrame(list(rows), columns=list(columns)))
+        module.log({name: table}, **later)

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from atommem.config import save_config
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
@@ -141,7 +141,7 @@ class ResumableTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output_dir = Path(super()._get_output_dir(trial))
         partial = output_dir / checkpoints.PARTIAL
-        folder = partial / checkpoints.checkpoint_name(self.state.global_step)
+        folder = partial / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
@@ -175,7 +175,7 @@ class ResumableTrainer(Trainer):
 
     def _describe_checkpoint(self, folder: Path, output_dir: Path) -> None:
         """Add settings and, beside sharded weights, what makes the folder a model folder."""
-        if checkpoints.is_sharded(folder):
+        if (folder / checkpoints.SHARDED_MODEL).is_dir():
             model = self.accelerator.unwrap_model(self.model)
             configs = (model.config, model.generation_config)
             for part in getattr(model, "peft_config", {}).values() or configs:
@@ -187,7 +187,7 @@ class ResumableTrainer(Trainer):
         (folder / checkpoints.TRAINING_ARGS).write_text(text, encoding="utf-8")
         # transformers looked for the best checkpoint in the folder that it wrote to.
         if best := self.state.best_global_step:
-            final = output_dir / checkpoints.checkpoint_name(best)
+            final = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
             if best == self.state.global_step or final.is_dir():
                 self.state.best_model_checkpoint = str(final)
             self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
@@ -205,7 +205,8 @@ class ResumableTrainer(Trainer):
         return f"The same command with --resume continues from the last checkpoint, {last}."
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if checkpoints.is_sharded(resume_from_checkpoint) != self._writes_shards():
+        shards = Path(resume_from_checkpoint) / checkpoints.SHARDED_MODEL
+        if shards.is_dir() != self._writes_shards():
             raise ConfigError(
                 f"resume_from_checkpoint={resume_from_checkpoint}: FSDP and other launchers cannot "
                 "read each other's checkpoints. Resume it under the launcher that it was written "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,6 @@ from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Colu
 from atommem.train.episode_logs import EpisodesHook, sample_writer, trace_writer
 from atommem.train.errors import CheckpointError
 from atommem.train.loops.models import load_tokenizer, loading_whole, model_arguments
-from atommem.train.reporters import prepare_reporters
 from atommem.train.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,32 +34,21 @@ if TYPE_CHECKING:
     from atommem.train.rollout.backends import Backend
     from atommem.train.rollout.rollouts import Rollouts
 
+SERVICES = ("wandb", "trackio", "tensorboard")
 _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
 """Files of an output folder that are not pushed: checkpoints, and texts of the data."""
 
 
-def run_grpo(settings: Settings) -> Path:
-    """Train with a `TrainConfig`, and save the model; returns its folder.
+def run_stage(stage: str, settings: Settings) -> Path:
+    """Train grpo, async or sft, and save the model; returns its folder.
 
     Raises:
         AtomMemError: A setting or file is wrong, the run cannot continue, or was asked to stop.
     """
-    return launch(settings, make_grpo_trainer, GRPO_COLUMNS)
-
-
-def run_async(settings: Settings) -> Path:
-    """Train with an `AsyncTrainConfig`, and save the model; as `run_grpo`."""
-    model = str(settings.model.model_name_or_path)
-    if (Path(model) / "adapter_config.json").is_file():
-        raise ConfigError(
-            f"model_name_or_path={model}: this is an adapter. Merge it into its base model to "
-            "train it asynchronously."
-        )
-    return launch(settings, make_async_trainer, ASYNC_COLUMNS)
-
-
-def run_sft(settings: Settings) -> Path:
-    """Fine-tune on traces with a `ColdStartConfig`, and save the model; as `run_grpo`."""
+    if stage == "grpo":
+        return launch(settings, make_grpo_trainer, GRPO_COLUMNS)
+    if stage == "async":
+        return launch(settings, make_async_trainer, ASYNC_COLUMNS)
     return launch(settings, make_sft_trainer, SFT_COLUMNS)
 
 
@@ -93,7 +84,13 @@ def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 
     args, model = settings.args, settings.model
-    name, tokenizer = str(model.model_name_or_path), load_tokenizer(model)
+    name = str(model.model_name_or_path)
+    if (Path(name) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model_name_or_path={name}: this is an adapter. Merge it into its base model to train "
+            "it asynchronously."
+        )
+    tokenizer = load_tokenizer(model)
     args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
     return AsyncMemoryGRPOTrainer(
         model=name,
@@ -187,6 +184,39 @@ def launch(
     command += ["--out", str(folder / "eval")]
     trainer.accelerator.print(f"saved to {folder}; evaluate it: {shlex.join(command)}")
     return folder
+
+
+def prepare_reporters(args: Any) -> None:
+    """Name the run for the services of ``report_to``, and keep its files in the output folder.
+
+    wandb runs offline unless ``WANDB_MODE`` is set, because it would wait for a login. A
+    resumed run continues the same run, whose id is in the output folder.
+    """
+    for name in args.report_to:
+        if name in SERVICES and find_spec(name) is None:
+            raise ConfigError(f"report_to={name}: it is not installed. pip install {name}.")
+    if not set(args.report_to) & set(SERVICES):
+        return
+    out = Path(args.output_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "run_id"
+    if args.resume_from_checkpoint in (None, "false") or not path.is_file():
+        run = secrets.token_hex(4)
+        if args.process_index == 0:
+            path.write_text(run, encoding="utf-8")
+    else:
+        run = path.read_text(encoding="utf-8").strip()
+    args.run_name = args.run_name or f"{out.resolve().name}-{run}"
+    environment = {
+        "TENSORBOARD_LOGGING_DIR": str(out / "runs" / args.run_name),
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(out),
+        "WANDB_PROJECT": args.project,
+        "WANDB_RESUME": "allow",
+        "WANDB_RUN_ID": run,
+    }
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
 
 
 def push_model(folder: Path, name: str, args: Any) -> None:

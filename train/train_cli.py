@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from atommem.arguments import Command, find_flag, run_command
 from atommem.errors import ConfigError
@@ -54,35 +55,34 @@ def main(argv: list[str] | None = None) -> int:
     # `--resume` is short for a setting that a YAML file can hold.
     resume = ["--resume_from_checkpoint", "auto"]
     arguments = [part for item in arguments for part in (resume if item == "--resume" else [item])]
-    return _run(stage, arguments)
-
-
-def _run(stage: str, arguments: Sequence[str]) -> int:
-    from atommem.train.errors import TrainingInterrupted
     from atommem.train.settings import parse, parse_dry_run
-    from atommem.train.stop_request import EXIT_INTERRUPTED
 
     dry_run = parse_dry_run(arguments)
     if dry_run.dry_run:
-        from atommem.train.dry_run.plan import make_plan, print_plan, write_plan
-
-        plan = make_plan(stage, arguments, dry_run)
-        if plan is None:
-            print("all settings are valid; a cold start is not estimated.")
-            return 0
-        print_plan(plan)
-        if dry_run.dry_run_json:
-            write_plan(plan, dry_run.dry_run_json)
-        return 0
+        return _dry_run(stage, arguments, dry_run)
     settings = parse(stage, arguments)
-    from atommem.train import stages
+    from atommem.train.errors import TrainingInterrupted
+    from atommem.train.stages import run_stage
+    from atommem.train.stop_request import EXIT_INTERRUPTED
 
-    runs = {"sft": stages.run_sft, "async": stages.run_async, "grpo": stages.run_grpo}
     try:
-        runs[stage](settings)
+        run_stage(stage, settings)
     except TrainingInterrupted as interrupted:
         print(f"atommem train: {interrupted}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    return 0
+
+
+def _dry_run(stage: str, arguments: Sequence[str], settings: Any) -> int:
+    from atommem.train.dry_run.plan import make_plan, print_plan, write_plan
+
+    plan = make_plan(stage, arguments, settings)
+    if plan is None:
+        print("all settings are valid; a cold start is not estimated.")
+        return 0
+    print_plan(plan)
+    if settings.dry_run_json:
+        write_plan(plan, settings.dry_run_json)
     return 0
 
 

@@ -14,10 +14,10 @@ from atommem.actions import (
     CALL,
     MEMORY_ACTIONS,
     MEMORY_KINDS,
+    SCRATCHPAD,
     Action,
     ActionSpec,
     Body,
-    Problem,
     ProblemReason,
     answers_in,
 )
@@ -26,31 +26,16 @@ from atommem.environment import find_environment
 from atommem.episode import StopReason
 from atommem.errors import ConfigError, DialectError
 from atommem.grammar import parse_whole
-from atommem.memory.log import MemoryView
-from atommem.rollout import EpisodeRunner
 from tests.atommem import sessions
-from tests.atommem.sessions import TASK, saying
-from tests.atommem.test_prompts import READING, builder
-from tests.fakes import answering
+from tests.atommem.sessions import TASK
 
 KINDS = (*MEMORY_KINDS, ANSWER, CALL)
+NOTE = next(spec for spec in MEMORY_ACTIONS if spec.name == SCRATCHPAD)
 FULL = yaml.safe_load((Path(dialects.__file__).parent / "templates" / "full.yaml").read_text())
 
 
-def write(folder: Path, written: str | None = None, **changes: object) -> str:
-    """A file of templates with these changes (None: without it), or of another text."""
-    path = folder / "templates.yaml"
-    fields = {name: value for name, value in {**FULL, **changes}.items() if value is not None}
-    path.write_text(yaml.safe_dump(fields) if written is None else written)
-    return str(path)
-
-
-def section(**changes: str | None) -> dict[str, object]:
-    pieces = {
-        name: text
-        for name, text in {**find_environment("longdoc").section("full").pieces, **changes}.items()
-        if text is not None
-    }
+def section(**changes: str) -> dict[str, object]:
+    pieces = {**find_environment("longdoc").section("full").pieces, **changes}
     return {"environments": {"longdoc": {"pieces": pieces}}}
 
 
@@ -68,8 +53,20 @@ def test_register_dialect_conflicts_are_refused() -> None:
             register_dialect(name, wrong)
     with pytest.raises(DialectError, match=r"klingon.*paper"):
         get_dialect("klingon")
-    with pytest.raises(DialectError, match="also has acting"):
-        get_dialect("memagent", "memagent").grammar([ANSWER_ACTION], ("reading", "acting"))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "templates", "message"),
+    [
+        ("memagent", "full", "memagent: has no store, and templates=full are for dialects with"),
+        ("paper", "memagent", "paper: has a store, and templates=memagent are for dialects with"),
+    ],
+)
+def test_get_dialect_wrong_templates_are_refused(
+    dialect: str, templates: str, message: str
+) -> None:
+    with pytest.raises(DialectError, match=message):
+        get_dialect(dialect, templates)
 
 
 @pytest.mark.parametrize(
@@ -78,26 +75,33 @@ def test_register_dialect_conflicts_are_refused() -> None:
         ({"system": None}, "missing required field `system`"),
         ({"query": "no place for it"}, r"query lacks \{text\}"),
         ({"colour": "red"}, "unknown field colour"),
-        ({"written": "a: [1, 2\n"}, "not a readable YAML file"),
+        ("a: [1, 2\n", "not a readable YAML file"),
         (section(chunk="no place for it"), r"piece chunk lacks \{chunk\}"),
     ],
 )
 def test_load_section_broken_file_names_the_field_or_piece(
     tmp_path: Path, changes: Any, message: str
 ) -> None:
+    path = tmp_path / "templates.yaml"
+    if not isinstance(changes, str):
+        changes = {name: value for name, value in {**FULL, **changes}.items() if value is not None}
+        changes = yaml.safe_dump(changes)
+    path.write_text(changes)
     with pytest.raises(DialectError, match=message):
-        find_environment("longdoc").section(write(tmp_path, **changes))
+        find_environment("longdoc").section(str(path))
     with pytest.raises(ConfigError, match="no such file"):
         load_templates(str(tmp_path / "none.yaml"))
 
 
-def test_grammar_two_actions_with_one_tag_are_refused() -> None:
+def test_grammar_two_actions_with_one_tag_or_unknown_phase_are_refused() -> None:
     for clash in (
         ActionSpec("delete_memory", Body.TEXT),
         ActionSpec("x", Body.TEXT, tag="final_answer"),
     ):
         with pytest.raises(DialectError, match="for two actions"):
             get_dialect("paper").grammar([ANSWER_ACTION, clash])
+    with pytest.raises(DialectError, match="also has acting"):
+        get_dialect("memagent", "memagent").grammar([ANSWER_ACTION], ("reading", "acting"))
 
 
 def test_fill_replaces_named_fields_only() -> None:
@@ -105,59 +109,49 @@ def test_fill_replaces_named_fields_only() -> None:
     assert filled == r"\boxed{answer} {text} {chunk} 3"
 
 
-def runner(*texts: str) -> EpisodeRunner:
-    memory = dict.fromkeys(("dialect", "templates"), "memagent")
-    memory |= {"capacity": None, "retention": "reject"}
-    return sessions.runner(saying(*texts), memory=memory, max_reads=0)
+# Whole completions ---
 
 
-PAD, ANSWER = "scratchpad", "answer"
-SPEC = next(spec for spec in MEMORY_ACTIONS if spec.name == PAD)
+def runner(*texts: str) -> Any:
+    memory = {"dialect": "memagent", "templates": "memagent"}
+    limits: dict[str, Any] = {"capacity": None, "retention": "reject"}
+    return sessions.runner(sessions.saying(*texts), memory={**memory, **limits}, max_reads=0)
 
 
 async def test_memagent_completion_replaces_memory() -> None:
-    run = runner("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
+    texts = ("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
+    run = runner(*texts)
     episode = await run.run(TASK)
-    assert (episode.reward, episode.answers, episode.stop_reason) == (
-        1.0,
-        ("Rome",),
-        StopReason.ANSWERED,
-    )
-    assert [step.view.scratchpad for step in episode.steps] == [
-        "",
-        "Ann: Rome",
-        "Ann lives in Rome; Bob sings",
-    ]
-    assert [step.store_size for step in episode.steps] == [0, 0, 0]
-    assert [[o.kind for o in step.operations] for step in episode.steps] == [[PAD], [PAD], []]
-    assert run.agent.embedder.calls == []  # type: ignore[attr-defined]
-    first, second, third = run.agent.policy.prompts  # type: ignore[attr-defined]
-    for prompt, texts in (
-        (first, ("Ann lives in Rome.", "Your memory so far:\n(nothing yet)")),
-        (second, ("Ann: Rome", "Bob sings.")),
-        (third, ("Ann lives in Rome; Bob sings",)),
-    ):
-        assert all(text in prompt for text in texts)
+    assert (episode.reward, episode.answers) == (1.0, ("Rome",))
+    assert episode.stop_reason is StopReason.ANSWERED
+    assert [step.view.scratchpad for step in episode.steps] == ["", *texts[:2]]
+    written = [[o.kind for o in step.operations] for step in episode.steps]
+    assert written == [[SCRATCHPAD], [SCRATCHPAD], []]
+    assert run.agent.embedder.calls == []
+    first, second, third = run.agent.policy.prompts
+    assert "Your memory so far:\n(nothing yet)" in first
+    assert "Ann: Rome" in second
     # The old memory is gone, and the text with it.
+    assert texts[1] in third
     assert not any(text in third for text in ("Ann: Rome", "Bob sings."))
 
 
 @pytest.mark.parametrize(
-    ("text", "bodies", "problem"),
+    ("text", "bodies", "problems"),
     [
-        ("  all of it\n", ["all of it"], None),
-        ("hm</think>the memory", ["the memory"], None),
-        # What is empty or never stops thinking leaves the memory as it was.
-        (" ", [], Problem(ProblemReason.EMPTY, PAD, 0, 1)),
-        ("<think>hm, so", [], Problem(ProblemReason.UNCLOSED_THINKING, "think", 0, 13)),
+        ("  all of it\n", ["all of it"], []),
+        ("hm</think>the memory", ["the memory"], []),
+        # Neither an empty memory nor one that never stops thinking replaces the old one.
+        (" ", [], [ProblemReason.EMPTY]),
+        ("<think>hm, so", [], [ProblemReason.UNCLOSED_THINKING]),
     ],
 )
 def test_parse_whole_returns_text_outside_thinking(
-    text: str, bodies: list[str], problem: Problem | None
+    text: str, bodies: list[str], problems: list[ProblemReason]
 ) -> None:
-    parsed = parse_whole(text, SPEC, text.startswith("hm</think>"))
-    assert parsed.actions == tuple(Action(PAD, body, start=0, end=len(text)) for body in bodies)
-    assert parsed.problems == (() if problem is None else (problem,))
+    parsed = parse_whole(text, NOTE, text.startswith("hm</think>"))
+    assert parsed.actions == tuple(Action(SCRATCHPAD, b, start=0, end=len(text)) for b in bodies)
+    assert [problem.reason for problem in parsed.problems] == problems
 
 
 def test_answers_in_returns_last_boxes() -> None:
@@ -167,36 +161,7 @@ def test_answers_in_returns_last_boxes() -> None:
     assert [action.text for action in parsed.actions] == ["never", "a", "", "{c} d"]
     assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
     assert answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]
-    assert answers_in((), 2) == [None, None]
-    assert [p.reason for p in parse_whole("none", ANSWERS_ACTION).problems] == [
-        ProblemReason.NO_BOX
-    ]
     grammar = get_dialect("paper").grammar((ANSWERS_ACTION,))
-    several = grammar.parse(
-        r"<final_answer>\boxed{a} \boxed{b}</final_answer><final_answer>\boxed{c}</final_answer>"
-    )
+    elements = (r"\boxed{a} \boxed{b}", r"\boxed{c}")
+    several = grammar.parse("".join(f"<final_answer>{e}</final_answer>" for e in elements))
     assert answers_in(several.actions, 3) == ["a", "b", "c"]
-
-
-def test_get_dialect_tags_and_whole_completions_do_not_mix() -> None:
-    for dialect, templates, message in (
-        ("memagent", "full", "memagent: has no store, and templates=full are for dialects with"),
-        ("paper", "memagent", "paper: has a store, and templates=memagent are for dialects with"),
-    ):
-        with pytest.raises(DialectError, match=message):
-            get_dialect(dialect, templates)
-
-
-def test_prompt_disabled_actions_are_not_mentioned() -> None:
-    prompts = builder(disabled_actions=["create", "read", "update", "delete"])
-    text = prompts.text(READING, MemoryView("SCRATCH"))
-    assert "SCRATCH" in text
-    assert "the scratchpad: a short note" in prompts.system
-    for word in ("store", "query", "entries", "Memory 2"):
-        assert word not in text
-    closing = prompts.text(answering("Who?", 2), MemoryView("SCRATCH"))
-    assert closing.endswith("Answer the question in the box.\n[assistant]")
-    text = builder(disabled_actions=["scratchpad"]).text(READING, MemoryView("", "QUERY"))
-    assert "scratchpad" not in text
-    assert "QUERY" in text
-    assert "the store: a list of entries" in text

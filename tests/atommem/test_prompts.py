@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from atommem.errors import ConfigError, DialectError
 from atommem.memory.log import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder, shown_tools
 from atommem.text_safety import SegmentEncoder, guard_text
-from tests.fakes import WordTokenizer, longdoc, reading
+from tests.fakes import WordTokenizer, answering, longdoc, reading
 from tests.tokenizer_shapes import byte_level
 
 READING = reading("Who?", chunk="THE CHUNK", index=1, count=3)
@@ -41,21 +42,11 @@ def test_prompt_capacity_notice_and_compact_wording() -> None:
     assert "at most" not in builder().text(READING, MemoryView("SCRATCH", "QUERY"))
     assert "at most" not in builder(capacity=5, capacity_notice=False).text(READING, VIEW)
     # Compact templates have no chat markup and no instructions.
-    assert builder(templates="compact").text(READING, VIEW) == (
-        "question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY capacity 2 "
-        "of 5 act"
-    )
-    assert builder(templates="compact").text(
-        READING, shown("ENTRY", scratchpad="SCRATCH", query="QUERY")
-    ) == ("question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY act")
-
-
-def shown(*entries: str, scratchpad: str = "", query: str | None = None) -> MemoryView:
-    return MemoryView(
-        scratchpad,
-        query,
-        tuple(Retrieved(n, n, text, 0.5) for n, text in enumerate(entries, start=1)),
-    )
+    compact = "question Who? chunk THE CHUNK scratchpad SCRATCH query QUERY memory 1 : ENTRY"
+    text = builder(templates="compact").text(READING, VIEW)
+    assert text == f"{compact} capacity 2 of 5 act"
+    unlimited = replace(VIEW, capacity=None)
+    assert builder(templates="compact").text(READING, unlimited) == f"{compact} act"
 
 
 def make_builder(
@@ -76,6 +67,20 @@ def test_prompt_text_for_a_number_is_refused() -> None:
     named = Observation("acting", stream=(Piece("item", {"number": "one", "text": "x"}),))
     with pytest.raises(DialectError, match="takes a number"):
         prompts.text(named, MemoryView())
+
+
+def test_prompt_disabled_actions_are_not_mentioned() -> None:
+    prompts = builder(disabled_actions=["create", "read", "update", "delete"])
+    text = prompts.text(READING, MemoryView("SCRATCH"))
+    assert "SCRATCH" in text
+    assert "the scratchpad: a short note" in prompts.system
+    for word in ("store", "query", "entries", "Memory 2"):
+        assert word not in text
+    closing = prompts.text(answering("Who?", 2), MemoryView("SCRATCH"))
+    assert closing.endswith("Answer the question in the box.\n[assistant]")
+    text = builder(disabled_actions=["scratchpad"]).text(READING, MemoryView("", "QUERY"))
+    assert "scratchpad" not in text
+    assert "the store: a list of entries" in text
 
 
 # Tools ---

@@ -19,11 +19,8 @@ from atommem.dialects import (
     Section,
     fill,
     get_dialect,
-    load_section,
-    load_templates,
     split_template,
 )
-from atommem.environment import find_environment
 from atommem.envs.scoring.judge import quoted
 from atommem.episode import Observation, Piece
 from atommem.errors import DialectError
@@ -101,13 +98,6 @@ def test_guard_text_known_form_is_broken(form: str) -> None:
 def test_guard_text_ordinary_markup_stays() -> None:
     for text in ("a < b and c > d", "<b>bold</b> <table>", "[1] [sic] [see note]", "C:\\new |>"):
         assert guard_text(text) == text
-
-
-def test_guard_text_different_texts_stay_different() -> None:
-    rng = random.Random(1)
-    scraps = ["<", "|", "im_end|>", "\\", "<s>", "\uff1c", "\u200b", "[", "INST]", " "]
-    texts = {"".join(rng.choices(scraps, k=rng.randrange(1, 7))) for _ in range(3000)}
-    assert len({guard_text(text) for text in texts}) == len(texts)
 
 
 # Encoding of data ---
@@ -222,24 +212,6 @@ def headings_of(templates: dict[str, str]) -> Headings:
 
 
 NUMBERS = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity", "part")
-SETS = ("full", "compact", "memagent", "chatml_examples", "chatml_browsing")
-
-
-@pytest.mark.parametrize("environment", ["longdoc", "web"])
-@pytest.mark.parametrize("templates", SETS)
-def test_shipped_templates_have_distinct_headings(templates: str, environment: str) -> None:
-    kind, own = find_environment(environment), load_templates(templates)
-    if environment == "web" and templates == "memagent":
-        return
-    pieces = dict(load_section(templates, environment, kind.templates, kind.pieces).pieces)
-    names = ("scratchpad", "query", "memory", "entry", "capacity_notice")
-    pieces |= {f"memory.{name}": getattr(own, name) for name in names}
-    numbers = dict.fromkeys((*NUMBERS, "left", "parts", "reads_left"), 1)
-    heads = {name: fill(text, numbers).partition("{")[0].strip() for name, text in pieces.items()}
-    for name, head in heads.items():
-        for other, longer in heads.items():
-            lettered = any(map(str.isalpha, head))
-            assert name == other or not lettered or not f"{longer} ".startswith(f"{head} ")
 
 
 # Whole prompts ---
@@ -398,23 +370,6 @@ def test_prompt_template_text_keeps_its_ids(shape: str) -> None:
     )
     whole = prompts.tokenizer.encode(prompts.text(*state), add_special_tokens=False)
     assert prompts.build(*state) == whole
-
-
-def test_prompt_template_that_strips_loses_no_data() -> None:
-    tokenizer = SHAPES["byte_level"]()
-    tokenizer.chat_template = (
-        "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content "
-        "| trim "
-        "+ '<|im_end|>\n' }}{%- endfor %}"
-    )
-    section = Section({"page": "Page: {text}"})
-    prompts = PromptBuilder(
-        tokenizer, get_dialect("paper"), MemoryConfig(layout="paper"), section, ()
-    )
-    pages = [
-        Observation("x", stream=(Piece("page", {"text": t}),)) for t in ("x", "x ", "x\n", " x")
-    ]
-    assert len({tuple(prompts.build(page, MemoryView())) for page in pages}) == len(pages)
 
 
 def test_prompt_control_token_of_a_template_stays() -> None:

@@ -314,8 +314,8 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     """The address of a server whose policy follows `script`; the model is called ``scripted``."""
     import uvicorn
 
-    from atommem.api import Runtime
     from atommem.policy.contract import ScriptedPolicy
+    from atommem.run import Runtime
     from atommem.serve.app import make_app
     from atommem.serve.conversation_log import ConversationLog
     from atommem.serve.conversations import Conversations

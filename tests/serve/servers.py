@@ -16,9 +16,9 @@ import httpx
 import openai
 import uvicorn
 
-from atommem.api import Runtime
 from atommem.memory.log import replay
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
+from atommem.run import Runtime
 from atommem.serve.app import make_app
 from atommem.serve.conversation_log import ConversationLog
 from atommem.serve.conversations import Conversations

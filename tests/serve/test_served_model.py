@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from atommem import cli
-from atommem.api import Runtime
 from atommem.errors import ConfigError
+from atommem.run import Runtime
 from atommem.serve.served_model import ServedModel, check_settings, find_checkpoint, fingerprint
 from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint

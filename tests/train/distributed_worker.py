@@ -38,12 +38,7 @@ WRITERS: dict[str, Callable[[str, int], Episode]] = {
     ),
     "equal": lambda task_id, sample: random_episode(task_id, sample, 1.0),
 }
-CASES = [
-    "mixed-trajectory",
-    "one_sided-token",
-    "shared-token",
-    "equal-token",
-]
+CASES = ["mixed-trajectory", "one_sided-token", "shared-token", "equal-token"]
 
 
 def update(folder: Path, case: str) -> dict[str, Any]:
@@ -90,11 +85,8 @@ def train_replacing(folder: Path) -> dict[str, Any]:
     )
     trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=24)
     trainer.train()
-    logged = [
-        entry["dynamic_sampling/replaced_groups"]
-        for entry in trainer.state.log_history
-        if "reward" in entry
-    ]
+    updates = [entry for entry in trainer.state.log_history if "reward" in entry]
+    logged = [entry["dynamic_sampling/replaced_groups"] for entry in updates]
     return {"jobs": runner.jobs, "replaced": logged}
 
 

@@ -155,53 +155,40 @@ def reference_gradients(
 ) -> tuple[float, dict[str, torch.Tensor], float]:
     """Return loss and gradients from the definition, and the mean difference of log-probabilities.
 
-    A loop over tokens, with the policy ratio at 1, or to the model `old`.
-
-    With ``beta`` the k3 estimate of the KL divergence is added, times the ratio (TRL's default).
+    A loop over steps, with the policy ratio at 1, or to the model `old`. With ``beta`` the k3
+    estimate of the KL divergence is added, times the ratio (TRL's default).
     """
-    scored = [episode for episode in episodes if episode.reward is not None]
-    steps = [step for episode in scored for step in episode.steps]
-    counts = {
-        "token": sum(len(step.token_ids) for step in steps),
-        "step": len(steps),
-        "trajectory": len(scored),
-    }
+    pairs = zip(episodes, advantages, strict=True)
+    scored = [(e, advantage) for e, advantage in pairs if e.reward is not None]
+    steps = [step for episode, _ in scored for step in episode.steps]
+    tokens = sum(len(step.token_ids) for step in steps)
+    over = {"token": tokens, "step": len(steps), "trajectory": len(scored)}[normalization]
     model.zero_grad()
-    total, apart, over = torch.zeros(()), 0.0, 0.0
-    for episode, credit in zip(episodes, advantages, strict=True):
-        if episode.reward is None:
-            continue
-        tokens = sum(len(step.token_ids) for step in episode.steps)
-        each = credit if isinstance(credit, Sequence) else [credit] * len(episode.steps)
-        for step, advantage in zip(episode.steps, each, strict=True):
-            logps = completion_logps(model, step.prompt_ids, step.token_ids, temperature)
-            before = (
-                completion_logps(old, step.prompt_ids, step.token_ids, temperature)
-                if old
-                else logps
-            ).detach()
+    total, apart, weights = torch.zeros(()), 0.0, 0.0
+    for episode, advantage in scored:
+        of_episode = sum(len(step.token_ids) for step in episode.steps)
+        for step in episode.steps:
+            ids = (step.prompt_ids, step.token_ids, temperature)
+            logps = completion_logps(model, *ids)
+            before = (completion_logps(old, *ids) if old else logps).detach()
             ratio = torch.exp(logps - before)
             loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
             if beta:
                 with torch.no_grad():
-                    expected = completion_logps(
-                        reference, step.prompt_ids, step.token_ids, temperature
-                    )
+                    expected = completion_logps(reference, *ids)
                 divergence = torch.exp(expected - logps) - (expected - logps) - 1
                 loss = loss + beta * divergence * ratio
-            weight = {"token": 1.0, "step": 1 / len(step.token_ids), "trajectory": 1 / tokens}[
-                normalization
-            ]
-            total = total + (weight * loss).sum() / counts[normalization]
+            by = {"token": 1, "step": len(step.token_ids), "trajectory": of_episode}
+            total = total + loss.sum() / by[normalization] / over
             if advantage or beta:
-                apart += weight * float((logps.detach() - torch.tensor(step.logprobs)).abs().sum())
-                over += weight * len(step.token_ids)
+                difference = (logps.detach() - torch.tensor(step.logprobs)).abs()
+                apart += float(difference.sum()) / by[normalization]
+                weights += len(step.token_ids) / by[normalization]
     total.backward()
-    gradients = {
-        n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None
-    }
+    named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    gradients = {name: gradient.detach().clone() for name, gradient in named}
     model.zero_grad()
-    return total.item(), gradients, apart / over
+    return total.item(), gradients, apart / weights
 
 
 def assert_equal_gradients(
@@ -252,14 +239,9 @@ def save_model(folder: Path) -> Path:
 
 def make_tasks(count: int = 6) -> list[Task]:
     """Every answer is c0."""
-    return [
-        Task(
-            f"task-{i}",
-            (Question("which city", ("c0",)),),
-            (Document("", "c0 city"), Document("", "c1")),
-        )
-        for i in range(count)
-    ]
+    questions = (Question("which city", ("c0",)),)
+    documents = (Document("", "c0 city"), Document("", "c1"))
+    return [Task(f"task-{i}", questions, documents) for i in range(count)]
 
 
 def make_real_trainer(

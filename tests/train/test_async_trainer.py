@@ -12,10 +12,7 @@ import torch
 from peft import LoraConfig
 
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.episode import Episode
-from atommem.errors import BudgetSpentError
 from atommem.policy.server_pool import ServerPool
-from atommem.rollout import EpisodeRunner
 from atommem.train.async_config import AsyncTrainConfig
 from atommem.train.console import (
     ASYNC_COLUMNS,
@@ -111,26 +108,6 @@ def test_async_without_staleness_equals_on_policy_training_and_resumes(
     resumed.train(resume_from_checkpoint=str(tmp_path / "async" / "checkpoint-2"))
     assert resumed.state.global_step == 4
     assert_same_weights(resumed, trainer, 1e-6)
-
-
-def test_async_with_a_spent_budget_saves_a_checkpoint(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, begun = EpisodeRunner.run, 0
-
-    async def spending(self: EpisodeRunner, *arguments: Any, **more: Any) -> Episode:
-        nonlocal begun
-        begun += 1
-        if begun > 12:  # two groups of four are an update
-            raise BudgetSpentError("call_budget is spent: 12 calls are recorded. Give more.")
-        return await run(self, *arguments, **more)
-
-    monkeypatch.setattr(EpisodeRunner, "run", spending)
-    trainer = make_trainer(model_folder, tmp_path, max_staleness=0, save_strategy="steps")
-    message = "stopped before update 2.*call_budget is spent.*--resume continues"
-    with pytest.raises(BudgetSpentError, match=message):
-        trainer.train()
-    assert (tmp_path / "checkpoint-1").is_dir()
 
 
 def test_async_stopped_while_it_waits_for_groups_saves_a_checkpoint(

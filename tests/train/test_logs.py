@@ -26,13 +26,12 @@ from atommem.train.console import ConsoleTable, MetricsFile, read_metrics
 from atommem.train.episode_logs import (
     COLUMNS,
     RolloutLog,
-    best_and_worst,
     rollout_means,
     sample_writer,
 )
 from atommem.train.plot import PLOT_FILE
-from atommem.train.reporters import prepare_reporters
 from atommem.train.settings import parse
+from atommem.train.stages import prepare_reporters
 from atommem.train.train_cli import main
 from tests.train.harness import make_tasks, save_model
 from tests.train.toys import make_episode
@@ -121,13 +120,6 @@ def test_sample_episodes_are_written_at_their_updates(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_best_and_worst_of_rewards_alternate() -> None:
-    rewards = [0.2, None, 1.0, 0.0, 0.5]
-    episodes = [make_episode("t", i, reward, [(1, 1)]) for i, reward in enumerate(rewards)]
-    assert [episode.reward for episode in best_and_worst(episodes, 3)] == [1.0, 0.0, 0.5]
-    assert len(best_and_worst(episodes, 9)) == 4
-
-
 _SET = (
     *(f"WANDB_{name}" for name in ("MODE", "DIR", "PROJECT", "RUN_ID", "RESUME")),
     "TENSORBOARD_LOGGING_DIR",
@@ -174,7 +166,7 @@ def test_wandb_gets_settings_rates_and_episodes(
 def test_reporters_of_a_resumed_run_continue_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None
 ) -> None:
-    monkeypatch.setattr("atommem.train.reporters.find_spec", lambda name: name)
+    monkeypatch.setattr("atommem.train.stages.find_spec", lambda name: name)
     fixed = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
     fixed += ["--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot")]
 

@@ -105,13 +105,6 @@ def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
     return ColdStartConfig(str(folder), **{**BARE, **defaults, **settings})
 
 
-def test_sft_dataset_of_long_rows_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"max_length=4: 16 of 24 demonstrations are longer \(up to 7"
-    ):
-        sft_dataset(ROWS, max_length=4)
-
-
 def test_cold_start_loss_is_on_completions_and_falls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

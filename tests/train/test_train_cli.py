@@ -131,18 +131,6 @@ def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(
 
 
 @pytest.mark.slow
-def test_train_adapter_continues_it(model_folder: Path, tmp_path: Path) -> None:
-    common = "--max_steps 1 --learning_rate 1e-2 --beta 0.01"
-    lora = f"{common} --use_peft --lora_r 2 --lora_target_modules q_proj v_proj"
-    train(tmp_path, "grpo", f"{lora} --model_name_or_path model --output_dir adapter")
-    with pytest.raises(ConfigError, match="is an adapter already"):
-        train(tmp_path, "grpo", f"{lora} --model_name_or_path adapter --output_dir again")
-    train(tmp_path, "grpo", f"{common} --model_name_or_path adapter --output_dir again")
-    assert (tmp_path / "again" / "adapter_config.json").is_file()
-    assert (tmp_path / "again" / "atommem_config.json").is_file()
-
-
-@pytest.mark.slow
 def test_train_async_saves_the_model_and_traces(model_folder: Path, tmp_path: Path) -> None:
     flags = "--model_name_or_path model --output_dir out --max_steps 1 --save_traces true"
     train(tmp_path, "async", flags)

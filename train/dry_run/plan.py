@@ -315,5 +315,5 @@ def print_plan(plan: Plan) -> None:
         f"settings that are not defaults: {', '.join(changed)}",
         *(f"warning: {warning}" for warning in plan.warnings),
     ]
-    for line in notes:
-        console.print(line, markup=False)
+    for note in notes:
+        console.print(note, markup=False)

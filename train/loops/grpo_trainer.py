@@ -190,15 +190,12 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         runner = self.rollout_runner(rollout)
         self._publish()
         self.run_rollout(lambda on_episode: run_groups(runner, groups, on_episode), size)
-        outcomes = gather_outcomes(self.accelerator, groups, args.overlong_filtering)
-        rewards, starts = outcomes.rewards, range(0, len(outcomes.rewards), group_size)
-        flat = [
-            outcomes.replaced[i] or not has_variance(rewards[i : i + group_size]) for i in starts
-        ]
+        rewards, replaced, sizes = gather_outcomes(groups, args.overlong_filtering)
+        starts = range(0, len(rewards), group_size)
+        flat = [replaced[i] or not has_variance(rewards[i : i + group_size]) for i in starts]
         log = {"frac_reward_zero_std": sum(map(bool, flat)) / len(flat)}
         if args.dynamic_sampling:
-            replaced = sum(outcomes.replaced[i] for i in starts)
-            log["dynamic_sampling/replaced_groups"] = float(replaced)
+            log["dynamic_sampling/replaced_groups"] = float(sum(replaced[i] for i in starts))
         log["seconds/rollout"] = time.perf_counter() - started
         episodes = [episode for group in groups for episode in group.episodes]
         every = episodes + [episode for group in groups for episode in group.replaced]
@@ -210,7 +207,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
             [by_episode[index]] * len(episode.steps)
             for index, episode in zip(own, episodes, strict=True)
         ]
-        return episodes, advantages, outcomes.sizes
+        return episodes, advantages, sizes
 
     def rollout_runner(self, rollout: int) -> EpisodeRunner:
         """Return the runner of a rollout, whose seeds a resumed run repeats."""

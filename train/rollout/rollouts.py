@@ -7,7 +7,6 @@ groups without variance.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
@@ -172,36 +172,21 @@ async def run_groups(
         raise failures.exceptions[0] from None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """Outcomes of every episode of the global batch, in order.
-
-    Attributes:
-        rewards: None of a failed episode.
-        replaced: Number of groups that were replaced by the episode's own.
-        sizes: See `EpisodeSize`.
-    """
-
-    rewards: list[float | None]
-    replaced: list[int]
-    sizes: list[EpisodeSize]
-
-
 def gather_outcomes(
-    accelerator: Any, groups: Sequence[RolloutGroup], overlong_filtering: bool
-) -> Outcomes:
-    """Gather the outcomes of all ranks' episodes; collective."""
-    rows = []
-    for group in groups:
-        replaced = len(group.replaced) // len(group.samples)
-        for episode in group.episodes:
-            size = EpisodeSize.of(episode, overlong_filtering)
-            reward = math.nan if episode.reward is None else episode.reward
-            rows.append([reward, replaced, size.tokens, size.steps])
-    table = torch.tensor(rows, dtype=torch.float32, device=accelerator.device)
-    gathered = accelerator.gather(table).tolist()
-    return Outcomes(
-        [None if math.isnan(reward) else reward for reward, *_ in gathered],
-        [int(replaced) for _, replaced, *_ in gathered],
-        [EpisodeSize(int(tokens), int(steps)) for *_, tokens, steps in gathered],
-    )
+    groups: Sequence[RolloutGroup], overlong_filtering: bool
+) -> tuple[list[float | None], list[int], list[EpisodeSize]]:
+    """Return of every episode of the global batch, in order; collective.
+
+    Its reward, the number of groups that its own one replaced, and its size.
+    """
+    own = [
+        (
+            episode.reward,
+            len(group.replaced) // len(group.samples),
+            EpisodeSize.of(episode, overlong_filtering),
+        )
+        for group in groups
+        for episode in group.episodes
+    ]
+    rewards, replaced, sizes = zip(*gather_object(own), strict=True)
+    return list(rewards), list(replaced), list(sizes)

@@ -253,7 +253,7 @@ class ServerBackend(Backend):
         total: Counter[str] = Counter()
         for counters in found:
             if not isinstance(counters, BaseException):
-                total.update({name: counters.get(name, 0.0) for name in COUNTERS})  # type: ignore[arg-type]
+                total.update({name: counters.get(name, 0.0) for name in COUNTERS})
         return total
 
 

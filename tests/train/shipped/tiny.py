@@ -41,11 +41,7 @@ WORDS = [
     "scratchpad",
     "question",
 ]
-DATA = [
-    "hotpotqa_train.parquet",
-    "mixed_train.jsonl",
-]
-DATA += ["hotpotqa_small.parquet"]
+DATA = ["hotpotqa_train.parquet", "mixed_train.jsonl", "hotpotqa_small.parquet"]
 WEB_DATA = "asearcher_train.parquet"
 
 

@@ -1,0 +1,164 @@
+"""What a memory has read, and the folder that it is saved in."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atommem.config import EmbedderConfig, fields_of, is_loopback, without_addresses
+from atommem.errors import ConfigError, DataError
+from atommem.run import Runtime
+from atommem.session_state import SessionState
+
+FORMAT = 1
+MEMORY_FILE = "memory.json"
+SESSION_FILE = "session.jsonl"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text that was read, or is being read.
+
+    Attributes:
+        name: Name of the text, also in the entries' source.
+        chunks: Number of its chunks.
+        sha256: Digest of the chunks as shown.
+        steps: Numbers of the steps that read them; fewer than `chunks` after an interruption.
+    """
+
+    name: str
+    chunks: int
+    sha256: str
+    steps: tuple[int, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text was read to its end."""
+        return len(self.steps) == self.chunks
+
+
+@dataclass(frozen=True)
+class SavedMemory:
+    """The file ``memory.json`` of a saved memory.
+
+    Beside it lie ``session.jsonl``, the operation log, and ``session.jsonl.vectors``, a cache of
+    embeddings.
+
+    Attributes:
+        policy: Fields of `PolicyConfig`; None for a `Policy` object.
+        given: Settings that the user named.
+        embedder: Fields of `EmbedderConfig`: vectors of another one do not compare.
+    """
+
+    policy: dict[str, Any] | None
+    given: dict[str, Any]
+    embedder: dict[str, Any]
+    readings: tuple[Reading, ...]
+    format: int = FORMAT
+
+    @staticmethod
+    def exists(folder: str | os.PathLike[str]) -> bool:
+        """Return whether a memory was saved in a folder."""
+        return (Path(folder) / MEMORY_FILE).is_file()
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> SavedMemory:
+        """Read a folder; raise DataError if it holds no memory or a damaged one."""
+        path = Path(folder) / MEMORY_FILE
+        if not path.is_file():
+            raise DataError(f"{folder}: holds no memory. Memory.save writes one.")
+        try:
+            saved: SavedMemory = msgspec.json.decode(path.read_bytes(), type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: not a memory, or damaged ({error}).") from error
+        if saved.format != FORMAT:
+            raise DataError(f"{path}: has format {saved.format}; this version reads {FORMAT}.")
+        return saved
+
+    def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
+        """Write a folder; each file is replaced as a whole."""
+        path, ours = Path(folder), (SESSION_FILE, MEMORY_FILE)
+        others = path.is_dir() and any(not item.name.startswith(ours) for item in path.iterdir())
+        if others and not self.exists(path):
+            raise DataError(f"{path}: holds other files and no memory. Give an empty folder.")
+        path.mkdir(parents=True, exist_ok=True)
+        session.save(path / SESSION_FILE)
+        draft = path / f"{MEMORY_FILE}.part"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        os.replace(draft, path / MEMORY_FILE)
+        return path
+
+    def open(self, policy: Any, settings: Mapping[str, Any], reembed: bool = False) -> Runtime:
+        """Open the memory's policy, unless another is given, under its settings and new ones.
+
+        Raises:
+            ConfigError: The policy is unknown, or on a machine that the user must name.
+        """
+        opening: dict[str, Any] = {}
+        if policy is None:
+            if self.policy is None:
+                raise ConfigError("the memory was made with a Policy object. Give it as policy.")
+            opening = dict(self.policy)
+            policy = opening.pop("policy")
+            remote = [name for name in policy if name.startswith("http") and not is_loopback(name)]
+            if remote:
+                raise ConfigError(
+                    f"the memory was made with the policy at {remote[0]}. Give policy={remote[0]!r} "
+                    "if its texts may go there."
+                )
+        stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(self.embedder))
+        given = {**without_addresses(self.given), **opening, **settings}
+        return Runtime.open(policy, stored=stored, **given)
+
+
+def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
+    """Return a text or its pieces, and the name of its file; raise DataError without text."""
+    if isinstance(source, Path):
+        return read_file(source), source.name
+    if isinstance(source, str):
+        if "\n" not in source and len(source) < 4096 and os.path.isfile(source):
+            raise DataError(f"{source!r} is the path of a file. Give Path({source!r}) to read it.")
+        return _check_text(source, "the text"), ""
+    pieces = list(source)
+    for number, piece in enumerate(pieces, 1):
+        if not isinstance(piece, str):
+            raise DataError(f"piece {number} is a {type(piece).__name__}. Give strings.")
+    pieces = [piece for piece in pieces if piece.strip()]
+    if not pieces:
+        raise DataError("there is nothing to read: every piece is empty.")
+    return pieces, ""
+
+
+def read_file(path: Path) -> str:
+    """Return the text of a UTF-8 file, or in the encoding of its byte order mark."""
+    try:
+        return decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def decode(raw: bytes, name: str) -> str:
+    """Return bytes as text; raise DataError with `name` if they are not text."""
+    is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name}: not {error.encoding} text (byte {raw[error.start]:#04x} at {error.start}). "
+            "Convert it to UTF-8; extract the text of a PDF or an office file first."
+        ) from error
+    if "\0" in text:
+        raise DataError(f"{name}: a binary file (NUL at {text.index(chr(0))}). Give plain text.")
+    return _check_text(text, name)
+
+
+def _check_text(text: str, name: str) -> str:
+    if not text.strip():
+        raise DataError(f"{name} is empty: there is nothing to read.")
+    return text
