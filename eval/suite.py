@@ -221,14 +221,13 @@ def load_suite(path: str | Path) -> Suite:
 
 def parse_suite(values: Any) -> Suite:
     """Make a suite from the contents of its file; raises like `load_suite`."""
-    own = msgspec.convert(values, dict[str, Any])
-    rows = msgspec.convert(own.pop("rows", []), list[Row])
-    rows += [
-        row for grid in msgspec.convert(own.pop("grid", []), list[Grid]) for row in grid.rows()
-    ]
-    data = msgspec.convert(own.pop("data", []), list[dict[str, Any]])
+    fields = msgspec.convert(values, dict[str, Any])
+    rows = msgspec.convert(fields.pop("rows", []), list[Row])
+    for grid in msgspec.convert(fields.pop("grid", []), list[Grid]):
+        rows += grid.rows()
+    data = msgspec.convert(fields.pop("data", []), list[dict[str, Any]])
     columns = [column for item in data for column in _columns(item)]
-    suite = replace(msgspec.convert(own, Suite), columns=tuple(columns), rows=tuple(rows))
+    suite = replace(msgspec.convert(fields, Suite), columns=tuple(columns), rows=tuple(rows))
     for kind, fix, keys in (
         ("column", "name", [column.key for column in columns]),
         ("row", "label", [row.key for row in rows]),
@@ -238,10 +237,11 @@ def parse_suite(values: Any) -> Suite:
         if double := [key for key in keys if keys.count(key) > 1]:
             raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
     _check_settings("settings", suite, suite.settings, _SUITE_SETTINGS)
-    for item in (*columns, *rows):
-        where = f"{type(item).__name__.lower()} {item.name}"
-        _check_settings(where, suite, item.settings, (*_SUITE_SETTINGS, *_SHARED_SETTINGS))
+    own = (*_SUITE_SETTINGS, *_SHARED_SETTINGS)
+    for column in columns:
+        _check_settings(f"column {column.name}", suite, column.settings, own)
     for row in rows:
+        _check_settings(f"row {row.name}", suite, row.settings, own)
         check_choice(f"row {row.name}: method", row.method, METHODS)
     if not suite.seeds or len({*suite.seeds}) < len(suite.seeds):
         raise ConfigError(f"seeds={list(suite.seeds)}: must be different whole numbers.")

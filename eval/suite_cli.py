@@ -190,6 +190,7 @@ def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> 
         settings = {"source": "synthetic", "world": asdict(world), "n": count, "seed": seed}
         return _build(column, cache, settings, lambda: generate(world, count, seed))
     benchmark, build = get_benchmark(column.benchmark), column.build
+    assert build is not None
     if benchmarks is None:
         names = ", ".join(f"{benchmark.name}/{name}" for name in benchmark.files[column.split])
         raise ConfigError(f"{benchmark.name} needs --benchmarks, a folder with one of {names}.")
