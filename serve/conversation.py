@@ -233,11 +233,7 @@ class Conversation:
         return await self._forget([item for item in items if item.has_source(source)], source)
 
     async def delete_item(self, item_id: str) -> None:
-        """Delete an item, with what was written while it was read.
-
-        Raises:
-            NotFoundError: There is no such item.
-        """
+        """Delete an item, with what was written while it was read."""
         items = await self._in_thread(self._log.items, self.id)
         found = [item for item in items if item.body["id"] == item_id]
         if not found:
@@ -351,11 +347,7 @@ class Conversation:
         await self.open()
 
     async def _retry(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run work that commits, again after each conflict with another gateway.
-
-        Raises:
-            BusyError: Too many conflicts.
-        """
+        """Run work that commits, again after each conflict with another gateway."""
         for _ in range(MAX_CONFLICTS):
             try:
                 return await work()

@@ -217,31 +217,19 @@ class ConversationLog:
             return self.submit(create).result()
 
     def find_request(self, request: RequestKey) -> sa.Row[Any] | None:
-        """Return ``conversation`` and ``version`` that `request` wrote, or None.
-
-        Raises:
-            KeyReusedError: The key came with a different request.
-        """
+        """Return ``conversation`` and ``version`` that `request` wrote, or None."""
         with self.engine.begin() as connection:
             return _find_request(connection, request)
 
     def info(self, conversation: str, owner: str) -> ConversationInfo:
-        """Return a conversation.
-
-        Raises:
-            NotFoundError: `owner` has no conversation with this id.
-        """
+        """Return a conversation; raise NotFoundError if `owner` has none with this id."""
         with self.engine.begin() as connection:
             return _info(connection, conversation, owner)
 
     def conversations(
         self, owner: str | None = None, *, after: str = "", limit: int | None = None
     ) -> list[ConversationInfo]:
-        """Return the conversations of an owner (unset: all), newest first.
-
-        Raises:
-            NotFoundError: `owner` has no conversation `after`.
-        """
+        """Return the conversations of an owner (unset: all), newest first."""
         columns = conversations.c
         order = columns.created_at.desc(), columns.id.desc()
         query = sa.select(conversations).order_by(*order).limit(limit)
@@ -256,7 +244,7 @@ class ConversationLog:
     def update(
         self, conversation: str, owner: str, metadata: Mapping[str, str]
     ) -> ConversationInfo:
-        """Replace the metadata. Raises like `info`."""
+        """Replace the metadata."""
 
         def update(connection: sa.Connection) -> ConversationInfo:
             row = conversations.update().where(
@@ -268,7 +256,7 @@ class ConversationLog:
         return self.submit(update).result()
 
     def erase(self, conversation: str, owner: str) -> None:
-        """Delete a conversation with all its rows. Raises like `info`."""
+        """Delete a conversation with all its rows."""
 
         def erase(connection: sa.Connection) -> None:
             _info(connection, conversation, owner, lock=True)
@@ -316,7 +304,7 @@ class ConversationLog:
         return self.submit(append)
 
     def load(self, conversation: str, owner: str, embedder: str) -> LogState:
-        """Load the state of a conversation with the vectors of `embedder`. Raises like `info`."""
+        """Load the state of a conversation with the vectors of `embedder`."""
         state = LogState(self.info(conversation, owner))
         found = self._rows(_events_of(conversation, *(events.c[name] for name in _STATE)))
         for row in found:
@@ -361,11 +349,7 @@ class ConversationLog:
         return state.unread
 
     def response(self, response: str, owner: str) -> tuple[str, Event, Event | None]:
-        """Return conversation, question and answer (None: unanswered) of a response.
-
-        Raises:
-            NotFoundError: `owner` has no response with this id.
-        """
+        """Return conversation, question and answer (None: unanswered) of a response."""
         query = sa.select(events).join(conversations, conversations.c.id == events.c.conversation)
         query = query.where(conversations.c.owner == owner, events.c.response == response)
         rows = self._rows(query.order_by(events.c.version))
@@ -426,9 +410,6 @@ class ConversationLog:
 
         Returns:
             The memory, and how many operations there are.
-
-        Raises:
-            DataError: There are not so many.
         """
         rows = self._rows(_events_of(conversation, events.c.operations))
         found = [operation_from_json(item) for row in rows for item in row.operations]

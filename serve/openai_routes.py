@@ -248,12 +248,7 @@ async def create_chat_completion(
 def _prepare_ask(
     server: Conversations, owner: str, body: AskCreate, key: RequestKey | None
 ) -> tuple[str, Ask]:
-    """Return the id of a response, and what reads the messages before the question and asks it.
-
-    Raises:
-        NotFoundError: The model is another one.
-        DataError: The last message is not a question.
-    """
+    """Return the id of a response, and what reads the messages before the question and asks it."""
     assert isinstance(body, ResponseCreate | ChatCreate)
     _check_model(server, body.model)
     *before, last = body.messages

@@ -103,11 +103,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 
 
 def _check_access(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the owners by key.
-
-    Raises:
-        ConfigError: The server would listen to other machines without keys, or cannot listen.
-    """
+    """Return the owners by key."""
     from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
     from atommem.servers.vllm_process import free_port
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,12 +13,10 @@ from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.environment import find_environment
 from atommem.envs.questions_shown import TrainedFor, trained_for
 from atommem.errors import ConfigError
+from atommem.policy.opening import fingerprint
 from atommem.rollout import Agent
 from atommem.run import Runtime
 from atommem.servers.vllm_process import VllmServer
-
-_HASHED_BYTES = 1 << 20
-_MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
 
 
 @dataclass
@@ -75,9 +72,6 @@ class ServedModel:
             log: File for vLLM's output.
             flags: Further flags of vLLM.
             name, settings: As in `open`.
-
-        Raises:
-            ConfigError: As in `open`; or `policy` is not a folder, or vLLM is not installed.
         """
         folder = Path(find_checkpoint(policy[0]))
         if len(policy) > 1 or not folder.is_dir():
@@ -117,11 +111,7 @@ class ServedModel:
 
 
 def find_checkpoint(name: str) -> str:
-    """Return the model folder in a run folder (``grpo`` of ``runs/demo``), or `name` itself.
-
-    Raises:
-        ConfigError: The folder has no model, or several without ``grpo``.
-    """
+    """Return the model folder in a run folder (``grpo`` of ``runs/demo``), or `name` itself."""
     folder = Path(name).expanduser()
     if not folder.is_dir() or _is_model(folder):
         return name
@@ -134,11 +124,7 @@ def find_checkpoint(name: str) -> str:
 
 
 def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:
-    """Refuse settings of memory, environment or embedder that differ from the training's.
-
-    Raises:
-        ConfigError: One differs: prompts would not be those of the training.
-    """
+    """Refuse settings of memory, environment or embedder that differ from the training's."""
     environment = find_environment(str(trained.get("environment") or "longdoc")).config_class
     kinds = (MemoryConfig, EmbedderConfig, environment)
     fixed = {item.name for kind in kinds for item in fields(kind)} - environment.operational
@@ -155,27 +141,6 @@ def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder:
         raise ConfigError(
             f"{shown} ({folder}/atommem_config.json). Leave out {flags}, or train a checkpoint so."
         )
-
-
-def fingerprint(folder: str, model: str = "") -> str:
-    """Return 16 hexadecimal digits that identify a model's files.
-
-    Small files count whole, large ones by start and end. A server's weights are not visible: its
-    model name and the files of its tokenizer count.
-    """
-    digest = hashlib.sha256(model.encode())
-    path = Path(folder).expanduser()
-    if not folder or not path.is_dir():
-        digest.update(folder.encode())
-        return digest.hexdigest()[:16]
-    for file in sorted(item for item in path.iterdir() if item.suffix in _MODEL_FILES):
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(_HASHED_BYTES))
-            stream.seek(max(stream.tell(), size - _HASHED_BYTES))
-            digest.update(stream.read())
-    return digest.hexdigest()[:16]
 
 
 def _is_model(folder: Path) -> bool:

@@ -178,9 +178,6 @@ async def stream(
     Args:
         ask: Asks, and calls its arguments after each step and when the question is committed.
         form: Formats the events.
-
-    Raises:
-        ClientDisconnectedError: The client has disconnected.
     """
     queue: asyncio.Queue[list[str] | None] = asyncio.Queue()
     summaries: list[str] = []

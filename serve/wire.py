@@ -98,11 +98,7 @@ class Message(BaseModel):
         return texts
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the event of a new item.
-
-        Raises:
-            DataError: It is blank.
-        """
+        """Return the body of the event of a new item."""
         if not self.parts:
             raise DataError("an item is blank: there is nothing to read.")
         item_id = f"msg_{secrets.token_hex(16)}"

@@ -40,11 +40,7 @@ class Embedder(Protocol):
     dim: int
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1.
-
-        Raises:
-            OutageError: The back end is out of reach and retries are exhausted.
-        """
+        """Embed `texts`: shape (len(texts), dim), float32, every row of norm 1."""
         ...
 
     async def close(self) -> None:

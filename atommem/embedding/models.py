@@ -25,9 +25,6 @@ class SentenceTransformerEmbedder:
 
     Args:
         model: A hub name (NAME or NAME@REVISION) or a folder.
-
-    Raises:
-        ConfigError: The model does not exist, or its revision is empty.
     """
 
     def __init__(self, model: str | Path) -> None:
@@ -96,10 +93,6 @@ class HttpEmbedder:
         base_url: The server, with or without the closing ``/v1``.
         model: The model's name there.
         options: Options of `ServerClient`.
-
-    Raises:
-        OutageError: The server is out of reach and retries are exhausted.
-        ConfigError: The server refused, or did not return embeddings.
     """
 
     def __init__(self, base_url: str, model: str, **options: Unpack[ClientOptions]) -> None:

@@ -32,11 +32,7 @@ class Sampling:
 
 
 def check_sampling(sampling: Sampling | Any) -> None:
-    """Validate an object with the fields of `Sampling`.
-
-    Raises:
-        PolicyError: A value is out of range.
-    """
+    """Validate an object with the fields of `Sampling`."""
     if not 0 <= sampling.temperature < inf:
         raise PolicyError(f"temperature={sampling.temperature}: must be finite and at least 0.")
     if not 0 < sampling.top_p <= 1:

@@ -8,7 +8,7 @@ samples the same in any batch, and the batch shrinks as rows end.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +78,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
         mask[index, : width - len(prompt)] = 0
     positions = (mask[:, :width].cumsum(-1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
-    settings = _Settings.of(rows, device)
+    settings = sampling_settings(rows).to(device)
     running = list(rows)
 
     # no_grad, not inference_mode: the model may cache tensors made here (rotary frequencies), and a
@@ -98,7 +98,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
                 if len(distinct) < len(rows):
                     logits, mask, positions = logits[expand], mask[expand], positions[expand]
                     cache.reorder_cache(expand)
-            token_ids, chosen = settings.draw(logits.float(), streams[:, length - width])
+            token_ids, chosen = draw(logits.float(), streams[:, length - width], settings)
             for row, token_id, logprob in zip(
                 running, token_ids.tolist(), chosen.tolist(), strict=True
             ):
@@ -110,15 +110,18 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
             input_ids, positions = token_ids[:, None], positions + 1
             if len(alive) <= COMPACT_AT * len(running):
                 keep = torch.tensor(alive, device=device)
-                input_ids, positions, mask, streams = (
-                    input_ids[keep],
-                    positions[keep],
-                    mask[keep],
-                    streams[keep],
-                )
-                settings = settings.select(keep)
+                input_ids, positions, mask = input_ids[keep], positions[keep], mask[keep]
+                streams, settings = streams[keep], settings[keep]
                 cache.reorder_cache(keep)
                 running = [running[index] for index in alive]
+
+
+def sampling_settings(rows: Sequence[Row]) -> torch.Tensor:
+    """Return temperature, top_p and top_k (infinite: all) of each row, shape (rows, 3)."""
+    import torch
+
+    each = [row.sampling for row in rows]
+    return torch.tensor([[s.temperature, s.top_p, s.top_k or torch.inf] for s in each])
 
 
 def _uniforms(rows: Sequence[Row]) -> np.ndarray:
@@ -131,77 +134,43 @@ def _uniforms(rows: Sequence[Row]) -> np.ndarray:
     return streams
 
 
-_PER_ROW = ("temperature", "top_p", "top_k", "greedy", "cut")
+def draw(
+    logits: torch.Tensor, uniforms: torch.Tensor, settings: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample one token id per row by inverting the cumulative distribution at `uniforms`.
 
+    Args:
+        logits: (rows, vocabulary), the model's.
+        uniforms: (rows,), in [0, 1).
+        settings: (rows, 3): temperature, top_p and top_k (infinite: all).
 
-@dataclass(slots=True)
-class _Settings:
-    """Sampling settings of the running rows, as column vectors."""
+    Returns:
+        Token ids and their log-probabilities in the sampled distribution: (rows,) each.
+    """
+    import torch
 
-    temperature: torch.Tensor
-    top_p: torch.Tensor
-    top_k: torch.Tensor
-    greedy: torch.Tensor
-    cut: torch.Tensor
-    any_greedy: bool
-    any_cut: bool
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], device: torch.device) -> _Settings:
-        import torch
-
-        each = [row.sampling for row in rows]
-        return cls(
-            temperature=torch.tensor(
-                [[s.temperature or 1.0] for s in each], device=device, dtype=torch.float32
-            ),
-            top_p=torch.tensor([[s.top_p] for s in each], device=device, dtype=torch.float32),
-            top_k=torch.tensor([[s.top_k or 2**31 - 1] for s in each], device=device),
-            greedy=torch.tensor([s.temperature == 0 for s in each], device=device),
-            cut=torch.tensor([s.top_p < 1 or s.top_k > 0 for s in each], device=device),
-            any_greedy=any(s.temperature == 0 for s in each),
-            any_cut=any(s.top_p < 1 or s.top_k > 0 for s in each),
-        )
-
-    def select(self, keep: torch.Tensor) -> _Settings:
-        """Select the rows `keep`."""
-        return replace(self, **{name: getattr(self, name)[keep] for name in _PER_ROW})
-
-    def draw(
-        self, logits: torch.Tensor, uniforms: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample one token id per row by inverting the cumulative distribution at `uniforms`.
-
-        Args:
-            logits: (rows, vocabulary), the model's.
-            uniforms: (rows,), in [0, 1).
-
-        Returns:
-            Token ids and their log-probabilities in the sampled distribution: (rows,) each.
-        """
-        import torch
-
-        logprobs = (logits / self.temperature).log_softmax(-1)
-        # Cumulative sums over a large vocabulary need more than float32.
-        probs = logprobs.double().softmax(-1)
-        if self.any_cut:
-            ranked, order = probs.sort(dim=-1, descending=True, stable=True)
-            ranks = torch.arange(ranked.shape[-1], device=ranked.device)
-            ranked = ranked.masked_fill(ranks >= self.top_k, 0)
-            ranked = ranked / ranked.sum(-1, keepdim=True)
-            before = ranked.cumsum(-1) - ranked
-            # The most likely token always stays; with top_p = 1, rounding must not cut the tail.
-            ranked = ranked.masked_fill((before >= self.top_p) & (self.top_p < 1) & (ranks > 0), 0)
-            # In vocabulary order again: a row draws the same whether or not another row is cut.
-            probs = ranked.new_zeros(ranked.shape).scatter(1, order, ranked)
-        cumulative = probs.cumsum(-1)
-        # 1 - u is in (0, 1], so the first place that reaches it has a probability above 0.
-        target = (1 - uniforms[:, None]) * cumulative[:, -1:]
-        token_ids = torch.searchsorted(cumulative, target)[:, 0]
-        if self.any_greedy:
-            token_ids = torch.where(self.greedy, logprobs.argmax(-1), token_ids)
-        chosen = logprobs.gather(1, token_ids[:, None])[:, 0]
-        if self.any_cut:
-            among_kept = (probs.gather(1, token_ids[:, None]) / cumulative[:, -1:]).log()[:, 0]
-            chosen = torch.where(self.cut & ~self.greedy, among_kept.float(), chosen)
-        return token_ids, chosen
+    temperature, top_p, top_k = settings.T[..., None]
+    greedy, cut = temperature == 0, (top_p < 1) | (top_k < torch.inf)
+    logprobs = (logits / torch.where(greedy, 1.0, temperature)).log_softmax(-1)
+    # Cumulative sums over a large vocabulary need more than float32.
+    probs = logprobs.double().softmax(-1)
+    if any_cut := bool(cut.any()):
+        ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+        ranks = torch.arange(ranked.shape[-1], device=ranked.device)
+        ranked = ranked.masked_fill(ranks >= top_k, 0)
+        ranked = ranked / ranked.sum(-1, keepdim=True)
+        before = ranked.cumsum(-1) - ranked
+        # The most likely token always stays; with top_p = 1, rounding must not cut the tail.
+        ranked = ranked.masked_fill((before >= top_p) & (top_p < 1) & (ranks > 0), 0)
+        # In vocabulary order again: a row draws the same whether or not another row is cut.
+        probs = ranked.new_zeros(ranked.shape).scatter(1, order, ranked)
+    cumulative = probs.cumsum(-1)
+    # 1 - u is in (0, 1], so the first place that reaches it has a probability above 0.
+    target = (1 - uniforms[:, None]) * cumulative[:, -1:]
+    token_ids = torch.searchsorted(cumulative, target)
+    token_ids = torch.where(greedy, logprobs.argmax(-1, keepdim=True), token_ids)
+    chosen = logprobs.gather(1, token_ids)
+    if any_cut:
+        among_kept = (probs.gather(1, token_ids) / cumulative[:, -1:]).log()
+        chosen = torch.where(cut & ~greedy, among_kept.float(), chosen)
+    return token_ids[:, 0], chosen[:, 0]

@@ -80,9 +80,6 @@ class LocalPolicy:
             device: None is the first GPU if there is one, else the CPU.
             revision: Commit, branch or tag of a hub name.
             options: Further arguments of `LocalPolicy`.
-
-        Raises:
-            PolicyError: `path` does not hold a loadable model.
         """
         import torch
         from transformers import AutoModelForCausalLM
@@ -136,11 +133,7 @@ class LocalPolicy:
 
 
 def read_tokenizer(name: str | Path, **found: Any) -> Any:
-    """Load a tokenizer; `found` are further arguments of ``from_pretrained``.
-
-    Raises:
-        ValueError: It cannot be loaded.
-    """
+    """Load a tokenizer; `found` are further arguments of ``from_pretrained``."""
     from transformers import AutoTokenizer
 
     try:

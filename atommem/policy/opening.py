@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from atommem.policy.server import ChatPolicy, ServerPolicy
     from atommem.policy.server_pool import ServerPool
 
+_HASHED_BYTES = 1 << 20
+_MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
+
 
 def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
     """Load the model, or make the client of its servers; ``close()`` it after use.
@@ -56,12 +59,7 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer in a folder, or of a hub name (NAME@REVISION).
-
-    Raises:
-        PolicyError: It cannot be loaded.
-        ConfigError: Nothing follows the ``@``.
-    """
+    """Load the tokenizer in a folder, or of a hub name (NAME@REVISION)."""
     from atommem.policy.local import read_tokenizer
 
     model, revision = hub_name(name)
@@ -74,11 +72,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def model_folder(setting: str, name: str) -> str:
-    """Return `name`, unless it is a path without a whole model: transformers would ask the hub.
-
-    Raises:
-        PolicyError: It is.
-    """
+    """Return `name`, unless it is a path without a whole model: transformers would ask the hub."""
     path = Path(name).expanduser()
     if any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         from safetensors import SafetensorError, safe_open
@@ -105,11 +99,7 @@ def model_folder(setting: str, name: str) -> str:
 
 
 def check_window(setting: str, tokens: int, folder: str) -> None:
-    """Check that completions leave room for a prompt, as far as a model's folder gives its window.
-
-    Raises:
-        PolicyError: No prompt would fit.
-    """
+    """Check that completions leave room for a prompt in the window that a folder names."""
     file = Path(folder) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     window = config.get("max_position_embeddings", tokens + 1)
@@ -121,25 +111,36 @@ def check_window(setting: str, tokens: int, folder: str) -> None:
 
 
 async def policy_identity(settings: PolicyConfig, policy: Any) -> dict[str, Any]:
-    """Identify the policy: for a folder, by names, sizes and times of its files.
-
-    Of a hub name it is the commit that was loaded. A server's weights cannot be seen; its model's
-    name has to do.
-
-    Raises:
-        OutageError: The server, or every one of several, is out of reach.
-        PolicyError: Servers serve different models.
-    """
+    """Identify the policy: by its model's files, by a hub's commit, or by a server's model name."""
     if settings.is_server:
         api = {} if settings.api == "completions" else {"api": settings.api}
         return {"model": await policy.model_name(), "tokenizer": settings.tokenizer, **api}
     name = settings.policy[0]
-    digest = hashlib.sha256()
-    for path in sorted(Path(name).glob("*")):
-        if path.is_file():
-            status = path.stat()
-            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    found = {"path": name.rstrip("/"), "files_sha256": digest.hexdigest()}
+    found = {"path": name.rstrip("/"), "fingerprint": fingerprint(name)}
     config = getattr(getattr(policy, "model", None), "config", None)
     commit = getattr(config, "_commit_hash", None)
     return {**found, "commit": commit} if commit else found
+
+
+def fingerprint(folder: str, model: str = "") -> str:
+    """Return 16 hexadecimal digits that identify a model's files, or else its names.
+
+    Small files count whole, large ones by start and end.
+
+    Args:
+        folder: Of the model; of a server's model, the folder of its tokenizer.
+        model: The model's name on a server, whose weights cannot be seen.
+    """
+    digest = hashlib.sha256(model.encode())
+    path = Path(folder).expanduser()
+    if not folder or not path.is_dir():
+        digest.update(folder.encode())
+        return digest.hexdigest()[:16]
+    for file in sorted(item for item in path.iterdir() if item.suffix in _MODEL_FILES):
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_HASHED_BYTES))
+            stream.seek(max(stream.tell(), size - _HASHED_BYTES))
+            digest.update(stream.read())
+    return digest.hexdigest()[:16]

@@ -35,12 +35,7 @@ class RemotePolicy:
         self._context_length: int | None = None
 
     async def model_name(self) -> str:
-        """Return the model's name on the server; ask for it if it was not set.
-
-        Raises:
-            OutageError: The server is out of reach.
-            PolicyError: The server does not serve exactly one model.
-        """
+        """Return the model's name on the server; ask for it if it was not set."""
         if self._model is None:
             url = self._client.base_url
             try:

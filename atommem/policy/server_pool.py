@@ -72,9 +72,6 @@ class ServerPool:
         backoff: Seconds before the first health check; doubles each time, at most 10.
         scaled_logprobs: As for `ServerPolicy`.
         transport: An httpx transport, for tests.
-
-    Raises:
-        ConfigError: There is no URL, or one is invalid or duplicated.
     """
 
     def __init__(
@@ -160,12 +157,7 @@ class ServerPool:
         raise OutageError(f"a request failed on {self.max_attempts} servers in turn: {failure}")
 
     async def model_name(self) -> str:
-        """Return the one model name of all servers, and request it from now on.
-
-        Raises:
-            OutageError: No server was reachable within `patience` seconds.
-            PolicyError: The servers serve different models, or one of them several.
-        """
+        """Return the one model name of all servers, and request it from now on."""
         names: dict[str, str] = {}
         while not names:
             await self._wait()

@@ -38,7 +38,7 @@ class VllmEnginePolicy:
         self._calls: list[Callable[[], None]] = []
         self._stepping: Future[None] | None = None
         # Used in the thread alone.
-        self._waiting: dict[str, Callable[[Any], None]] = {}
+        self._waiting: dict[str, Future[Completion]] = {}
         self._prompt_tokens = self._cached_tokens = 0
 
     @property
@@ -57,22 +57,11 @@ class VllmEnginePolicy:
         """
         check_request(prompt_ids, sampling, self.context_length)
         name = str(next(self._numbers))
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-
-        def resolve(result: Completion | Exception) -> None:
-            if not future.done():
-                future.set_exception(result) if isinstance(
-                    result, Exception
-                ) else future.set_result(result)
-
-        def deliver(result: Completion | Exception) -> None:
-            loop.call_soon_threadsafe(resolve, result)
-
+        future: Future[Completion] = Future()
         params = sampling_params(sampling)
-        self._call(partial(self._add, name, deliver, prompt_ids, params, self._lora_request))
+        self._call(partial(self._add, name, future, prompt_ids, params, self._lora_request))
         try:
-            return await future
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             self._call(partial(self._abort, name))
             raise
@@ -118,51 +107,52 @@ class VllmEnginePolicy:
             try:
                 for call in calls:
                     call()
-                for output in self._engine.step() if self._waiting else ():
-                    if (
-                        output.finished
-                        and (deliver := self._waiting.pop(output.request_id, None)) is not None
-                    ):
-                        deliver(self._read(output))
+                outputs = self._engine.step() if self._waiting else ()
             except Exception as error:  # every pending request gets it
-                for deliver in self._waiting.values():
-                    deliver(error)
+                for future in self._waiting.values():
+                    future.set_exception(error)
                 self._waiting.clear()
+                continue
+            for output in outputs:
+                future = self._waiting.pop(output.request_id, None) if output.finished else None
+                if future is not None:
+                    self._resolve(future, output)
 
     def _add(
         self,
         name: str,
-        deliver: Callable[[Any], None],
+        future: Future[Completion],
         prompt_ids: list[int],
         params: Any,
         lora_request: Any,
     ) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        prompt = {"prompt_token_ids": prompt_ids}
         try:
-            self._engine.add_request(
-                name, {"prompt_token_ids": prompt_ids}, params, lora_request=lora_request
-            )
+            self._engine.add_request(name, prompt, params, lora_request=lora_request)
         except Exception as error:  # the engine refused this request
-            deliver(error)
+            future.set_exception(error)
         else:
-            self._waiting[name] = deliver
+            self._waiting[name] = future
 
     def _abort(self, name: str) -> None:
         if self._waiting.pop(name, None) is not None:
             self._engine.abort_request([name])
 
-    def _read(self, output: Any) -> Completion | PolicyError:
+    def _resolve(self, future: Future[Completion], output: Any) -> None:
         sampled = output.outputs[0]
-        token_ids = list(sampled.token_ids)
+        token_ids, stopped = list(sampled.token_ids), sampled.finish_reason == "stop"
         self._prompt_tokens += len(output.prompt_token_ids)
         self._cached_tokens += output.num_cached_tokens or 0
         steps = zip(sampled.logprobs or (), token_ids, strict=False)
         logprobs = [step[token].logprob for step, token in steps]
         try:
-            return make_completion(
-                self.tokenizer, token_ids, logprobs, sampled.finish_reason == "stop", "vLLM"
-            )
+            done = make_completion(self.tokenizer, token_ids, logprobs, stopped, "vLLM")
         except PolicyError as error:
-            return error
+            future.set_exception(error)
+        else:
+            future.set_result(done)
 
 
 def _on_this_device() -> tuple[Any, ...]:

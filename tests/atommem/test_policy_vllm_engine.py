@@ -115,7 +115,8 @@ async def test_engine_cancelled_request_is_aborted() -> None:
     policy, engine = make()
     engine.seconds = 0.01
     running = asyncio.create_task(policy.complete([5], SAMPLING))
-    await asyncio.sleep(0)
+    while not engine.batches:
+        await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -206,7 +206,7 @@ def test_web_questions_have_answers_and_attributes(tmp_path: Path) -> None:
     [
         ("gaia", {"Level": "4"}, "row 1: Invalid enum value '4' - at `Level`"),
         ("webwalkerqa", {"info": []}, "row 1: Expected `object`, got `array` - at `info`"),
-        ("asearcher", {"answer": [], "aug_answer": None}, "row 1: field 'answer' is empty"),
+        ("asearcher", {"answer": []}, "row 1: Expected `array` of length >= 1 - at `answer`"),
         ("browsecomp_plus", {"query": "x" * 50}, "'query' is encrypted"),
     ],
 )

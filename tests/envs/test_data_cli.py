@@ -101,22 +101,6 @@ def test_build_depends_on_the_seed_only() -> None:
     )
 
 
-def test_build_can_exclude_documents_with_the_answer() -> None:
-    rows = [qa_row(0, answer="Blue Moon"), qa_row(1, answer="yes"), *ROWS[2:]]
-    texts = {"A blue, moon": "x", "no match": "blue moons", "verdict": "Yes."}
-    giveaways = [Document(title, text) for title, text in texts.items()]
-    rows[2] = replace(rows[2], paragraphs=(*rows[2].paragraphs, *giveaways))
-
-    def distractors(exclude: bool) -> set[tuple[str, str]]:
-        tasks = tasks_of(rows, BuildConfig(40, 120, exclude_answer_documents=exclude))
-        return {(t.questions[0].id, d.title) for t in tasks for d in t.documents if not d.gold}
-
-    every, without = distractors(False), distractors(True)
-    assert every - without == {("id0", "A blue, moon")}
-    # Parts of words, the answer yes, and answers of other questions stay.
-    assert {("id0", "no match"), ("id1", "verdict"), ("id1", "A blue, moon")} <= without
-
-
 @pytest.mark.parametrize("documents", [3, 12])
 def test_own_distractors_come_before_those_of_the_pool(documents: int) -> None:
     own = {row.id: {document.title for document in row.paragraphs} for row in ROWS}
@@ -128,13 +112,17 @@ def test_own_distractors_come_before_those_of_the_pool(documents: int) -> None:
 
 
 def test_build_from_a_pool_that_is_too_small_raises() -> None:
-    with pytest.raises(DataError, match=r"the pool has 54 different documents, too few .* of 55"):
+    with pytest.raises(
+        DataError, match=r"12 different questions and 54 documents, too few .* and 55"
+    ):
         tasks_of(ROWS, BuildConfig(documents=55, n=1))
     message = r"task 0: only 52 documents can be had \(2 gold, 50 distractors\), but 53"
     with pytest.raises(DataError, match=message):
         tasks_of(ROWS, BuildConfig(documents=53, n=70))
     few = [qa_row(0), qa_row(1), replace(qa_row(1), id="again")]
-    with pytest.raises(DataError, match="2 different questions, too few for tasks of 3"):
+    with pytest.raises(
+        DataError, match="2 different questions and 9 documents, too few for tasks of 3"
+    ):
         tasks_of(few, BuildConfig(documents=2, n=1, questions=(1, 3)))
     with pytest.raises(DataError, match="again: field 'id' is 'id1', as in id1"):
         Pool([*ROWS, replace(qa_row(1), place="again")])
@@ -344,7 +332,7 @@ def test_show_prints_questions_answers_and_gold_documents(data: Path, capsys: Ca
     assert main(["show", str(data / "x.parquet"), "--n", "2"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("hotpotqa-train-") == 2
-    assert "(hotpotqa: 1 questions, 6 documents, 2 of them gold)" in shown
-    assert "[bridge, hard, 2 hops]" in shown
+    assert "  6 documents; gold:" in shown
+    assert "    type: bridge" in shown
     assert "answer: Port " in shown
     assert ": Bran lives in Port" in shown

@@ -16,8 +16,9 @@ import pytest
 
 from atommem import cli
 from atommem.errors import ConfigError
+from atommem.policy.opening import fingerprint
 from atommem.run import Runtime
-from atommem.serve.served_model import ServedModel, check_settings, find_checkpoint, fingerprint
+from atommem.serve.served_model import ServedModel, check_settings, find_checkpoint
 from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
 from tests.serve.servers import until
