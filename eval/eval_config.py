@@ -26,7 +26,6 @@ from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method
 from atommem.eval.methods.recorder import Setup
 from atommem.policy.opening import check_window, open_policy, policy_identity
-from atommem.process import ended_by_ctrl_c
 from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
 
 EXIT_REFUSED = 2
@@ -183,9 +182,8 @@ class EvalContext:
         if self._key != evaluation.models:
             self._key, self._environments = "", {}
             await self._stack.aclose()
-            with ended_by_ctrl_c():  # loading takes minutes
-                self._policy = open_policy(evaluation.policy)
-                self._embedder = open_embedder(run.embedder)
+            self._policy = open_policy(evaluation.policy)
+            self._embedder = open_embedder(run.embedder)
             self._stack.push_async_callback(self._policy.close)
             self._stack.push_async_callback(self._embedder.close)
             self._key = evaluation.models

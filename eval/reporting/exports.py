@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.scoring.locomo_scores import CATEGORIES
-from atommem.envs.scoring.metrics import ABSTENTION, abstains
+from atommem.envs.scoring.metrics import ABSTENTION, CATEGORIES, abstains
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, summarize
 from atommem.envs.task_files import write_text
 from atommem.episode import Step
