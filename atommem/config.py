@@ -78,15 +78,10 @@ class MemoryConfig:
             )
 
     def of_task(self, task_id: str) -> MemoryConfig:
-        """Return the settings for one task: its capacity, and its id for ``$task`` in rules."""
-        settings = self
-        if self.capacity is None and self.capacities:
-            settings = replace(
-                self, capacity=drawn_capacity(self.capacities, task_id), capacities=[]
-            )
-        if "$task" in self.retention:
-            settings = replace(settings, retention=self.retention.replace("$task", task_id))
-        return settings
+        """Return the settings for one task, with the capacity that is drawn for it."""
+        if self.capacity is not None or not self.capacities:
+            return self
+        return replace(self, capacity=drawn_capacity(self.capacities, task_id), capacities=[])
 
 
 def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:

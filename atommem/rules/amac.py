@@ -41,13 +41,8 @@ class AMac(Rule):
     - Recency: exp(-.01 hours), with ``age_hours`` in `Candidate.details`, else 1.
     - Type: the prior of `kind_of`.
 
-    A text close to an entry contradicts it: the one with the higher score stays.
-
-    Args:
-        threshold: The least score that is admitted.
-        weights: Five numbers, separated by ``/``.
-        conflict: The cosine above which two texts contradict each other.
-        url, model: The language model's server and name; None leaves utility unknown.
+    A text whose cosine to an entry is above `conflict` contradicts it: the one with the higher
+    score stays. Without the language model's server (`url`, `model`), utility is unknown.
     """
 
     def __init__(
