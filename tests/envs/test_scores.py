@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from atommem.environment import environment_config
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.scoring.answers import check_reward, score_answers, score_question
-from atommem.envs.scoring.locomo_scores import stem
-from atommem.envs.scoring.metrics import F1Rule, exact_match, f1, f1_rule, sub_exact_match
-from atommem.envs.scoring.web_scores import gaia_score
+from atommem.envs.scoring.metrics import (
+    F1Rule,
+    exact_match,
+    f1,
+    f1_rule,
+    gaia_score,
+    stem,
+    sub_exact_match,
+)
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
