@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
-from atommem.envs.scoring.locomo_scores import stem
+from atommem.envs.scoring.metrics import stem
 from atommem.rules.eviction import PRIORS, kind_of
 
 Array = npt.NDArray[np.float64]
