@@ -23,7 +23,8 @@ from atommem.environment import make_environments
 from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
-from atommem.eval.methods.baseline import Method, Setup
+from atommem.eval.methods.baseline import Method
+from atommem.eval.methods.recorder import Setup
 from atommem.policy.opening import check_window, open_policy, policy_identity
 from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
 
