@@ -55,9 +55,6 @@ def pretrain_copying(
     """Train `model` in place; returns the mean loss of the last ten updates, in nats a token.
 
     Args:
-        model: A causal language model.
-        config: Sizes, learning rate, and when to stop.
-        seed: Of the sequences.
         progress: Show a bar in a terminal.
         rank, ranks: This process's part of every batch; gradients are summed.
     """

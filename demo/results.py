@@ -45,14 +45,7 @@ _HEADINGS = {
 def summarize(
     results: Mapping[str, EvalResult], seconds: Mapping[str, float], total: float, seed: int
 ) -> dict[str, Any]:
-    """Return the contents of ``summary.json``.
-
-    Args:
-        results: By name: before, after, and the ablations.
-        seconds: By phase; pretraining on copying counts as part of the cold start.
-        total: Seconds of the whole demo.
-        seed: Of the run.
-    """
+    """Return the contents of ``summary.json`` from evaluations by name and seconds by phase."""
     before, after = results["before"], results["after"]
     paired = compare(before.records, after.records)
     summary = {

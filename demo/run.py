@@ -69,11 +69,7 @@ _HELDOUT, _DEMONSTRATIONS, _TRAINING = 1, 2, 3
 
 
 def load_settings(out: Path, recipe: Recipe, seed: int = 0) -> Settings:
-    """Read the YAML file of the recipe's world, with the recipe's settings.
-
-    Args:
-        out: Output folder of GRPO.
-    """
+    """Read the YAML file of the recipe's world, with the recipe's settings, for output in `out`."""
     words = {"output_dir": [str(out)], "seed": [str(seed)], **recipe.settings}
     for name, value in (("max_steps", recipe.updates), ("capacity", recipe.capacity)):
         if value is not None:
@@ -91,13 +87,8 @@ def load_settings(out: Path, recipe: Recipe, seed: int = 0) -> Settings:
 class Demo:
     """One run of the demo; its methods are the phases, in order.
 
-    On several ranks each makes the same calls, and the first one writes and prints.
-
-    Args:
-        recipe: What to train, and for how long.
-        out: Output folder; an earlier demo in it is replaced.
-        seed: Of weights, tasks and sampling.
-        console: Where to print.
+    An earlier demo in `out` is replaced. On several ranks each makes the same calls, and the first
+    one writes and prints.
     """
 
     def __init__(self, recipe: Recipe, out: Path, seed: int, console: Console) -> None:

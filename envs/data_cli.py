@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from atommem import plugins
-from atommem.arguments import Command, NumberRange, Parser, make, pop_flags, run_command
+from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, TaskDescription, find_environment
 from atommem.envs.benchmarks.build import (
@@ -24,8 +24,8 @@ from atommem.envs.benchmarks.build import (
     build_tasks,
     read_asked,
 )
-from atommem.envs.benchmarks.conversations import QUESTIONS
 from atommem.envs.benchmarks.locomo import HINTED, read_locomo, read_wording
+from atommem.envs.benchmarks.long_texts import QUESTIONS
 from atommem.envs.benchmarks.multihop import MUSIQUE
 from atommem.envs.benchmarks.registry import (
     BENCHMARKS,
@@ -85,9 +85,8 @@ def build_long_documents(argv: Sequence[str]) -> int:
     Raises:
         AtomMemError: A setting is wrong, or a file is missing or damaged.
     """
-    args = _build_parser().parse_args(list(argv))
-    names = ("n", "questions", "seed", "exclude_answer_documents", "distractors", "unanswerable")
-    config = BuildConfig(args.docs, **{name: getattr(args, name) for name in names})
+    args = _build_parser().read(argv)
+    config = make(BuildConfig, {**vars(args), "documents": args.docs})
     benchmark = get_benchmark(args.benchmark)
     if config.unanswerable and benchmark.name != MUSIQUE:
         raise ConfigError(
@@ -171,33 +170,7 @@ def _build_parser() -> Parser:
         "--aliases", type=Path, help="id_aliases.json of 2WikiMultihopQA; its names are right too."
     )
     parser.add_argument("--docs", type=int, default=200, help="Documents of a task (%(default)s).")
-    parser.add_argument(
-        "--questions",
-        type=NumberRange.parse,
-        default=NumberRange((1, 1)),
-        metavar="N|N-M",
-        help="Questions of a task (1).",
-    )
-    parser.add_argument("--n", type=int, required=True, help="Tasks to build.")
-    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_argument(
-        "--distractors",
-        default="pool",
-        choices=("pool", "own"),
-        help="pool: documents of other questions; own: first the questions' own paragraphs, as "
-        "RULER and MemAgent do (%(default)s).",
-    )
-    parser.add_argument(
-        "--unanswerable",
-        action="store_true",
-        help="MuSiQue-Full: keep unanswerable questions, paired with answerable ones.",
-    )
-    parser.add_argument(
-        "--exclude_answer_documents",
-        action="store_true",
-        help="Leave out distractors that contain an answer (published figures do not).",
-    )
     parser.add_argument(
         "--exclude",
         action="extend",
@@ -210,6 +183,7 @@ def _build_parser() -> Parser:
     parser.add_argument(
         "--drop_overlap", action="store_true", help="Leave out shared questions, not refuse them."
     )
+    parser.add_settings("tasks", BuildConfig, leave_out=["documents"])
     return parser
 
 
@@ -231,29 +205,22 @@ def _show(argv: list[str]) -> int:
 
 
 def _format(task: Any, description: TaskDescription) -> str:
-    """Return questions and answers of a task; of one of ours also its size and gold documents."""
-    size, gold = f"{len(description.questions)} questions", []
+    """Return questions and answers of a task, and the gold documents of one of ours."""
+    lines = [f"{description.id}  ({description.source or 'no source'})"]
+    for number, question in enumerate(description.questions, start=1):
+        lines.append(f"  question {number}: {question.text}")
+        lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
+        lines += [f"    {name}: {value}" for name, value in question.attributes.items()]
     if isinstance(task, Task):
-        gold = [
+        lines.append(f"  {len(task.documents)} documents; gold:")
+        lines += [
             f"  document {number}, {document.title}: {_cut(document.text)}"
             for number, document in enumerate(task.documents, start=1)
             if document.gold
         ]
-        size += f", {len(task.documents)} documents, {len(gold)} of them gold"
         if task.context is not None:
-            gold.append(f"  context: {_cut(task.context)}")
-    lines = [f"{description.id}  ({description.source or 'no source'}: {size})"]
-    for number, question in enumerate(description.questions, start=1):
-        lines.append(f"  question {number}: {question.text}{_notes(question.attributes)}")
-        lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
-    return "\n".join([*lines, *gold])
-
-
-def _notes(attributes: Mapping[str, str]) -> str:
-    notes = [attributes[name] for name in ("type", "level") if name in attributes]
-    if "hops" in attributes:
-        notes.append(f"{attributes['hops']} hops")
-    return f"  [{', '.join(notes)}]" if notes else ""
+            lines.append(f"  context: {_cut(task.context)}")
+    return "\n".join(lines)
 
 
 def _cut(text: str) -> str:

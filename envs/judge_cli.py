@@ -1,4 +1,4 @@
-"""The command `atommem judge`: agreement of a judge with labels, and with itself."""
+"""The command `atommem judge`: agreement of a judge with labels."""
 
 from __future__ import annotations
 
@@ -43,17 +43,15 @@ class _LabelledRow(Struct):
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``atommem judge``; raise AtomMemError if a setting, a file or the judge is at fault."""
-    commands = {"check": Command(_check, "compare a judge with labelled answers and itself")}
+    commands = {"check": Command(_check, "compare a judge with labelled answers")}
     return run_command("atommem judge", commands, sys.argv[1:] if argv is None else argv)
 
 
 def _check(argv: list[str]) -> int:
-    parser = Parser("atommem judge check", "Compare a judge with labelled answers and itself.")
+    parser = Parser("atommem judge check", "Compare a judge with labelled answers.")
     parser.add_argument(
         "file", type=Path, help="Rows with question, golds, answer and label (true, false, ...)."
     )
-    parser.add_argument("--repeats", type=int, default=3, help="Further verdicts (%(default)s).")
-    parser.add_argument("--temperature", type=float, default=0.7, help="Of these (%(default)s).")
     parser.add_argument("--out", type=Path, help="Also write the report here (JSON).")
     parser.add_settings("judge", JudgeConfig, leave_out=["judge_exact"])
     args = parser.parse_args(argv)
@@ -64,7 +62,7 @@ def _check(argv: list[str]) -> int:
     items = list(map(_labelled, read_rows(args.file)))
     if not items:
         raise DataError(f"{args.file}: has no rows. Give question, golds, answer and label.")
-    report = asyncio.run(check(items, config, args.repeats, args.temperature))
+    report = asyncio.run(check(items, config))
     print(_format(report))
     if args.out is not None:
         write_json(args.out, report)
@@ -80,58 +78,40 @@ def _labelled(row: Row) -> Labelled:
     return Labelled(Question(found.question, tuple(golds)), found.answer, _LABELS[name])
 
 
-async def check(
-    items: Sequence[Labelled], config: JudgeConfig, repeats: int = 3, temperature: float = 0.7
-) -> dict[str, Any]:
-    """Compare a judge with labels: once greedily, and `repeats` times at `temperature`.
-
-    Exact answers are judged as well, and unreadable verdicts do not stop it.
+async def check(items: Sequence[Labelled], config: JudgeConfig) -> dict[str, Any]:
+    """Compare a judge with labels; exact answers are judged as well.
 
     Returns:
         ``n``; ``accuracy`` (right or not, with its interval); Cohen's ``kappa``; ``confusion``
-        (label -> grade -> count); ``unreadable``, a rate; ``self_consistency``, the share of
-        answers on which all repeated verdicts agree; ``usage``.
+        (label -> grade -> count); ``unreadable``, a rate; ``usage``.
 
     Raises:
         OutageError: The judge is out of reach.
         JudgeError: It refuses to judge.
     """
-    config = replace(config, judge_exact=False, judge_max_unreadable=1.0)
-    runs: list[list[Verdict]] = []
-    usage: Counter[str] = Counter()
-    for seed in range(repeats + 1):
-        judge = make_judge(config, temperature if seed else 0.0, seed * 1000)
-        assert judge is not None
-        try:
-            asked = (judge(item.question, item.answer) for item in items)
-            runs.append(list(await asyncio.gather(*asked)))
-        finally:
-            await judge.close()
-        usage.update(judge.usage)
+    judge = make_judge(replace(config, judge_exact=False, judge_max_unreadable=1.0))
+    assert judge is not None
+    try:
+        asked = (judge(item.question, item.answer) for item in items)
+        verdicts = await asyncio.gather(*asked)
+    finally:
+        await judge.close()
     labels = [item.label for item in items]
     right = [label == RIGHT for label in labels]
-    judged = [bool(verdict.score) for verdict in runs[0]]
+    judged = [bool(verdict.score) for verdict in verdicts]
     agreed = [float(one == other) for one, other in zip(right, judged, strict=True)]
-    counts = Counter(zip(labels, map(_grade, runs[0]), strict=True))
-    confusion = {
-        label: {grade: counts[label, grade] for grade in (*_GRADES, "unreadable")}
-        for label in _GRADES
-        if label in labels
-    }
-    repeated = [
-        {_grade(verdict) for verdict in verdicts} for verdicts in zip(*runs[1:], strict=True)
-    ]
-    consistent = sum(len(grades) == 1 for grades in repeated) / len(items)
+    counts = Counter(zip(labels, map(_grade, verdicts), strict=True))
     return {
         "n": len(items),
         "accuracy": asdict(clustered_estimate(agreed, [item.question.text for item in items])),
         "kappa": kappa(right, judged),
-        "confusion": confusion,
-        "unreadable": sum(not verdict.readable for verdict in runs[0]) / len(items),
-        "self_consistency": consistent if repeats > 1 else None,
-        "repeats": repeats,
-        "temperature": temperature,
-        "usage": dict(usage),
+        "confusion": {
+            label: {grade: counts[label, grade] for grade in (*_GRADES, "unreadable")}
+            for label in _GRADES
+            if label in labels
+        },
+        "unreadable": sum(not verdict.readable for verdict in verdicts) / len(items),
+        "usage": dict(judge.usage),
     }
 
 
@@ -159,9 +139,6 @@ def _format(report: dict[str, Any]) -> str:
         f"Cohen's kappa      {'undefined' if agreement is None else f'{agreement:.3f}'}",
         f"unreadable         {report['unreadable']:.3f}",
     ]
-    if report["self_consistency"] is not None:
-        asked = f"({report['repeats']} verdicts at temperature {report['temperature']:g})"
-        lines.append(f"agrees with itself {report['self_consistency']:.3f}  {asked}")
     for label, grades in report["confusion"].items():
         shown = ", ".join(f"{count} {grade}" for grade, count in grades.items() if count)
         lines.append(f"labelled {label}: {shown}")

@@ -18,7 +18,7 @@ class Question:
     """A question and its gold answers, the canonical one first; none if they are unknown."""
 
     text: str
-    answers: tuple[str, ...]
+    answers: tuple[str, ...] = ()
     id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
 

@@ -7,23 +7,26 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
-from atommem.envs.benchmarks.contexts import parse_memagent, parse_memory_agent_bench
-from atommem.envs.benchmarks.conversations import parse_beam, parse_longmemeval
 from atommem.envs.benchmarks.locomo import parse_locomo
-from atommem.envs.benchmarks.rows import Row, Text, import_pyarrow, load_json, read_rows
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.benchmarks.long_texts import (
+    parse_beam,
+    parse_longmemeval,
+    parse_memagent,
+    parse_memory_agent_bench,
+)
+from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
+from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable, remedy
 
-# Documents in a row group: some 10 MB of text, so that neither side holds much of a file in memory.
-_DOCUMENTS_PER_GROUP = 20_000
+_TASKS_PER_GROUP = 64
+"""Tasks of a parquet row group, so that neither side holds much of a file in memory."""
 _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
     ({"context", "prompt", "reward_model"}, parse_memagent),
     ({"context", "input", "answers"}, parse_memagent),
@@ -33,28 +36,6 @@ _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
     ({"chat", "probing_questions"}, parse_beam),
 )
 """The fields by which rows of a benchmark are recognised, and their reader."""
-
-
-class _QuestionRow(Struct):
-    text: Text
-    answers: list[Text] | None = None
-    id: str | None = None
-    metadata: dict[str, Any] | str | None = None
-
-
-class _DocumentRow(Struct):
-    text: str
-    title: str = ""
-    gold: bool = False
-
-
-class _TaskRow(Struct):
-    id: Text
-    questions: list[_QuestionRow]
-    documents: list[_DocumentRow] | None = None
-    context: Text | None = None
-    source: str | None = None
-    metadata: dict[str, Any] | str | None = None
 
 
 def load_tasks(path: str | Path) -> list[Task]:
@@ -95,29 +76,22 @@ def _parse(row: Row, documents: dict[Document, Document]) -> Task:
             f"is missing; the row has {', '.join(map(repr, row.values))}. Make tasks of a "
             "benchmark's file with: atommem data build",
         )
-    found = row.parse(_TaskRow)
-    if not found.questions:
-        raise row.error("questions", "is empty")
-    if found.documents is None if found.context is None else found.documents:
+    questions = row.convert("questions", row.values["questions"], list[dict[str, Any]])
+    values = {**row.values, "questions": list(map(_without_nulls, questions))}
+    task: Task = row.convert("", _without_nulls(values), Task)
+    if not task.questions or not all(question.text.strip() for question in task.questions):
+        raise row.error("questions", "is empty, or one of them")
+    if task.documents if task.context is not None else "documents" not in row.values:
         raise row.error("documents", "and 'context': give one of them")
-    parsed = [Document(item.title, item.text, item.gold) for item in found.documents or ()]
-    return Task(
-        id=found.id,
-        questions=tuple(
-            Question(item.text, tuple(item.answers or ()), item.id or "", _metadata(item.metadata))
-            for item in found.questions
-        ),
-        documents=tuple(documents.setdefault(document, document) for document in parsed),
-        context=found.context,
-        source=found.source or "",
-        metadata=_metadata(found.metadata),
-    )
+    return replace(task, documents=tuple(documents.setdefault(one, one) for one in task.documents))
 
 
-def _metadata(value: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Return metadata as an object; parquet holds it as a JSON string."""
-    found = load_json(value) if isinstance(value, str) else value or {}
-    return dict(found)
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """Return fields that are set, with metadata as an object (parquet holds it as JSON)."""
+    found = {name: value for name, value in values.items() if value is not None}
+    if isinstance(found.get("metadata"), str):
+        found["metadata"] = load_json(found["metadata"])
+    return found
 
 
 def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
@@ -158,19 +132,11 @@ def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
 def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
     pyarrow, parquet = import_pyarrow()
     schema = _schema(pyarrow)
-    count = size = 0
-    group: list[dict[str, Any]] = []
+    count, rows = 0, map(_parquet_row, tasks)
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for task in tasks:
-            count += 1
-            group.append(_parquet_row(task))
-            # A context counts as many documents as its length suggests (500 characters each).
-            size += len(task.documents) + len(task.context or "") // 500 + 1
-            if size >= _DOCUMENTS_PER_GROUP:
-                writer.write_table(pyarrow.Table.from_pylist(group, schema))
-                group, size = [], 0
-        if group:
+        while group := list(islice(rows, _TASKS_PER_GROUP)):
             writer.write_table(pyarrow.Table.from_pylist(group, schema))
+            count += len(group)
     return count
 
 

@@ -35,7 +35,6 @@ from common import command_line, last_line
 from atommem.config import EmbedderConfig
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages, vectors
-from atommem.envs.web.corpus.pages import benchmark_pages
 from atommem.envs.web.corpus.vectors import VectorIndex
 
 BENCHMARK = "2wikimultihopqa"
@@ -130,7 +129,8 @@ async def measure_corpus(
     def pages() -> Iterator[Page]:
         yield from read_pages(data / "corpus" / f"{BENCHMARK}_corpus.json")
         for file in files:
-            yield from benchmark_pages(BENCHMARK, file)
+            for row in get_benchmark(BENCHMARK).read(file):
+                yield from (Page(one.text, one.title) for one in row.paragraphs)
 
     rows = [row for file in files for row in get_benchmark(BENCHMARK).read(file)][:limit]
     embedder = EmbedderConfig("sentence_transformer", model) if model else EmbedderConfig("hashing")

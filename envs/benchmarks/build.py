@@ -14,40 +14,32 @@ from itertools import chain
 from pathlib import Path
 from random import Random
 
-from atommem.config import check_choice, check_least
-from atommem.envs.benchmarks.contexts import parse_memagent
+from atommem.config import check_choice, check_least, setting
+from atommem.envs.benchmarks.long_texts import parse_memagent
 from atommem.envs.benchmarks.rows import QARow, Row, read_rows
 from atommem.envs.scoring.metrics import hint, normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 
-# Answers that are not a piece of a document, so that a document cannot give them away.
-_VERDICTS = frozenset({"", "yes", "no", "noanswer"})
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BuildConfig:
-    """Which tasks to build.
-
-    Attributes:
-        documents: Documents of every task (N).
-        questions: Fewest and most questions of a task; their number is uniform between them.
-        n: Number of tasks.
-        distractors: ``pool`` (any other question's documents) or ``own`` (the questions' own
-            first, as in the data of RULER and MemAgent).
-        unanswerable: Keep MuSiQue-Full's unanswerable questions, each beside the answerable one of
-            its pair. The document that such a question lacks is no distractor of its task.
-        exclude_answer_documents: Leave out distractors that contain an answer of the task (whole
-            words, after SQuAD's normalisation; not yes and no).
-    """
+    """Which tasks to build."""
 
     documents: int
     n: int
-    questions: tuple[int, int] = (1, 1)
-    seed: int = 42
-    exclude_answer_documents: bool = False
-    distractors: str = "pool"
-    unanswerable: bool = False
+    questions: tuple[int, int] = setting((1, 1), "Questions of a task, uniform in the range.")
+    seed: int = setting(42, "Seed of every draw.")
+    distractors: str = setting(
+        "pool",
+        "pool: documents of other questions; own: first the questions' own paragraphs, as RULER "
+        "and MemAgent do.",
+    )
+    unanswerable: bool = setting(
+        False,
+        "MuSiQue-Full: keep unanswerable questions, paired with answerable ones. The document that "
+        "a question lacks is not a distractor of its task.",
+    )
 
     def __post_init__(self) -> None:
         low, high = self.questions
@@ -143,35 +135,23 @@ def build_tasks(
             may exceed N.
     """
     high = config.questions[1]
-    distinct = len({normalize(question.text) for question in pool.questions})
-    if distinct < high:
+    questions = len({normalize(question.text) for question in pool.questions})
+    if questions < high or len(pool.documents) < config.documents:
         raise DataError(
-            f"the pool has {distinct} different questions, too few for tasks of {high}; give more "
-            "input."
-        )
-    if len(pool.documents) < config.documents:
-        raise DataError(
-            f"the pool has {len(pool.documents)} different documents, too few for tasks of "
-            f"{config.documents}; give more input, or ask for fewer documents."
+            f"the pool has {questions} different questions and {len(pool.documents)} documents, "
+            f"too few for tasks of {high} and {config.documents}. Give more input."
         )
     most = sum(sorted(map(len, pool.gold), reverse=True)[:high])
     if most > config.documents:  # refused whatever the seed draws
         raise DataError(
             f"tasks of {high} questions of this pool may need {most} gold documents, more than the "
-            f"{config.documents} documents of a task; ask for more documents or fewer questions."
+            f"{config.documents} documents of a task. Ask for more documents or fewer questions."
         )
-    gold_documents: dict[int, Document] = {}
-    drawer = _Drawer(pool, config)
-    for number, rows in enumerate(drawer.questions()):
+    gold_documents = [replace(document, gold=True) for document in pool.documents]
+    for number, rows in enumerate(_drawn_questions(pool, config)):
+        indices = _drawn_documents(pool, config, number, rows)
+        places = {index: place for place, index in enumerate(indices)}
         gold = {index for row in rows for index in pool.gold[row]}
-        documents: list[Document] = []
-        places: dict[int, int] = {}
-        for place, index in enumerate(drawer.documents(number, rows)):
-            document = pool.documents[index]
-            if index in gold:
-                document = gold_documents.setdefault(index, replace(document, gold=True))
-            documents.append(document)
-            places[index] = place
         metadata = {"split": split, "seed": config.seed}
         if config.unanswerable:  # the two tasks of a pair vary together
             metadata["sample_id"] = pool.questions[rows[0]].id
@@ -181,78 +161,62 @@ def build_tasks(
                 pool.questions[row].with_documents(places[index] for index in pool.gold[row])
                 for row in rows
             ),
-            documents=tuple(documents),
+            documents=tuple(
+                (gold_documents if index in gold else pool.documents)[index] for index in indices
+            ),
             source=source,
             metadata=metadata,
         )
 
 
-class _Drawer:
-    """Draws the questions and the documents of tasks, as indices into the pool."""
+def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...]]:
+    """Yield the indices of every task's questions."""
+    rng = Random(f"{config.seed}:questions")
+    keys = [normalize(question.text) for question in pool.questions]
+    order = _endless_orders(rng, list(pool.twins.values()))
+    postponed: deque[int] = deque()
+    for _ in range(config.n):
+        chosen: dict[str, int] = {}
+        again: list[int] = []
+        count = rng.randint(*config.questions)
+        while len(chosen) < count:
+            row = postponed.popleft() if postponed else next(order)
+            if keys[row] in chosen:
+                again.append(row)  # a question is not asked twice in one task
+            else:
+                chosen[keys[row]] = row
+        postponed.extendleft(reversed(again))
+        yield tuple(chosen.values())
 
-    def __init__(self, pool: Pool, config: BuildConfig) -> None:
-        self.pool = pool
-        self.config = config
-        self._texts: list[str] = []
-        if config.exclude_answer_documents:
-            self._texts = [
-                f" {normalize(f'{document.title} {document.text}')} " for document in pool.documents
-            ]
 
-    def questions(self) -> Iterator[tuple[int, ...]]:
-        """Yield the questions of every task."""
-        low, high = self.config.questions
-        rng = Random(f"{self.config.seed}:questions")
-        keys = [normalize(question.text) for question in self.pool.questions]
-        order = _endless_orders(rng, list(self.pool.twins.values()))
-        postponed: deque[int] = deque()
-        for _ in range(self.config.n):
-            chosen: dict[str, int] = {}
-            again: list[int] = []
-            count = rng.randint(low, high)
-            while len(chosen) < count:
-                row = postponed.popleft() if postponed else next(order)
-                if keys[row] in chosen:
-                    again.append(row)  # a question is not asked twice in one task
-                else:
-                    chosen[keys[row]] = row
-            postponed.extendleft(reversed(again))
-            yield tuple(chosen.values())
-
-    def documents(self, number: int, rows: tuple[int, ...]) -> list[int]:
-        """Return the documents of task `number`, which asks `rows`, shuffled."""
-        pool, wanted = self.pool, self.config.documents
-        drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
-        gold = len(drawn)
-        own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
-        answers: list[str] = []
-        if self.config.exclude_answer_documents:
-            found = {normalize(answer) for row in rows for answer in pool.questions[row].answers}
-            answers = [f" {answer} " for answer in found - _VERDICTS]
-        rng = Random(f"{self.config.seed}:{number}")
-        twins = chain.from_iterable(pool.twins[pool.questions[row].id] for row in rows)
-        taken = {*drawn}.union(*(pool.gold[twin] for twin in twins))
-        if self.config.distractors == "own":
-            others = sorted(own.keys() - taken)
-            drawn += rng.sample(others, min(len(others), wanted - len(drawn)))
-            taken |= {*drawn}
-        for index in _permutation(rng, len(pool.documents)):
-            if len(drawn) == wanted:
-                break
-            # A distractor comes with some other question, too.
-            if index in taken or own[index] == pool.holders[index]:
-                continue
-            if answers and any(answer in self._texts[index] for answer in answers):
-                continue
+def _drawn_documents(
+    pool: Pool, config: BuildConfig, number: int, rows: tuple[int, ...]
+) -> list[int]:
+    """Return the indices of the documents of task `number`, which asks `rows`, shuffled."""
+    rng = Random(f"{config.seed}:{number}")
+    drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
+    gold, missing = len(drawn), config.documents - len(drawn)
+    own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
+    twins = chain.from_iterable(pool.twins[pool.questions[row].id] for row in rows)
+    taken = {*drawn}.union(*(pool.gold[twin] for twin in twins))
+    if config.distractors == "own":
+        others = sorted(own.keys() - taken)
+        drawn += rng.sample(others, min(len(others), missing))
+        taken |= {*drawn}
+    for index in _permutation(rng, len(pool.documents)):
+        if len(drawn) == config.documents:
+            break
+        # A distractor comes with some other question, too.
+        if index not in taken and own[index] < pool.holders[index]:
             drawn.append(index)
-        if len(drawn) < wanted:
-            raise DataError(
-                f"task {number}: only {len(drawn)} documents can be had ({gold} gold, "
-                f"{len(drawn) - gold} distractors), but {wanted} are asked for; give more input, "
-                "or ask for fewer documents."
-            )
-        rng.shuffle(drawn)
-        return drawn
+    if len(drawn) < config.documents:
+        raise DataError(
+            f"task {number}: only {len(drawn)} documents can be had ({gold} gold, "
+            f"{len(drawn) - gold} distractors), but {config.documents} are asked for. Give more "
+            "input, or ask for fewer documents."
+        )
+    rng.shuffle(drawn)
+    return drawn
 
 
 def _endless_orders(rng: Random, groups: list[list[int]]) -> Iterator[int]:
@@ -313,10 +277,10 @@ def read_asked(path: str | Path) -> AskedQuestions:
 
 def _questions(row: Row) -> list[tuple[str, str]]:
     """Return id (or "") and text of the questions of a row."""
-    name = str(next(filter(None, map(row.values.get, ("_id", "id", "task_id", "query_id"))), ""))
     if "questions" in row.values:
         items = row.convert("questions", row.values["questions"], list[dict[str, object]])
         return [(str(item.get("id") or ""), str(item["text"])) for item in items]
     if "input" in row.values or "reward_model" in row.values:
         return [("", question.text) for task in parse_memagent(row) for question in task.questions]
-    return [(name, row.text("question", "Question", "query"))]
+    names = map(row.values.get, ("_id", "id", "task_id", "query_id"))
+    return [(str(next(filter(None, names), "")), row.text("question", "Question", "query"))]

@@ -15,8 +15,8 @@ import msgspec
 from atommem.envs.task import Document
 from atommem.errors import DataError, suggest_path
 
-Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
-"""The type of a field that must not be blank."""
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+"""The type of a field that must not be empty. (msgspec 0.22 crashes on a `pattern` in unions.)"""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _Kind = TypeVar("_Kind")
 
@@ -73,7 +73,7 @@ class Row:
         raise self.error(names[0], f"is missing; the row has {known or 'no fields'}")
 
     def text(self, *names: str) -> str:
-        """Return a text that is not blank."""
+        """Return a text that is not empty."""
         return self.convert(names[0], self.get(*names), Text)
 
     def optional_text(self, name: str) -> str:

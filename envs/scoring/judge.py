@@ -91,7 +91,6 @@ class LLMJudge:
     Args:
         client: Of the server; the judge closes it.
         config: Model, prompt and limits.
-        temperature, seed: Of the first attempt.
 
     Raises:
         ConfigError: The prompt's file cannot be used.
@@ -102,9 +101,7 @@ class LLMJudge:
         three_way: Whether the prompt offers a third grade, NOT_ATTEMPTED.
     """
 
-    def __init__(
-        self, client: ServerClient, config: JudgeConfig, *, temperature: float = 0.0, seed: int = 0
-    ) -> None:
+    def __init__(self, client: ServerClient, config: JudgeConfig) -> None:
         names = [
             "asked",
             "unreadable",
@@ -119,7 +116,6 @@ class LLMJudge:
         self._model = config.judge_model or ""
         self._prompt = judge_prompt(config)
         self.three_way = bool(re.search("not[ _]attempted", self._prompt, re.IGNORECASE))
-        self._temperature, self._seed = temperature, seed
         self._client = client
         self._chat = ChatClient(client)
         self._verdicts: dict[str, asyncio.Task[Verdict]] = {}
@@ -187,8 +183,8 @@ class LLMJudge:
                     self._model,
                     [{"role": "user", "content": prompt}],
                     max_tokens=max_tokens,
-                    temperature=0.7 if attempt else self._temperature,
-                    seed=self._seed + attempt,
+                    temperature=0.7 if attempt else 0.0,
+                    seed=attempt,
                 )
             except RefusedError as error:
                 # A content filter or a limit concerns this answer alone.
@@ -219,14 +215,14 @@ class LLMJudge:
         return Verdict(0.0, text, readable=False)
 
 
-def make_judge(config: JudgeConfig, temperature: float = 0.0, seed: int = 0) -> LLMJudge | None:
+def make_judge(config: JudgeConfig) -> LLMJudge | None:
     """Return the judge that `config` names; None if it names none."""
     if config.judge_url is None:
         return None
     client = ServerClient(
         config.judge_url, service="judge", timeout=600.0, retries=5, max_in_flight=64
     )
-    return LLMJudge(client, config, temperature=temperature, seed=seed)
+    return LLMJudge(client, config)
 
 
 def _folded(text: str) -> str:

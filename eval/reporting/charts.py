@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,21 @@ def make_charts(results: Results) -> Charts:
     alt.data_transformers.disable_max_rows()
     scores = main_scores(results)
     charts: Charts = {}
-    for column, own in scores.groupby("column", sort=False) if len(scores) else ():
-        name = " / ".join(dict.fromkeys(own["label"]))
+    if scores.empty:
+        return charts
+    for column, own in scores.groupby("column", sort=False):
+        name = own["label"].iloc[0]
         for cost in ("model calls", "tokens"):
             if len(own) > 1 and (own[cost] > 0).all():
                 charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
+    for dataset, own in scores.groupby("dataset", sort=False):
+        name = own["label"].iloc[0]
         for parameter, values in setting_lines(own).items():
-            charts[f"{name} against {parameter}: {column}"] = _lines(values, parameter, name)
-    known = scores.dropna(subset=["documents"]) if len(scores) else scores
-    for dataset, values in known.groupby("dataset", sort=False) if len(known) else ():
-        if values["documents"].nunique() > 1:
-            values = values.assign(series=values["row"], documents=values["documents"].astype(int))
-            charts[f"Score against documents: {dataset}"] = _lines(values, "documents", "score")
-    return charts
+            charts[f"{name} against {parameter}: {dataset}"] = _lines(values, parameter, name)
+    return {
+        title: chart.properties(width=480, height=260).configure_legend(labelLimit=300)
+        for title, chart in charts.items()
+    }
 
 
 def write_charts(charts: Charts, folder: Path) -> None:
@@ -58,7 +59,10 @@ def main_scores(results: Results) -> pd.DataFrame:
             tokens = [means.get(f"tokens/{part}") or 0 for part in ("prompt", "completion")]
             ends = {key: round(100 * score[key], 6) for key in ("mean", "low", "high")}
             costs = {"model calls": means.get("steps") or 0, "tokens": sum(tokens)}
-            lines.append({**group, **ends, **costs, "label": label(group["metric"])})
+            line = {**group, **ends, **costs, "label": label(group["metric"])}
+            if group["documents"] is not None:
+                line["parameters"] = {**group["parameters"], "documents": group["documents"]}
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -68,22 +72,18 @@ def setting_lines(scores: pd.DataFrame) -> dict[str, pd.DataFrame]:
     for name in dict.fromkeys(name for given in scores["parameters"] for name in given):
         own = scores[[name in given for given in scores["parameters"]]].copy()
         own[name] = [given[name] for given in own["parameters"]]
-        own["series"] = [", ".join(_others(*pair, name)) for pair in _methods(own)]
-        numbers = [not isinstance(value, str) for value in own[name]]
-        if own[name][numbers].nunique() > 1:
+        own["series"] = [
+            ", ".join([method, *(f"{key} {value}" for key, value in given.items() if key != name)])
+            for method, given in zip(own["method"], own["parameters"], strict=True)
+        ]
+        if name == "documents":
+            own["series"] = own["row"]
+        is_text = own[name].map(lambda value: isinstance(value, str))
+        if own[name][~is_text].nunique() > 1:
             # Texts ("unlimited") come after the numbers.
-            texts = own[[not number for number in numbers]]
-            own = pd.concat([own[numbers].sort_values(name), texts])
+            own = pd.concat([own[~is_text].sort_values(name), own[is_text]])
             found[name] = own.astype({name: str})
     return found
-
-
-def _methods(scores: pd.DataFrame) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    return zip(scores["method"], scores["parameters"], strict=True)
-
-
-def _others(method: str, parameters: Mapping[str, Any], name: str) -> list[str]:
-    return [method, *(f"{key} {value}" for key, value in parameters.items() if key != name)]
 
 
 def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
@@ -93,7 +93,7 @@ def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
     )
     y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
     marks = base.mark_point(size=80, filled=True)
-    marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, title=None))
+    marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
     return base.mark_rule().encode(y="low", y2="high") + marks
 
 
@@ -102,6 +102,6 @@ def _lines(values: pd.DataFrame, x: str, name: str) -> alt.LayerChart:
         x=alt.X(f"{x}:O", sort=None),
         color=alt.Color("series", scale=_PALETTE, sort=None, title=None),
     )
-    y = alt.Y("mean", title=f"{name}, percent")
-    bars = base.mark_rule().encode(y=alt.Y("low", title=y.title), y2="high")
-    return bars + base.mark_line(point=True).encode(y=y)
+    title = f"{name}, percent"
+    bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")
+    return bars + base.mark_line(point=True).encode(y=alt.Y("mean", title=title))

@@ -48,6 +48,7 @@ def copying(steps: int, cooldown: int = 0) -> CopyingConfig:
     return CopyingConfig(steps, (Sequences(length=32, batch_size=8),), cooldown, warmup=1)
 
 
+@pytest.mark.slow
 def test_pretrain_copying_lowers_the_loss() -> None:
     model = make_toy_model(vocabulary=60, spread=0.02)
     before = pretrain_copying(model, copying(steps=1), seed=0, progress=False)

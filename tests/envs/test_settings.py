@@ -61,7 +61,7 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: get_prose("verse"), "Give one of plain, compact"),
     (lambda: WorldConfig(corrections=-0.1), "corrections=-0.1"),
     (lambda: WorldConfig(distractors=60), "names=80"),
-    (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "give at least 6"),
+    (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "Give at least 6"),
     (lambda: Faults(create=1.2), r"create=1\.2"),
     (lambda: SiteConfig(injected=0.1, names=9), "do not fit"),
 ]

@@ -32,7 +32,7 @@ TASKS = [
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "new/folder/x.parquet"])
 def test_saved_tasks_load_equal(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_files, "_DOCUMENTS_PER_GROUP", 10)
+    monkeypatch.setattr(task_files, "_TASKS_PER_GROUP", 10)
     path = tmp_path / name
     tasks = [replace(task, id=f"{task.id}{number}") for number in range(9) for task in TASKS]
     assert save_tasks(iter(tasks), path) == 27
@@ -64,7 +64,11 @@ def test_load_accepts_questions_without_answers(tmp_path: Path, answers: dict[st
     assert task.questions == (Question("Who?", ()),)
 
 
-ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": [{"text": "A."}]}
+ROW: dict[str, Any] = {
+    "id": "a",
+    "questions": [{"text": "Who?"}],
+    "documents": [{"title": "", "text": "A."}],
+}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ ROW: dict[str, Any] = {"id": "a", "questions": [{"text": "Who?"}], "documents": 
         ([{"_id": "1"}], r"row 1: field 'questions' is missing; the row has '_id'.*data build"),
         ([ROW, ROW], "row 2: field 'id' is 'a', as in row 1"),
         (
-            [ROW | {"documents": [{"text": "x", "gold": 1}]}],
+            [ROW | {"documents": [{"title": "", "text": "x", "gold": 1}]}],
             r"got `int` - at `documents\[0\].gold`",
         ),
         ([ROW | {"context": "x"}], "'documents' and 'context': give one of them"),

@@ -103,7 +103,7 @@ def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Pat
     summary = summary_of(out)
     assert summary["metrics"]["judge"]["mean"] == 1.0
     assert summary["services"]["judge"]["asked"] == 2
-    assert summary["run"]["environment"]["corpus"] == Corpus(corpus).version
+    assert summary["run"]["environment"]["corpus"] == Corpus(corpus).pages.digest()
     # The server does not know the settings of training; the tokenizer's folder does.
     assert summary["run"]["memory"]["scratchpad_tokens"] == 32
     steps = read_trace(out / "traces" / "Ann.0.jsonl").episode.steps

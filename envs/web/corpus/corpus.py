@@ -65,7 +65,7 @@ class Corpus:
         manifest = _read_manifest(self.folder)
         if not os.access(self.folder, os.W_OK):  # tantivy locks the index
             raise ConfigError(f"{self.folder}: not writable. Copy it and read the copy.")
-        self._pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
+        self.pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
         self._words = WordIndex(self.folder / "words")
         self._vectors: VectorIndex | None = None
         self.recall: float | None = None
@@ -86,17 +86,6 @@ class Corpus:
         """The possible search modes, best last."""
         return MODES if self._vectors is not None else MODES[:1]
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The numbers of pages and passages."""
-        pages, passages = self._pages.counts()
-        return {"pages": pages, "passages": passages}
-
-    @property
-    def version(self) -> str:
-        """A digest of all pages (a second for a million)."""
-        return self._pages.digest()
-
     async def add(self, pages: Iterable[Page]) -> int:
         """Add pages and index them; return how many were new or changed.
 
@@ -108,7 +97,7 @@ class Corpus:
         """
         added = await asyncio.to_thread(self._add, pages)
         if self._vectors is not None:
-            missing = self._pages.passages_after(len(self._vectors))
+            missing = self.pages.passages_after(len(self._vectors))
             for batch in batched(missing, _TEXTS_PER_BATCH):
                 vectors = await self._embedder.embed([text for _, text in batch], "entry")
                 self._vectors.append([number for number, _ in batch], vectors)
@@ -140,16 +129,12 @@ class Corpus:
             ]
         )
 
-    def page(self, name: str) -> Page | None:
-        """Return the page of this id, URL or title."""
-        return self._pages.page(name)
-
     def links(self, page: Page) -> list[str]:
         """Return the titles of other pages that `page` names, in the order of their mention."""
         titles: dict[str, str] = {}
 
         def known(names: Iterable[str]) -> Iterable[str]:
-            titles.update(self._pages.titles(names))
+            titles.update(self.pages.titles(names))
             return titles
 
         linked = [titles[name] for name in named_titles(page.text, known)]
@@ -157,18 +142,18 @@ class Corpus:
 
     async def close(self) -> None:
         """Close the files and the embedder."""
-        self._pages.close()
+        self.pages.close()
         if self._vectors is not None:
             await self._embedder.close()
 
     def _add(self, pages: Iterable[Page]) -> int:
         added = 0
         for batch in batched(pages, _PAGES_PER_TRANSACTION):
-            new, removed = self._pages.add(batch)
+            new, removed = self.pages.add(batch)
             added += new
             if removed:
                 self._words.add((), removed)
-        self._words.add(self._pages.passages_after(self._words.last()))
+        self._words.add(self.pages.passages_after(self._words.last()))
         return added
 
     def _search(self, query: str, vector: Any, count: int, mode: str) -> list[Found]:
@@ -179,7 +164,7 @@ class Corpus:
         if mode != "lexical" and self._vectors is not None:
             rankings.append(self._vectors.search(vector, depth))
         ranked = rankings[0] if len(rankings) == 1 else fuse(rankings)
-        passages = self._pages.passages([number for number, _ in ranked])
+        passages = self.pages.passages([number for number, _ in ranked])
         best: dict[str, Found] = {}
         for number, score in ranked:
             if number in passages:
@@ -221,7 +206,7 @@ def build_corpus(
             if embedder is not None and corpus.modes == MODES[:1]:
                 raise ConfigError(f"{folder}: built without an embedder. Build it anew elsewhere.")
             added = await corpus.add(chain(first, pages))
-            return {"added": added, **corpus.counts, "recall": corpus.recall}
+            return {"added": added, **corpus.pages.counts(), "recall": corpus.recall}
         finally:
             await corpus.close()
 
@@ -278,7 +263,7 @@ class CorpusSource(ToolSource):
     @property
     def identity(self) -> Mapping[str, Any]:
         """The version of the corpus in place of its location."""
-        return {"corpus": self._corpus.version, "corpus_embedder": None}
+        return {"corpus": self._corpus.pages.digest(), "corpus_embedder": None}
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -300,7 +285,7 @@ class CorpusSource(ToolSource):
         return search_result(query, lines, [Link(hit.page.title, hit.page.id) for hit in found])
 
     async def _visit(self, name: str, task: Any) -> ToolResult:
-        page = self._corpus.page(name)
+        page = self._corpus.pages.find(name)
         if page is None:
             raise PageError(f"There is no page: {name}")
         titles = await asyncio.to_thread(self._corpus.links, page)

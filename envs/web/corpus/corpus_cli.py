@@ -6,16 +6,14 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from atommem.arguments import Command, Parser, given_flags, make, run_command
 from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least, fields_of
-from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
-from atommem.envs.web.corpus.pages import Page, benchmark_pages, read_pages
+from atommem.envs.web.corpus.pages import Page, read_pages
 from atommem.envs.web.recording import Recording
 from atommem.errors import ConfigError, check_writable
 from atommem.text_safety import clean, printable
@@ -63,9 +61,6 @@ def _build(argv: list[str]) -> int:
         help="JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id.",
     )
     parser.add_argument(
-        "--benchmark", choices=list(BENCHMARKS), help="Take the paragraphs of its files."
-    )
-    parser.add_argument(
         "--recording", action="store_true", help="Take the pages that recorded calls have read."
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="The corpus.")
@@ -82,11 +77,7 @@ def _build(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     check_writable("out", args.out, folder=True)
     embedder = None if args.embedder is None else make(EmbedderConfig, args)
-    read: Callable[[Path], Iterable[Page]] = read_pages
-    if args.benchmark is not None:
-        read = partial(benchmark_pages, args.benchmark)
-    elif args.recording:
-        read = recorded_pages
+    read: Callable[[Path], Iterable[Page]] = recorded_pages if args.recording else read_pages
     pages = (page for path in args.input for page in read(path))
     shown = tqdm(pages, "adding", unit="page", disable=None)
     done = build_corpus(shown, args.out, embedder, args.passage_characters)
@@ -128,7 +119,7 @@ def _serve(argv: list[str]) -> int:
 
     port = free_port(args.host, args.port)
     corpus = _corpus(args, argv)
-    pages = corpus.counts["pages"]
+    pages = corpus.pages.counts()["pages"]
     print(f"{args.folder}: {pages} pages at http://{args.host}:{port}", file=sys.stderr)
     make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=port)
     return 0

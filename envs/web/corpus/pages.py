@@ -10,8 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from atommem.envs.benchmarks.registry import get_benchmark
-from atommem.envs.benchmarks.rows import Row, read_rows
+from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.web.page_texts import core, fold
 from atommem.envs.web.sqlite_file import SqliteFile
 from atommem.text_safety import clean
@@ -59,27 +58,16 @@ def read_pages(path: str | Path) -> Iterator[Page]:
         DataError: The file is damaged, or a row has no text.
     """
     for row in read_rows(path):
-        yield _parse(row)
-
-
-def benchmark_pages(benchmark: str, path: str | Path) -> Iterator[Page]:
-    """Yield the paragraphs of a benchmark's file; raises `DataError`."""
-    for row in get_benchmark(benchmark).read(Path(path)):
-        for paragraph in row.paragraphs:
-            yield Page(clean(paragraph.text), clean(paragraph.title))
-
-
-def _parse(row: Row) -> Page:
-    text = clean(row.text(*_TEXTS))
-    title = clean(row.optional_text("title"))
-    if not title and (quoted := _QUOTED_TITLE.fullmatch(text)):
-        title, text = quoted["title"], quoted["text"]
-    if not title:
-        front = _FRONT_TITLE.match(text)
-        title = front["title"] if front else text.strip().partition("\n")[0]
-    title = " ".join(title.split())[:_MAX_TITLE]
-    name = next((row.values[key] for key in _IDS if row.values.get(key) not in (None, "")), "")
-    return Page(text, title, clean(row.optional_text("url")), clean(str(name)))
+        text = clean(row.text(*_TEXTS))
+        title = clean(row.optional_text("title"))
+        if not title and (quoted := _QUOTED_TITLE.fullmatch(text)):
+            title, text = quoted["title"], quoted["text"]
+        if not title:
+            front = _FRONT_TITLE.match(text)
+            title = front["title"] if front else text.strip().partition("\n")[0]
+        title = " ".join(title.split())[:_MAX_TITLE]
+        name = next((row.values[key] for key in _IDS if row.values.get(key) not in (None, "")), "")
+        yield Page(text, title, clean(row.optional_text("url")), clean(str(name)))
 
 
 class PageStore:
@@ -136,7 +124,7 @@ class PageStore:
             for number, title, text in rows:
                 yield number, f"{title}\n{text}"
 
-    def page(self, name: str) -> Page | None:
+    def find(self, name: str) -> Page | None:
         """Return the page of this id, URL or title.
 
         Pages of one title and address are joined, in the order in which they were added.
@@ -158,14 +146,13 @@ class PageStore:
             found |= self._rows(f"select core, title from pages where {where}", *part)
         return found
 
-    def counts(self) -> tuple[int, int]:
+    def counts(self) -> dict[str, int]:
         """Return the numbers of pages and passages."""
-        pages, passages = (f"(select count(*) from {table})" for table in ("pages", "passages"))
-        ((first, second),) = self._rows(f"select {pages}, {passages}")
-        return first, second
+        tables = ("pages", "passages")
+        return {table: self._rows(f"select count(*) from {table}")[0][0] for table in tables}
 
     def digest(self) -> str:
-        """Return a digest of all pages that does not depend on their order."""
+        """Return a digest of all pages that does not depend on their order (1 s for a million)."""
         digests = self._rows("select digest from pages order by id")
         return hashlib.sha256(b"".join(digest for (digest,) in digests)).hexdigest()[:16]
 

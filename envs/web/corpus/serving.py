@@ -21,17 +21,13 @@ _Texts = Annotated[
 ]
 
 
-class RetrieveRequest(BaseModel):
-    """The body of ``/retrieve``."""
-
+class _Retrieve(BaseModel):
     queries: _Texts
     topk: Annotated[int, Field(ge=1, le=1000)] | None = None
     return_scores: bool = False
 
 
-class AccessRequest(BaseModel):
-    """The body of ``/access``."""
-
+class _Access(BaseModel):
     urls: _Texts
 
 
@@ -56,7 +52,7 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
 
     server: MCPServer = MCPServer("corpus")
 
-    async def retrieve(body: RetrieveRequest) -> Any:
+    async def retrieve(body: _Retrieve) -> Any:
         found = await corpus.search(body.queries, body.topk or results, mode)
         if not body.return_scores:
             return [[_document(hit) for hit in hits] for hits in found]
@@ -64,7 +60,7 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
             [{"document": _document(hit), "score": hit.score} for hit in hits] for hits in found
         ]
 
-    async def access(body: AccessRequest) -> Any:
+    async def access(body: _Access) -> Any:
         return await asyncio.to_thread(lambda: [_page(corpus, name) for name in body.urls])
 
     @server.tool()
@@ -78,15 +74,17 @@ def make_server(corpus: Corpus, mode: str | None = None, results: int = 5) -> MC
     @server.tool()
     async def get_document(docid: str) -> dict[str, Any] | None:
         """Shows the whole text of a document by its id."""
-        page = corpus.page(docid)
+        page = corpus.pages.find(docid)
         return None if page is None else {"docid": page.id, "text": page.text, "url": page.url}
 
     async def health(request: Request) -> Response:
-        version = await asyncio.to_thread(lambda: corpus.version)
-        return JSONResponse({**corpus.counts, "version": version, "mode": mode or corpus.modes[-1]})
+        version = await asyncio.to_thread(corpus.pages.digest)
+        return JSONResponse(
+            {**corpus.pages.counts(), "version": version, "mode": mode or corpus.modes[-1]}
+        )
 
-    server.custom_route("/retrieve", ["POST"])(_route(RetrieveRequest, retrieve))
-    server.custom_route("/access", ["POST"])(_route(AccessRequest, access))
+    server.custom_route("/retrieve", ["POST"])(_route(_Retrieve, retrieve))
+    server.custom_route("/access", ["POST"])(_route(_Access, access))
     server.custom_route("/health", ["GET"])(health)
     return server
 
@@ -118,7 +116,7 @@ def _contents(hit: Found) -> str:
 
 
 def _page(corpus: Corpus, name: str) -> dict[str, Any] | None:
-    page = corpus.page(name)
+    page = corpus.pages.find(name)
     if page is None:
         return None
     links = [{"title": title, "url": title} for title in corpus.links(page)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from atommem.envs.web.page_texts import CJK
-from atommem.errors import ConfigError, DataError
+from atommem.errors import ConfigError
 
 Ranked = list[tuple[int, float]]
 _CJK_RUN = re.compile(rf"[{CJK}]+")
@@ -28,7 +27,6 @@ class WordIndex:
 
     Raises:
         ConfigError: tantivy is missing.
-        DataError: The index is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,8 +49,7 @@ class WordIndex:
         self._analyzer = analyzer.build()
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        with self._checked():
-            self._index = tantivy.Index(self._schema, str(folder))
+        self._index = tantivy.Index(self._schema, str(folder))
         self._index.register_tokenizer("words", self._analyzer)
         self._index.config_reader("manual")
         self._changed = 0
@@ -94,10 +91,9 @@ class WordIndex:
         ]
         if not terms:
             return []
-        with self._checked():
-            searcher = self._searcher()
-            hits = searcher.search(tantivy.Query.boolean_query(terms), count, count=False).hits
-            numbers = searcher.fast_field_values("number", [place for _, place in hits])
+        searcher = self._searcher()
+        hits = searcher.search(tantivy.Query.boolean_query(terms), count, count=False).hits
+        numbers = searcher.fast_field_values("number", [place for _, place in hits])
         pairs: Any = zip(numbers, hits, strict=True)
         ranked = [(int(number), float(score)) for number, (score, _) in pairs]
         return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
@@ -106,9 +102,8 @@ class WordIndex:
         """Return the greatest number in the index; 0 if it is empty."""
         import tantivy
 
-        with self._checked():
-            everything = tantivy.Query.all_query()
-            hits = self._searcher().search(everything, 1, count=False, order_by_field="number").hits
+        everything = tantivy.Query.all_query()
+        hits = self._searcher().search(everything, 1, count=False, order_by_field="number").hits
         return int(hits[0][0]) if hits else 0
 
     def _searcher(self) -> Any:
@@ -117,15 +112,6 @@ class WordIndex:
             self._index.reload()
             self._changed = changed
         return self._index.searcher()
-
-    @contextmanager
-    def _checked(self) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:
-            raise DataError(
-                f"{self._folder}: cannot be read ({str(error)[:200]}). Build the corpus anew."
-            ) from error
 
 
 def _character_pairs(text: str) -> str:

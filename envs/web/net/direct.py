@@ -6,7 +6,7 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -38,7 +38,6 @@ _HEADERS = {
 _ROBOTS_SECONDS = 3600.0
 _MAX_ROBOTS_BYTES = 100_000
 _MAX_SITES = 1000
-Check = Callable[[str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,86 +50,8 @@ class Fetched:
     body: bytes
 
 
-class Fetcher:
-    """Fetches pages without proxies, cookies or credentials.
-
-    Args:
-        guard: Opens the connections.
-        hosts: The URLs that may be requested, redirects included.
-        user_agent: Sent with every request.
-        max_bytes: Longest body, decompressed.
-        seconds: Longest time of one request.
-    """
-
-    def __init__(
-        self,
-        guard: GuardedBackend,
-        hosts: HostRules,
-        user_agent: str,
-        max_bytes: int = 10_000_000,
-        seconds: float = 30.0,
-    ) -> None:
-        self._guard = guard
-        self._hosts = hosts
-        self._headers = {"User-Agent": user_agent, **_HEADERS}
-        self._max_bytes = max_bytes
-        self._seconds = seconds
-        self._tls = ssl.create_default_context()
-
-    async def fetch(self, url: str, check: Check | None = None) -> Fetched:
-        """Return the page at `url`; `check` is awaited before each request, redirects included.
-
-        Raises:
-            PageError: The page is missing, not allowed, too slow, too large, or breaks off.
-            OutageError: This machine's resolver does not answer.
-        """
-        target = url
-        for _ in range(_MAX_REDIRECTS + 1):
-            address = parse_address(target)
-            if not self._hosts.allows(str(address)):
-                raise PageError(f"{address.host} may not be visited for this address.")
-            if check is not None:
-                await check(str(address))
-            try:
-                async with asyncio.timeout(self._seconds):
-                    found = await self._get(address)
-            except TimeoutError as error:
-                raise PageError(f"{url} takes longer than {self._seconds:g} seconds.") from error
-            except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as error:
-                why = str(error) or type(error).__name__
-                raise PageError(f"{url} cannot be fetched: {why}.") from error
-            if isinstance(found, Fetched):
-                return found
-            target = found
-        raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
-
-    async def _get(self, url: httpx.URL) -> Fetched | str:
-        """Return the page, or the target of its redirect."""
-        transport = httpx.AsyncHTTPTransport(self._tls, trust_env=False)
-        # httpx has no public way to set the network backend.
-        transport._pool = httpcore.AsyncConnectionPool(self._tls, network_backend=self._guard)
-        async with (
-            httpx.AsyncClient(transport=transport, headers=self._headers, timeout=None) as client,
-            client.stream("GET", url) as response,
-        ):
-            if response.next_request is not None:
-                return str(response.next_request.url)
-            if response.status_code != 200:
-                raise PageError(f"{url} answers {response.status_code}.", response.status_code)
-            body = bytearray()
-            async for part in response.aiter_bytes():
-                body += part
-                if len(body) > self._max_bytes:
-                    raise PageError(f"{url} is larger than {self._max_bytes / 1e6:g} MB.")
-                await asyncio.sleep(0)  # buffered chunks arrive without a pause
-        header = response.headers.get("content-type", "")
-        charset = _CHARSET.search(header)
-        kind = header.partition(";")[0].strip().casefold()
-        return Fetched(str(url), kind, charset[1] if charset else "", bytes(body))
-
-
 class Direct(ToolSource):
-    """Fetches pages through the SSRF guard, obeys robots.txt, and reads HTML, PDF and text.
+    """Fetches pages without proxies, cookies or credentials, and reads HTML, PDF and text.
 
     Args:
         config: A `WebConfig`.
@@ -149,13 +70,9 @@ class Direct(ToolSource):
             raise ConfigError(
                 f"tools=direct needs {', '.join(missing)}: pip install 'atommem[web]'."
             )
-        self._fetcher = Fetcher(
-            GuardedBackend(rule, config.private_hosts, resolve),
-            HostRules.of(config),
-            config.user_agent,
-            int(config.page_megabytes * 1e6),
-            config.page_seconds,
-        )
+        self._guard = GuardedBackend(rule, config.private_hosts, resolve)
+        self._tls = ssl.create_default_context()
+        self._hosts = HostRules.of(config)
         self._extraction = Extraction(
             config.parse_workers, config.parse_seconds, config.parse_megabytes
         )
@@ -167,8 +84,7 @@ class Direct(ToolSource):
         return (visit_tool(self._read),)
 
     async def _read(self, url: str) -> ToolResult:
-        check = self._check_robots if self.config.obey_robots else None
-        page = await self._fetcher.fetch(url, check)
+        page = await self.fetch(url, obey_robots=self.config.obey_robots)
         title, text, links = await self._extract(page)
         return ToolResult(text, title=title or page.url, links=links, origin=page.url)
 
@@ -182,6 +98,59 @@ class Direct(ToolSource):
             return await self._extraction.run(read_text, page.body, page.charset)
         raise PageError(f"{page.url} is {kind}, not a text.")
 
+    async def fetch(self, url: str, obey_robots: bool = False) -> Fetched:
+        """Return the page at `url`; every redirect obeys the same rules.
+
+        Raises:
+            PageError: The page is missing, not allowed, too slow, too large, or breaks off.
+            OutageError: This machine's resolver does not answer.
+        """
+        target = url
+        for _ in range(_MAX_REDIRECTS + 1):
+            address = parse_address(target)
+            if not self._hosts.allows(str(address)):
+                raise PageError(f"{address.host} may not be visited for this address.")
+            if obey_robots:
+                await self._check_robots(str(address))
+            try:
+                async with asyncio.timeout(self.config.page_seconds):
+                    found = await self._get(address)
+            except TimeoutError as error:
+                seconds = self.config.page_seconds
+                raise PageError(f"{url} takes longer than {seconds:g} seconds.") from error
+            except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as error:
+                why = str(error) or type(error).__name__
+                raise PageError(f"{url} cannot be fetched: {why}.") from error
+            if isinstance(found, Fetched):
+                return found
+            target = found
+        raise PageError(f"{url} redirects more than {_MAX_REDIRECTS} times.")
+
+    async def _get(self, url: httpx.URL) -> Fetched | str:
+        """Return the page, or the target of its redirect."""
+        transport = httpx.AsyncHTTPTransport(self._tls, trust_env=False)
+        # httpx has no public way to set the network backend.
+        transport._pool = httpcore.AsyncConnectionPool(self._tls, network_backend=self._guard)
+        headers = {"User-Agent": self.config.user_agent, **_HEADERS}
+        async with (
+            httpx.AsyncClient(transport=transport, headers=headers, timeout=None) as client,
+            client.stream("GET", url) as response,
+        ):
+            if response.next_request is not None:
+                return str(response.next_request.url)
+            if response.status_code != 200:
+                raise PageError(f"{url} answers {response.status_code}.", response.status_code)
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > self.config.page_megabytes * 1e6:
+                    raise PageError(f"{url} is larger than {self.config.page_megabytes:g} MB.")
+                await asyncio.sleep(0)  # buffered chunks arrive without a pause
+        header = response.headers.get("content-type", "")
+        charset = _CHARSET.search(header)
+        kind = header.partition(";")[0].strip().casefold()
+        return Fetched(str(url), kind, charset[1] if charset else "", bytes(body))
+
     async def _check_robots(self, url: str) -> None:
         """Raise `PageError` if robots.txt (RFC 9309) forbids `url` or cannot be fetched."""
         parts = urlsplit(url)
@@ -189,7 +158,7 @@ class Direct(ToolSource):
         expires, rules = self._robots.get(site, (0.0, b""))
         if expires <= time.monotonic():
             try:
-                rules = (await self._fetcher.fetch(f"{site}/robots.txt")).body[:_MAX_ROBOTS_BYTES]
+                rules = (await self.fetch(f"{site}/robots.txt")).body[:_MAX_ROBOTS_BYTES]
             except PageError as error:
                 if error.status is None or not 400 <= error.status < 500:
                     raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
@@ -81,26 +81,21 @@ class ProviderSource(ToolSource):
         """Close the connections."""
         await self._client.close()
 
-    async def _get(self, path: str) -> Any:
-        """Return the JSON at `path`. Raises as `_post` does."""
-        return await self._result(self._client.get(path), path)
-
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """Post `body` and return the JSON of the response.
+    async def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Get `path`, or post `body` to it, and return the JSON of the response.
 
         Raises:
             PageError: This query or page is refused, or its result exceeds ``page_megabytes``.
             OutageError: The provider is out of reach, overloaded after retries, or refuses the key.
         """
-        return await self._result(self._client.post(path, body), str(body))
-
-    async def _result(self, request: Awaitable[Any], sent: str) -> Any:
         try:
-            return await request
+            if body is None:
+                return await self._client.get(path)
+            return await self._client.post(path, body)
         except OversizeError as error:
             raise PageError(f"{self.service} returned {error.message}.") from error
         except RefusedError as error:
-            if error.status in _REQUEST_STATUSES and not error.of_account(sent):
+            if error.status in _REQUEST_STATUSES and not error.of_account(f"{path} {body}"):
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
             raise OutageError(
                 f"{self._url} refuses {self.service} requests ({error}): check "
@@ -169,7 +164,7 @@ class Serper(SearchSource):
     default_url = SERPER_URL
 
     async def _find(self, query: str) -> list[Hit]:
-        answer = await self._post("/search", {"q": query, "num": self.config.search_results})
+        answer = await self._request("/search", {"q": query, "num": self.config.search_results})
         with self._parsing(answer):
             hits = [_parse_result(one, "link", "snippet") for one in answer.get("organic", ())]
             box = answer.get("answerBox") or {}
@@ -185,7 +180,7 @@ class Searxng(SearchSource):
     service = "searxng"
 
     async def _find(self, query: str) -> list[Hit]:
-        answer = await self._get(f"/search?{urlencode({'q': query, 'format': 'json'})}")
+        answer = await self._request(f"/search?{urlencode({'q': query, 'format': 'json'})}")
         with self._parsing(answer):
             hits = [_parse_result(one, "url", "content") for one in answer["results"]]
             silent = answer.get("unresponsive_engines")
@@ -204,7 +199,7 @@ class Retrieve(SearchSource):
 
     async def _find(self, query: str) -> list[Hit]:
         body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}
-        answer = await self._post("/retrieve", body)
+        answer = await self._request("/retrieve", body)
         with self._parsing(answer):
             return [_parse_passage(one.get("document", one)) for one in answer["result"][0]]
 
@@ -237,7 +232,7 @@ class ReaderSource(ProviderSource):
 
     @abstractmethod
     async def _read(self, url: str) -> ToolResult:
-        """Return the page at `url`; raises as `_post` does."""
+        """Return the page at `url`; raises as `_request` does."""
 
     def _page(self, text: Any, title: Any, url: Any, links: Sequence[Link]) -> ToolResult:
         self._check_host(str(url))
@@ -256,7 +251,7 @@ class Jina(ReaderSource):
     async def _read(self, url: str) -> ToolResult:
         url = str(parse_address(url))
         self._check_host(url)
-        answer = await self._post("/", {"url": url})
+        answer = await self._request("/", {"url": url})
         with self._parsing(answer):
             data = answer["data"]
             pairs = (data.get("links") or {}).items()
@@ -278,7 +273,7 @@ class Access(ReaderSource):
 
     async def _read(self, url: str) -> ToolResult:
         self._check_host(url)
-        answer = await self._post("/access", {"urls": [url]})
+        answer = await self._request("/access", {"urls": [url]})
         with self._parsing(answer):
             (page,) = answer["result"]
             if page is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -24,12 +23,6 @@ def lookup(name: str) -> str:
 def broken(name: str) -> str:
     """Cannot do what it is asked."""
     raise ValueError(f"no {name} today")
-
-
-@server.tool()
-def crash() -> str:
-    """Ends its process."""
-    os._exit(1)
 
 
 @server.tool()

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 def test_search_by_words_uses_stems_titles_and_character_pairs(folder: Path) -> None:
     corpus = Corpus(folder)
     assert corpus.modes == ("lexical",)
-    assert corpus.counts == {"pages": 4, "passages": 4}
+    assert corpus.pages.counts() == {"pages": 4, "passages": 4}
     assert search(corpus, "who was BUILDING a bell?")[0] == "Orla Finch"
     assert search(corpus, "brént")[0] == "Brent"
     assert search(corpus, "海淀") == ["北京大学"]
@@ -61,7 +61,7 @@ def test_search_by_words_uses_stems_titles_and_character_pairs(folder: Path) -> 
 def test_page_is_found_by_id_url_and_title(folder: Path) -> None:
     corpus = Corpus(folder)
     names = ("doc7", "https://a.example/p", "Potatoes", " potatoes ")
-    assert all(corpus.page(name) == PAGES[3] for name in names)
+    assert all(corpus.pages.find(name) == PAGES[3] for name in names)
 
 
 def test_named_titles_are_links_and_the_longest_wins(folder: Path) -> None:
@@ -75,12 +75,12 @@ def test_named_titles_are_links_and_the_longest_wins(folder: Path) -> None:
 def test_page_with_known_id_is_replaced_and_changes_the_version(
     folder: Path, tmp_path: Path
 ) -> None:
-    before = Corpus(folder).version
-    assert build(tmp_path / "other", PAGES[::-1]).version == before
+    before = Corpus(folder).pages.digest()
+    assert build(tmp_path / "other", PAGES[::-1]).pages.digest() == before
     carrots = Page("Now about carrots.", "Carrots", "https://a.example/p", "doc7")
     corpus = build(folder, [carrots])
-    assert corpus.version != before
-    assert corpus.counts["pages"] == 4
+    assert corpus.pages.digest() != before
+    assert corpus.pages.counts()["pages"] == 4
     assert (search(corpus, "potatoes"), search(corpus, "carrots")) == ([], ["Carrots"])
 
 
@@ -91,8 +91,8 @@ def test_pages_of_one_title_are_joined_unless_their_address_differs(tmp_path: Pa
         Page("Ann lives in Fenford.", "Ann", "https://evil.test/"),
     ]
     corpus = build(tmp_path / "c", pages)
-    assert corpus.counts["pages"] == 4
-    found: Any = [corpus.page(name) for name in ("bob", "ann")]
+    assert corpus.pages.counts()["pages"] == 4
+    found: Any = [corpus.pages.find(name) for name in ("bob", "ann")]
     assert [page.text for page in found] == ["First.\n\nSecond.", "Ann lives in Oakrest."]
     assert found[1].url == "https://a.test/"
 
@@ -126,6 +126,7 @@ def test_vectors_are_searched_alone_and_fused_with_words(tmp_path: Path) -> None
     assert ranked[0][1] == pytest.approx(1 / 62 + 1 / 61)
 
 
+@pytest.mark.slow
 def test_vector_index_above_the_flat_size_reaches_the_recall_and_covers_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +162,7 @@ def test_interrupted_addition_is_completed_by_the_next(
         with pytest.raises(KeyboardInterrupt):
             build_corpus(PAGES, folder)
     corpus = build(folder, [])
-    assert corpus.counts["pages"] == 4
+    assert corpus.pages.counts()["pages"] == 4
     for mode in corpus.modes:
         assert search(corpus, "potatoes", 1, mode) == ["Potatoes"]
     whole = (folder / "vectors.f32").read_bytes()

@@ -93,6 +93,7 @@ def test_malformed_call_is_a_problem_and_an_observation_and_costs_a_call(written
     assert episode.steps[1].observation.values("left") == [39]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "status", "answer"),
     [
@@ -133,6 +134,7 @@ def test_unreachable_provider_is_an_outage(tool: str) -> None:
 LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "secret", "content": "secret"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "status", "answer", "message"),
     [

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.web.net.direct import Fetched, Fetcher
-from atommem.envs.web.net.guard import GuardedBackend, is_public
+from atommem.environment import environment_config
+from atommem.envs.web.net.direct import Direct, Fetched
+from atommem.envs.web.net.guard import is_public
 from atommem.envs.web.net.hosts import HostRules, default_denied_hosts
 from atommem.envs.web.tools import PageError
 from atommem.errors import ConfigError, OutageError
@@ -20,12 +21,9 @@ from tests.envs.web.browsing import answering, on_loopback, resolver, serving
 from tests.loopback import Route
 
 
-def fetch(
-    url: str, hosts: HostRules | None = None, resolve: Any = None, private: Any = (), **limits: Any
-) -> Fetched:
-    guard = GuardedBackend(on_loopback, private, resolve or resolver({}))
-    fetcher = Fetcher(guard, hosts or HostRules(), "tests", **{"seconds": 5.0, **limits})
-    return asyncio.run(fetcher.fetch(url))
+def fetch(url: str, resolve: Any = None, **settings: Any) -> Fetched:
+    config = environment_config("web", **{"user_agent": "tests", "page_seconds": 5.0, **settings})
+    return asyncio.run(Direct(config, on_loopback, resolve or resolver({})).fetch(url))
 
 
 PUBLIC = ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "64:ff9b::5db8:d822"]
@@ -84,9 +82,9 @@ def test_rebinding_name_is_resolved_once_a_connection() -> None:
     assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_redirects_obey_all_rules() -> None:
     routes: dict[str, Any] = {"/end": answering("here")}
-    rules = HostRules(deny=["127.0.0.2/no"])
     with (
         serving({"/secret": answering("secret")}, "127.0.0.1") as (inside, asked),
         serving(routes) as (host, _),
@@ -101,15 +99,15 @@ def test_redirects_obey_all_rules() -> None:
         ):
             routes["/away"] = answering("", status=302, Location=target)
             with pytest.raises(PageError, match=message):
-                fetch(f"http://{host}/away", rules)
+                fetch(f"http://{host}/away", deny_hosts=["127.0.0.2/no"])
     assert asked == []
 
 
 def test_private_host_with_its_port_is_exempt() -> None:
     with serving({"/": answering("mine")}, "127.0.0.1") as (host, _):
-        assert fetch(f"http://{host}/", private=[host]).body == b"mine"
+        assert fetch(f"http://{host}/", private_hosts=[host]).body == b"mine"
         with pytest.raises(PageError, match="not on the public web"):
-            fetch(f"http://{host}/", private=["127.0.0.1:1"])
+            fetch(f"http://{host}/", private_hosts=["127.0.0.1:1"])
 
 
 @pytest.mark.parametrize(
@@ -148,9 +146,9 @@ LIMITED = {
 def test_bytes_and_seconds_are_bounded_as_sent_and_unpacked(route: Route, message: str) -> None:
     small = answering(gzip.compress(b"hello"), Content_Encoding="gzip")
     with serving({"/": route, "/small": small}) as (host, _):
-        assert fetch(f"http://{host}/small", max_bytes=1000).body == b"hello"
+        assert fetch(f"http://{host}/small", page_megabytes=0.001).body == b"hello"
         with pytest.raises(PageError, match=message):
-            fetch(f"http://{host}/", max_bytes=1000, seconds=1.0)
+            fetch(f"http://{host}/", page_megabytes=0.001, page_seconds=1.0)
 
 
 def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:

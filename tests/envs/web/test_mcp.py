@@ -19,7 +19,7 @@ from atommem.environment import environment_config
 from atommem.envs.web import mcp_source
 from atommem.envs.web.mcp_source import McpSource
 from atommem.envs.web.sources import make_sources
-from atommem.episode import Observation, StopReason
+from atommem.episode import Observation
 from atommem.errors import ConfigError, OutageError
 from tests.envs.web.browsing import ANSWER, call, play, use
 
@@ -171,17 +171,12 @@ def test_episode_uses_the_tools_of_a_real_server(
 ) -> None:
     server = STDIO if transport == "stdio" else request.getfixturevalue("url")
     calls = [call("lookup", name="Ann"), call("broken", name="luck"), call("lookup", nom="Ann")]
-    if transport == "stdio":
-        calls += [call("crash"), call("lookup", name="Bob")]
     episode = play([*calls, ANSWER], tools=["mcp"], mcp_servers=[server], tool_seconds=20.0)
     shown = [step.observation.values("text") for step in episode.steps]
     assert shown[1] == ["Ann lives in Oakrest."]
     assert "broken" in shown[2][0]
     assert len(episode.steps[2].problems) == 1
-    if transport == "http":
-        assert episode.reward == 1.0
-    else:
-        assert episode.stop_reason is StopReason.FAILED, "a server that crashes at every attempt"
+    assert episode.reward == 1.0
 
 
 @pytest.mark.slow

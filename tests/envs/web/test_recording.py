@@ -164,6 +164,7 @@ def visited(page: str, text: str, title: str, **more: Any) -> Any:
     return ("visit", "engine", {"page": page}), ToolResult(text, title=title, **more)
 
 
+@pytest.mark.slow
 def test_corpus_of_a_recording_has_its_visited_pages_and_grows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

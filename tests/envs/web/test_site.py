@@ -49,12 +49,14 @@ def em(episodes: list[Episode]) -> float:
 
 
 def test_sites_of_a_seed_stay_the_same() -> None:
-    tasks = generate_sites(SiteConfig(injected=0.3), 500, seed=21)
+    tasks = generate_sites(SiteConfig(injected=0.3), 100, seed=21)
     digest = hashlib.sha256("\n".join(map(repr, tasks)).encode()).hexdigest()
-    assert digest.startswith("2d05928374acc35f"), "the demo's figures depend on them"
+    assert digest.startswith("e8c0979c23f99b4e"), "the demo's figures depend on them"
 
 
-@pytest.mark.parametrize("config", [SiteConfig(), LARGE, SiteConfig(injected=1.0)])
+@pytest.mark.parametrize(
+    "config", [SiteConfig(), pytest.param(LARGE, marks=pytest.mark.slow), SiteConfig(injected=1.0)]
+)
 def test_faultless_expert_answers_every_question(config: SiteConfig) -> None:
     episodes = play(config)
     assert em(episodes) == 1.0
