@@ -22,8 +22,8 @@ from atommem.memory.store import TextVectors
 from atommem.serve.schema import conversations, events, requests, vectors
 
 _WRITERS = 16
-_STATE = ("version", "kind", "step", "parent", "chunks", "tokens", "checkpoint", "embedder")
-_STATE += ("operations",)
+_STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
+"""What `LogState` follows."""
 _Result = TypeVar("_Result")
 _Write = tuple[Callable[[sa.Connection], Any], "Future[Any]"]
 Unread = dict[int, tuple[int, int]]
@@ -239,7 +239,7 @@ class ConversationLog:
             last = self.info(after, owner or "")
             place = sa.tuple_(columns.created_at, columns.id)
             query = query.where(place < sa.tuple_(last.created_at, last.id))
-        return [ConversationInfo(*row) for row in self._rows(query)]
+        return [ConversationInfo(*row.tuple()) for row in self._rows(query)]
 
     def update(
         self, conversation: str, owner: str, metadata: Mapping[str, str]
@@ -306,7 +306,7 @@ class ConversationLog:
     def load(self, conversation: str, owner: str, embedder: str) -> LogState:
         """Load the state of a conversation with the vectors of `embedder`."""
         state = LogState(self.info(conversation, owner))
-        found = self._rows(_events_of(conversation, *(events.c[name] for name in _STATE)))
+        found = self._rows(_events_of(conversation, *_STATE))
         for row in found:
             state.advance(row)
         state.operations = tuple(
@@ -344,7 +344,7 @@ class ConversationLog:
     def unread(self, conversation: str) -> Unread:
         """Return the items with chunks left to read."""
         state = LogState(ConversationInfo(conversation, "", 0, {}))
-        for row in self._rows(_events_of(conversation, *(events.c[name] for name in _STATE))):
+        for row in self._rows(_events_of(conversation, *_STATE)):
             state.advance(row)
         return state.unread
 
