@@ -53,7 +53,7 @@ def test_demo_replaces_an_earlier_one_and_evaluates_its_ablations(
         traces = list((tmp_path / "eval" / name / "traces").iterdir())
         assert len(traces) == 8
         assert read_trace(traces[0]).complete
-    for name in ("summary.json", "training.png", "grpo", "cold_start", "heldout.parquet", "eval"):
+    for name in ("summary.json", "training.png", "grpo", "cold_start"):
         assert str(tmp_path / name) in printed
         assert (tmp_path / name).exists()
     LocalPolicy.from_pretrained(tmp_path / "grpo")
