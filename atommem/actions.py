@@ -21,18 +21,13 @@ class Body(StrEnum):
     """The content of an element between its tags."""
 
     TEXT = "text"
-    NOTE = "note"
-    """Text that may be empty."""
-    HANDLE = "handle"
-    """The number of an entry that was shown."""
-    HANDLE_TEXT = "handle_text"
-    """Such a number, then text."""
-    BOX = "box"
-    r"""Text with ``\\boxed{...}``, whose content counts."""
+    NOTE = "note"  # text that may be empty
+    HANDLE = "handle"  # the number of an entry that was shown
+    HANDLE_TEXT = "handle_text"  # such a number, then text
+    BOX = "box"  # text with ``\boxed{...}``, whose content counts
     BOXES = "boxes"
     """Text with any number of boxes, each of which is an action of its own, an empty one too."""
-    ARGUMENTS = "arguments"
-    """A JSON object that fits the action's schema."""
+    ARGUMENTS = "arguments"  # a JSON object that fits the action's schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +35,11 @@ class ActionSpec:
     """One action that can be written.
 
     Attributes:
-        name: Its name in operations, statistics and traces.
         tag: Its tag, where the dialect has none for `name`; unset: `name`. An action with
             `ARGUMENTS` and without a tag is a tool, written as a call by its name.
         description: Explains it to the model, where the environment's templates do not.
         schema: JSON schema of the arguments (`ARGUMENTS`).
-        ends_anywhere: An element without its closing tag counts as closed where the next tag
-            begins. For actions that do no harm if their text is cut.
+        ends_anywhere: Without its closing tag, it ends where the next tag begins.
     """
 
     name: str
@@ -83,26 +76,18 @@ OUR_KINDS = (*MEMORY_KINDS, ANSWER, CALL)
 class ProblemReason(StrEnum):
     """Why a piece of a completion did not become an action."""
 
-    UNCLOSED = "unclosed"
-    """An opening tag that is never closed."""
-    STRAY_CLOSE = "stray_close"
-    """A closing tag without an opening one."""
+    UNCLOSED = "unclosed"  # an opening tag that is never closed
+    STRAY_CLOSE = "stray_close"  # a closing tag without an opening one
     NESTED = "nested"
     """An opening tag inside another element: part of that element's body, not an action."""
-    EMPTY = "empty"
-    """An element whose body is empty and needs one."""
-    MISSING_HANDLE = "missing_handle"
-    """An update or delete that does not name one entry."""
-    NO_BOX = "no_box"
-    """An answer without ``\\boxed{...}``."""
+    EMPTY = "empty"  # an element whose body is empty and needs one
+    MISSING_HANDLE = "missing_handle"  # an update or delete that does not name one entry
+    NO_BOX = "no_box"  # an answer without ``\boxed{...}``
     UNCLOSED_THINKING = "unclosed_thinking"
     """``<think>`` is never closed, so nothing after it is parsed."""
-    NOT_JSON = "not_json"
-    """Arguments that are not a JSON object (or such a reply of a baseline)."""
-    UNKNOWN_TOOL = "unknown_tool"
-    """A call of a tool that the environment does not have."""
-    BAD_ARGUMENTS = "bad_arguments"
-    """Arguments that do not fit the tool's schema."""
+    NOT_JSON = "not_json"  # arguments that are not a JSON object (or such a reply of a baseline)
+    UNKNOWN_TOOL = "unknown_tool"  # a call of a tool that the environment does not have
+    BAD_ARGUMENTS = "bad_arguments"  # arguments that do not fit the tool's schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +95,6 @@ class Action:
     """One parsed element.
 
     Attributes:
-        kind: The action's name.
         text: The body, stripped: after a handle, in the box of an answer, or the JSON as written.
         handle: The number of the entry in the observation that the model saw (update, delete).
         arguments: The parsed JSON (`Body.ARGUMENTS`).

@@ -95,7 +95,7 @@ class Parser(jsonargparse.ArgumentParser):
             leave_out: Fields without a flag. Fields that have a flag already are skipped.
             hidden: Show them in the help with `show_all` only.
         """
-        found = {}
+        found: dict[str, tuple[Any, Any]] = {}
         for config in configs:
             hints = typing.get_type_hints(config)
             found |= {

@@ -78,15 +78,10 @@ class MemoryConfig:
             )
 
     def of_task(self, task_id: str) -> MemoryConfig:
-        """Return the settings for one task: its capacity, and its id for ``$task`` in rules."""
-        settings = self
-        if self.capacity is None and self.capacities:
-            settings = replace(
-                self, capacity=drawn_capacity(self.capacities, task_id), capacities=[]
-            )
-        if "$task" in self.retention:
-            settings = replace(settings, retention=self.retention.replace("$task", task_id))
-        return settings
+        """Return the settings for one task, with the capacity that is drawn for it."""
+        if self.capacity is not None or not self.capacities:
+            return self
+        return replace(self, capacity=drawn_capacity(self.capacities, task_id), capacities=[])
 
 
 def drawn_capacity(capacities: Sequence[int], task_id: str) -> int | None:
@@ -155,15 +150,11 @@ class PolicyConfig:
                 "--api chat."
             )
         first = self.policy[0]
-        if not self.is_server:
-            if self.tokenizer is not None or self.model is not None or self.api != "completions":
-                raise ConfigError(
-                    f"policy={first}: a folder; model, tokenizer and api are for servers. Drop "
-                    "them."
-                )
-        elif self.api == "chat" and len(self.policy) > 1:
-            raise ConfigError(f"policy={self.policy}: api=chat takes one server. Give one.")
-        elif self.api != "chat" and self.tokenizer is None:
+        if not self.is_server and (self.tokenizer or self.model or self.api != "completions"):
+            raise ConfigError(
+                f"policy={first}: a folder; model, tokenizer and api are for servers. Drop them."
+            )
+        if self.is_server and self.api != "chat" and self.tokenizer is None:
             raise ConfigError(
                 f"policy={first}: a server needs the tokenizer of its model. Give --tokenizer "
                 "FOLDER|NAME; or --api chat for a server that takes messages."

@@ -84,15 +84,12 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     """Every question has an answer, or an environment without questions came to its end."""
-    UNANSWERED = "unanswered"
-    """The steps ran out before every question had an answer."""
+    UNANSWERED = "unanswered"  # the steps ran out before every question had an answer
     STEP_LIMIT = "step_limit"
     TOKEN_LIMIT = "token_limit"
     TIME_LIMIT = "time_limit"
-    CONTEXT_OVERFLOW = "context_overflow"
-    """The prompt did not fit the policy's context window."""
-    FAILED = "failed"
-    """An outage outside of the policy: counted, not scored."""
+    CONTEXT_OVERFLOW = "context_overflow"  # the prompt did not fit the policy's context window
+    FAILED = "failed"  # an outage outside of the policy: counted, not scored
 
 
 @dataclass(slots=True)
@@ -156,11 +153,6 @@ class Episode:
     seconds: float = 0.0
 
     @property
-    def in_progress(self) -> bool:
-        """Whether the episode has not ended."""
-        return self.stop_reason is None
-
-    @property
     def failed(self) -> bool:
         """Whether an outage ended the episode, which then has no score."""
         return self.stop_reason is StopReason.FAILED
@@ -185,7 +177,7 @@ def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return additive totals; failed episodes only count as ``episodes`` and ``failed``."""
     sums: dict[str, float] = dict.fromkeys((*_COUNTS, *_STOPS, *_PER_EPISODE, *_PER_STEP), 0.0)
     for episode in episodes:
-        found = Counter({"episodes": 1.0, f"stop/{episode.stop_reason}": 1.0})
+        found: dict[str, float] = {"episodes": 1.0, f"stop/{episode.stop_reason}": 1.0}
         if episode.failed:
             found["failed"] = 1.0
         else:

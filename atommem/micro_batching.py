@@ -38,12 +38,9 @@ class Waiting(Generic[Request, Result]):
 class RequestBatcher(Generic[Request, Result]):
     """Collect the requests of many coroutines into batches.
 
-    A batch starts after `LINGER_SECONDS` without a new request in an idle event loop: every
-    coroutine that could run has run by then. While a batch is handled, the next one collects.
-    Requests wait in their own event loop, so one batcher may serve several.
-
-    Args:
-        handle: Resolves or fails every request of a batch; if it raises, the open ones fail.
+    A batch starts after `LINGER_SECONDS` without a new request: every coroutine that could run has
+    run by then. While a batch is handled, the next one collects. Requests wait in their own event
+    loop. `handle` resolves or fails every request; if it raises, the open ones fail.
     """
 
     def __init__(self, handle: Callable[[list[Waiting[Request, Result]]], Awaitable[None]]) -> None:

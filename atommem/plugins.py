@@ -19,7 +19,7 @@ from atommem.errors import ConfigError, suggest
 CONFIGS = Path(__file__).with_name("configs")
 
 
-def find(group: str, name: str, ours: object = None) -> Any:
+def find(group: str, name: str) -> Any:
     """Return the object that `name` stands for in the entry-point group `group`.
 
     A name is an entry point's, or ``package.module:Attribute`` with a module that may lie in the

@@ -1,10 +1,8 @@
-"""A process at work: seconds spent waiting, Ctrl-C while it blocks, and the garbage collector."""
+"""A process at work: the seconds spent waiting, and the garbage collector."""
 
 from __future__ import annotations
 
 import gc
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,10 +15,6 @@ class ActivityClock:
     """Measure for how long at least one activity of a kind was going on.
 
     A second with 200 pending requests counts as one, so that times are shares of the wall clock.
-    Times of different kinds may overlap. For one event loop.
-
-    Args:
-        now: A monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -51,23 +45,6 @@ class ActivityClock:
             if running:
                 self._total[kind] = self._total.get(kind, 0.0) + now - self._last
         self._last = now
-
-
-@contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C raise `KeyboardInterrupt` at once, while nothing is awaited.
-
-    asyncio's handler only cancels the main task, which takes effect at its next await.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    replaced = threading.current_thread() is threading.main_thread() and callable(before)
-    if replaced:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if replaced:
-            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

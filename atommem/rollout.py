@@ -9,10 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from atommem.actions import MEMORY_KINDS
 from atommem.config import MemoryConfig, check_least
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
@@ -20,7 +18,7 @@ from atommem.environment import Environment, EnvironmentFactory, Score, Turn
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
 from atommem.grammar import THINK
-from atommem.memory.log import MemoryView, Snapshot, Source
+from atommem.memory.log import MemoryView, Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.rules import RuleSet
 from atommem.policy.contract import BatchPolicy, Completion, MessagePolicy, Policy, Sampling
@@ -34,9 +32,6 @@ Result = TypeVar("Result")
 
 ENCODE_THREADS = 2
 """Enough for a server of 128 completions a second; more threads compete for the interpreter."""
-
-Kept = dict[tuple[str, int], Episode]
-"""Episodes by task id and sample."""
 
 
 @runtime_checkable
@@ -199,6 +194,14 @@ class Session:
             step.operations = await self.memory.apply(step.actions, step.index, source)
         step.store_size = len(self.memory.contents.entries)
 
+    async def replay(self, steps: Sequence[Step]) -> None:
+        """Restore the memory after the first steps of an episode, from their operations."""
+        if steps:
+            log = [operation for step in steps for operation in step.operations]
+            await self.memory.restore(self.memory.start, log)
+        self.turns = len(steps)
+        self.sampled = sum(step.completion_tokens for step in steps)
+
     def state(self, *, vectors: bool = False) -> SessionState:
         """Return everything that another process needs; `vectors` save it from embedding."""
         memory = self.memory
@@ -296,42 +299,29 @@ class EpisodeRunner:
             setattr(runner.agent, name, value)
         return runner
 
-    async def run(
-        self, task: Any, sample: int = 0, past: Sequence[Step] = (), kept: Kept | None = None
-    ) -> Episode:
+    async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = ()) -> Episode:
         """Run one episode.
 
         An outage does not raise: it ends the episode with stop reason FAILED and no reward.
 
         Args:
-            past: The first steps of the episode, from a trace. The memory follows from their
-                operations, and only the environment is driven through them. The first steps of a
-                finished episode fork it.
-            kept: Gets the episode when it begins, so that it can be continued if this is cancelled:
-                an episode in progress is continued, and one that has ended is returned.
+            past: The first steps of the episode, from a trace or another sample. The memory
+                follows from their operations, and only the environment is driven through them.
 
         Raises:
-            TraceError: `past` has a gap, or the environment shows other observations.
+            TraceError: The environment shows other observations than `past`.
         """
-        before = None if kept is None else kept.get((task.id, sample))
-        if before is not None:
-            if not before.in_progress:
-                return before
-            past = before.steps
-        episode = Episode(task_id=task.id, sample=sample, steps=list(past))
-        if kept is not None:
-            kept[task.id, sample] = episode
-        spent = sum(step.seconds for step in past)
+        episode = Episode(task.id, sample, list(past))
         started = time.perf_counter()
         environments = self.agent.environments
         try:
             await environments.prepare(task)
             environment = environments()
-            stop_reason = await self._play(episode, environment, task, spent)
+            stop_reason = await self._play(episode, environment, task)
             set_score(episode, await environment.score())
         except OutageError as error:
             stop_reason, episode.error = StopReason.FAILED, str(error)
-        episode.seconds = spent + time.perf_counter() - started
+        episode.seconds = time.perf_counter() - started
         episode.stop_reason = stop_reason
         return episode
 
@@ -340,7 +330,6 @@ class EpisodeRunner:
         jobs: Sequence[tuple[Any, int]],
         on_episode: Callable[[int, Episode], None] | None = None,
         stop: Callable[[], bool] | None = None,
-        kept: Kept | None = None,
     ) -> list[Episode]:
         """Run one episode for each ``(task, sample)`` and return them in this order.
 
@@ -349,19 +338,16 @@ class EpisodeRunner:
         Args:
             on_episode: Called with the index of the job and the episode when one ends.
             stop: Called before an episode starts; if true, the episode is left out.
-            kept: As for `run`.
         """
-        run = partial(self.run, kept=kept)
-        return await run_jobs(run, jobs, on_episode, self.max_in_flight, stop)
+        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
 
-    async def _play(
-        self, episode: Episode, environment: Environment, task: Any, spent: float
-    ) -> StopReason:
+    async def _play(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
         """Run the steps of an episode, after its past ones, and return the reason for its end."""
         limits, loop = self.limits, asyncio.get_running_loop()
-        deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds - spent
+        deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds
         try:
-            session = await self._session(episode)
+            session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
+            await session.replay(episode.steps)
             observation = await with_deadline(environment.reset(task), deadline)
             past = iter(episode.steps.copy())
             while True:
@@ -401,28 +387,6 @@ class EpisodeRunner:
             return StopReason.TIME_LIMIT
         except PromptTooLongError:
             return StopReason.CONTEXT_OVERFLOW
-
-    async def _session(self, episode: Episode) -> Session:
-        """Return the session of an episode after its past steps."""
-        key, past = f"{episode.task_id}/{episode.sample}", episode.steps
-        if not past:
-            return Session(self.agent, key)
-        indices = [step.index for step in past]
-        if indices != list(range(len(past))):
-            raise TraceError(
-                f"the past of task {episode.task_id!r} has the steps {indices}: give all steps "
-                "from 0 on, in order."
-            )
-        sampled = sum(step.completion_tokens for step in past)
-        log = tuple(operation for step in past for operation in step.operations)
-        state = SessionState(key, len(past), sampled, Snapshot(self.agent.embedder.id), log)
-        session = await Session.restore(self.agent, state)
-        last = past[-1]
-        if not last.operations and any(action.kind in MEMORY_KINDS for action in last.actions):
-            # Every memory action has an operation, so an outage prevented these.
-            past[-1] = last = replace(last)
-            await session.apply(last)
-        return session
 
 
 def set_score(episode: Episode, score: Score) -> None:

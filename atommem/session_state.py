@@ -18,15 +18,9 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class SessionState:
-    """A saved session, without the agent's settings, weights and embedder.
+    """A session without its agent: its memory at the beginning of the log, and the log since.
 
-    Attributes:
-        key: The session's.
-        turns: Its number of completions, which is the index of its next step.
-        sampled: Its number of sampled tokens.
-        memory: The memory at the beginning of the log.
-        operations: The log since.
-        vectors: Those of its texts, not part of the JSON; None embeds them again.
+    The `vectors` of its texts are not part of the JSON.
     """
 
     key: str
@@ -50,11 +44,7 @@ class SessionState:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> SessionState:
-        """Return the state that `to_json` wrote.
-
-        Raises:
-            TraceError: The record is damaged or has another format.
-        """
+        """Return the state that `to_json` wrote; raise TraceError if it is damaged."""
         try:
             if (record["type"], record["format"]) != ("session", FORMAT):
                 raise TraceError(f"not a session of format {FORMAT}.")
@@ -83,11 +73,7 @@ class SessionState:
 
     @staticmethod
     def load(path: str | Path) -> SessionState:
-        """Read a file of `save`.
-
-        Raises:
-            TraceError: The file is missing or damaged.
-        """
+        """Read a file of `save`; raise TraceError if it is missing or damaged."""
         path = Path(path)
         try:
             state = SessionState.from_json(json.loads(path.read_text(encoding="utf-8")))

@@ -40,15 +40,7 @@ def write_trace(
     *,
     tokens: bool = False,
 ) -> Path:
-    """Write an episode to a file as a whole.
-
-    Args:
-        path: Its folder is created.
-        episode: A finished one.
-        task: JSON values for readers: id, questions, gold answers.
-        config: The settings of the run, JSON values.
-        tokens: Include prompt ids and log-probabilities, which training needs.
-    """
+    """Write an episode to a file as a whole; `tokens` are what training needs of it."""
     path = Path(path)
     end = msgspec.to_builtins(episode)
     header = {name: end.pop(name) for name in ("task_id", "sample")}
@@ -65,11 +57,7 @@ def write_trace(
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace; one that was cut off is read as far as it goes.
-
-    Raises:
-        TraceError: The file does not exist or is not a trace.
-    """
+    """Read a trace, as far as it goes; raise TraceError if it is missing or damaged."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")

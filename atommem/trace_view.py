@@ -54,16 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def render_trace(trace: Trace, *, step: int | None = None, full: bool = False) -> RenderableType:
-    """Return an episode, or one of its steps, for a `rich` console.
-
-    Args:
-        trace: As read.
-        step: The number of a single step, from 1.
-        full: Do not abbreviate texts.
-
-    Raises:
-        ConfigError: The step does not exist.
-    """
+    """Return an episode, or its step number `step` (from 1), for a `rich` console."""
     steps = trace.episode.steps
     if step is not None:
         if not 1 <= step <= len(steps):

@@ -24,8 +24,8 @@ from atommem.envs.benchmarks.build import (
     build_tasks,
     read_asked,
 )
-from atommem.envs.benchmarks.conversations import QUESTIONS
 from atommem.envs.benchmarks.locomo import HINTED, read_locomo, read_wording
+from atommem.envs.benchmarks.long_texts import QUESTIONS
 from atommem.envs.benchmarks.multihop import MUSIQUE
 from atommem.envs.benchmarks.registry import (
     BENCHMARKS,

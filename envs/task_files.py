@@ -14,9 +14,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.benchmarks.contexts import parse_memagent, parse_memory_agent_bench
-from atommem.envs.benchmarks.conversations import parse_beam, parse_longmemeval
 from atommem.envs.benchmarks.locomo import parse_locomo
+from atommem.envs.benchmarks.long_texts import (
+    parse_beam,
+    parse_longmemeval,
+    parse_memagent,
+    parse_memory_agent_bench,
+)
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable, remedy

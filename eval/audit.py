@@ -34,6 +34,8 @@ from atommem.trace import read_trace
 RULES = ("fifo", "lru", "lfu", "ebbinghaus", "redundancy", "novelty", "length", "type_prior")
 RELATED = 0.6
 """Least cosine of a pair that the judge is asked about."""
+MAX_PAIRS = 200
+"""Most pairs that the judge is asked about."""
 _BATCH = 256
 _TEXT_FIELDS = ("text", "memory", "content", "data", "query")
 _PROMPT = """Two notes stand in one memory. Can both be true at the same time of the same world?
@@ -85,7 +87,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
     parser.add_argument("--judge_url", help="Chat server that judges contradictions.")
     parser.add_argument("--judge_model", help="Name of the judge's model.")
-    parser.add_argument("--pairs", type=int, default=200, help="Most pairs to judge.")
     flags = ("embedder", "embedder_model", "embedder_url")
     parser.add_settings("embedder", EmbedderConfig, names=flags)
     parser.add_argument("--out", type=Path, help="Write everything as JSON.")
@@ -100,9 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     entries = read_store(args.store)
     embedder = make_embedder(make(EmbedderConfig, args))
     judge = _make_judge(args.judge_url, args.judge_model) if args.judge_url else None
-    found = asyncio.run(
-        audit(entries, embedder, args.same, args.budget, args.rules, judge, args.pairs)
-    )
+    found = asyncio.run(audit(entries, embedder, args.same, args.budget, args.rules, judge))
     print(*_format(entries, found), sep="\n")
     if args.out is not None:
         write_json(args.out, asdict(found))
@@ -116,14 +115,13 @@ async def audit(
     budget: int | None = None,
     rules: Sequence[str] = (),
     judge: Contradicts | None = None,
-    max_pairs: int = 200,
 ) -> Audit:
     """Audit the entries of a store, oldest first.
 
     Args:
         same: Entries above this cosine are duplicates.
         budget: Entries to keep when reporting what `rules` evict.
-        judge: Asked about the `max_pairs` most similar pairs that are not duplicates.
+        judge: Asked about the most similar pairs that are not duplicates.
 
     Raises:
         ConfigError: A rule does not exist or evicts nothing.
@@ -134,7 +132,7 @@ async def audit(
     for start in range(0, len(texts), _BATCH):
         batch = await embedder.embed(texts[start : start + _BATCH], "entry")
         vectors = np.concatenate([vectors, batch])
-    groups, pairs = find_pairs(vectors, same, max_pairs if judge else 0)
+    groups, pairs = find_pairs(vectors, same, MAX_PAIRS if judge else 0)
     unused = [entry.id for entry in entries if not entry.shown]
     duplicates = [[ids[row] for row in group] for group in groups]
     found = Audit(len(ids), duplicates, unused if len(unused) < len(ids) else None)

@@ -23,9 +23,9 @@ from atommem.environment import make_environments
 from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
-from atommem.eval.methods.baseline import Method, Setup
+from atommem.eval.methods.baseline import Method
+from atommem.eval.methods.recorder import Setup
 from atommem.policy.opening import check_window, open_policy, policy_identity
-from atommem.process import ended_by_ctrl_c
 from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
 
 EXIT_REFUSED = 2
@@ -182,9 +182,8 @@ class EvalContext:
         if self._key != evaluation.models:
             self._key, self._environments = "", {}
             await self._stack.aclose()
-            with ended_by_ctrl_c():  # loading takes minutes
-                self._policy = open_policy(evaluation.policy)
-                self._embedder = open_embedder(run.embedder)
+            self._policy = open_policy(evaluation.policy)
+            self._embedder = open_embedder(run.embedder)
             self._stack.push_async_callback(self._policy.close)
             self._stack.push_async_callback(self._embedder.close)
             self._key = evaluation.models

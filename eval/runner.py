@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -115,11 +114,8 @@ async def evaluate(
             budget.used += record.prompt_tokens + record.completion_tokens
             on_record(record)
 
-        services = {}
         if folder is not None and pending:
             (folder.path / SUMMARY).unlink(missing_ok=True)  # new episodes outdate it
-        elif folder is not None:
-            services = _services(folder.path)
         with frozen_heap():
             await runner.run_all(pending, on_episode, lambda: budget.spent)
         if left := len(jobs) - len(records):
@@ -127,22 +123,12 @@ async def evaluate(
                 f"the budget is spent: {budget}. {left} of {len(jobs)} episodes have not run."
             )
         result = EvalResult(tuple(records[task.id, sample] for task, sample in jobs), resumed)
-        if folder is not None:
+        if folder is not None and not (folder.path / SUMMARY).is_file():
             summary = {**result.summary(), "breakdowns": breakdowns(result.records)}
-            if services := services or runner.environments.usage():
+            if services := runner.environments.usage():
                 summary["services"] = services
             write_json(folder.path / SUMMARY, {**summary, "run": folder.manifest})
     return result
-
-
-def _services(folder: Path) -> dict[str, Any]:
-    """Return the usage of services in the summary of the run that finished."""
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    found: dict[str, Any] = summary.get("services", {})
-    return found
 
 
 def make_manifest(

@@ -5,14 +5,9 @@ docs/evaluate.md describes the file. Its settings are checked by the parser of `
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,21 +18,17 @@ from msgspec.structs import replace
 
 from atommem.arguments import Parser, field_names, make, pop_flags
 from atommem.config import check_choice, is_server
-from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
-from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.registry import SPLITS, TWOWIKI, get_benchmark, with_aliases
-from atommem.envs.synthetic.world import WorldConfig, generate
-from atommem.envs.task import Task
-from atommem.envs.task_files import describe_file, save_tasks, write_provenance
-from atommem.errors import AtomMemError, ConfigError
+from atommem.environment import DEFAULT_ENVIRONMENT
+from atommem.envs.benchmarks.build import BuildConfig
+from atommem.envs.benchmarks.registry import SPLITS, get_benchmark
+from atommem.envs.synthetic.world import WorldConfig
+from atommem.errors import ConfigError
 from atommem.eval.eval_config import EvalRun, eval_parser, parse_arguments
 from atommem.eval.methods import METHODS
 from atommem.plugins import find_file
 
 TRAINED = "trained"
 """The policy of ``--policy``, as rows name it."""
-ALIASES = "id_aliases.json"
-"""2WikiMultihopQA's aliases; its names count as right if the file is beside the questions."""
 _SUITE_SETTINGS = ("data", "out", "method", "seed")
 """Settings that the suite itself determines."""
 _SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction", "budget_tokens")
@@ -230,14 +221,13 @@ def load_suite(path: str | Path) -> Suite:
 
 def parse_suite(values: Any) -> Suite:
     """Make a suite from the contents of its file; raises like `load_suite`."""
-    own = msgspec.convert(values, dict[str, Any])
-    rows = msgspec.convert(own.pop("rows", []), list[Row])
-    rows += [
-        row for grid in msgspec.convert(own.pop("grid", []), list[Grid]) for row in grid.rows()
-    ]
-    data = msgspec.convert(own.pop("data", []), list[dict[str, Any]])
+    fields = msgspec.convert(values, dict[str, Any])
+    rows = msgspec.convert(fields.pop("rows", []), list[Row])
+    for grid in msgspec.convert(fields.pop("grid", []), list[Grid]):
+        rows += grid.rows()
+    data = msgspec.convert(fields.pop("data", []), list[dict[str, Any]])
     columns = [column for item in data for column in _columns(item)]
-    suite = replace(msgspec.convert(own, Suite), columns=tuple(columns), rows=tuple(rows))
+    suite = replace(msgspec.convert(fields, Suite), columns=tuple(columns), rows=tuple(rows))
     for kind, fix, keys in (
         ("column", "name", [column.key for column in columns]),
         ("row", "label", [row.key for row in rows]),
@@ -247,10 +237,11 @@ def parse_suite(values: Any) -> Suite:
         if double := [key for key in keys if keys.count(key) > 1]:
             raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
     _check_settings("settings", suite, suite.settings, _SUITE_SETTINGS)
-    for item in (*columns, *rows):
-        where = f"{type(item).__name__.lower()} {item.name}"
-        _check_settings(where, suite, item.settings, (*_SUITE_SETTINGS, *_SHARED_SETTINGS))
+    own = (*_SUITE_SETTINGS, *_SHARED_SETTINGS)
+    for column in columns:
+        _check_settings(f"column {column.name}", suite, column.settings, own)
     for row in rows:
+        _check_settings(f"row {row.name}", suite, row.settings, own)
         check_choice(f"row {row.name}: method", row.method, METHODS)
     if not suite.seeds or len({*suite.seeds}) < len(suite.seeds):
         raise ConfigError(f"seeds={list(suite.seeds)}: must be different whole numbers.")
@@ -275,7 +266,8 @@ def _columns(item: dict[str, Any]) -> list[Column]:
     kinds = [kind for kind in ("benchmark", "synthetic", "file") if kind in item]
     if len(kinds) != 1:
         raise ConfigError(f"data: {item!r} needs one of benchmark, synthetic and file.")
-    values = {"name": item.get("benchmark", "synthetic"), **item}
+    default = item.get("benchmark") or Path(item.get("file", "synthetic")).stem
+    values = {"name": default, **item}
     where = f"data, {values['name']}"
     if kinds == ["file"]:
         return [msgspec.convert(values, Column)]
@@ -355,93 +347,6 @@ def _row_settings(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     if policy and not is_server([policy] if isinstance(policy, str) else policy):
         settings = {key: value for key, value in settings.items() if key not in _SERVER_SETTINGS}
     return settings | own
-
-
-def load_columns(
-    columns: Iterable[Column], environment: str, cache: Path, benchmarks: Path | None = None
-) -> dict[str, Sequence[Any]]:
-    """Return the tasks of each column by its key, built on first use.
-
-    Args:
-        cache: Folder of built files. A name has a digest of its inputs' content, the build's
-            settings and the package's version.
-        benchmarks: Folder of the benchmarks' files, in a folder each.
-
-    Raises:
-        ConfigError: The benchmarks' folder or a file is missing.
-        DataError: An input is missing, damaged or too small.
-    """
-    read_tasks = find_environment(environment).read_tasks
-    tasks = {}
-    for column in columns:
-        try:
-            tasks[column.key] = read_tasks(column_file(column, cache, benchmarks))
-        except AtomMemError as error:
-            raise type(error)(f"column {column.key}: {error}") from error
-    _read_pool.cache_clear()
-    return tasks
-
-
-def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> Path:
-    """Return the file of a column's tasks, built if necessary; raises like `load_columns`."""
-    if column.file:
-        folders = [Path()] if benchmarks is None else [benchmarks, Path()]
-        for folder in folders:
-            if (folder / column.file).is_file():
-                return folder / column.file
-        searched = " or ".join(map(str, folders))
-        raise ConfigError(f"{column.file} is not in {searched}. Give its folder as --benchmarks.")
-    if column.world is not None:
-        world, count, seed = column.world, column.n, column.seed
-        settings = {"source": "synthetic", "world": asdict(world), "n": count, "seed": seed}
-        return _build(column, cache, settings, lambda: generate(world, count, seed))
-    benchmark, build = get_benchmark(column.benchmark), column.build
-    if benchmarks is None:
-        names = ", ".join(f"{benchmark.name}/{name}" for name in benchmark.files[column.split])
-        raise ConfigError(f"{benchmark.name} needs --benchmarks, a folder with one of {names}.")
-    files = benchmark.find(column.split, benchmarks)
-    named = files[0].with_name(ALIASES)
-    aliases = (named,) if benchmark.name == TWOWIKI and named.is_file() else ()
-    settings = {
-        "benchmark": benchmark.name,
-        "split": column.split,
-        **asdict(build),
-        "inputs": [describe_file(file) for file in (*files, *aliases)],
-    }
-
-    def make_tasks() -> Iterable[Task]:
-        pool = _read_pool(benchmark.name, tuple(files), aliases)
-        return build_tasks(pool, build, benchmark.name, column.split)
-
-    return _build(column, cache, settings, make_tasks)
-
-
-@lru_cache(maxsize=1)  # adjacent columns of one benchmark share it
-def _read_pool(name: str, files: tuple[Path, ...], aliases: tuple[Path, ...]) -> Pool:
-    benchmark = get_benchmark(name)
-    for file in aliases:
-        benchmark = with_aliases(benchmark, file)
-    pool = Pool(row for file in files for row in benchmark.read(file))
-    if pool.skipped_note:
-        print(f"{name}{pool.skipped_note}", file=sys.stderr)
-    return pool
-
-
-def _build(
-    column: Column,
-    cache: Path,
-    settings: Mapping[str, Any],
-    make_tasks: Callable[[], Iterable[Task]],
-) -> Path:
-    inputs = [item["sha256"] for item in settings.get("inputs", ())]  # not names and places
-    content = {**settings, "inputs": inputs, "atommem": version("atommem")}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    path = cache / f"{column.key}-{digest[:20]}.parquet"
-    if not path.is_file():
-        print(f"building the tasks of {column.key}: {path}", file=sys.stderr)
-        save_tasks(make_tasks(), path)
-        write_provenance(path, {**settings, "digest": digest})
-    return path
 
 
 def _find(

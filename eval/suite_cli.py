@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,7 +18,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from atommem.arguments import Parser, pop_flags
+from atommem.environment import find_environment
+from atommem.envs.benchmarks.build import Pool, build_tasks
+from atommem.envs.benchmarks.registry import TWOWIKI, get_benchmark, with_aliases
 from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.synthetic.world import generate
+from atommem.envs.task import Task
+from atommem.envs.task_files import describe_file, save_tasks, write_provenance
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable
 from atommem.eval.eval_config import (
     EXIT_BUDGET_SPENT,
@@ -27,8 +38,10 @@ from atommem.eval.output import SUMMARY, OutputFolder
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import Budget, evaluate, make_manifest
-from atommem.eval.suite import TRAINED, Suite, SuiteRun, expand, load_columns, load_suite
+from atommem.eval.suite import TRAINED, Column, Suite, SuiteRun, expand, load_suite
 
+ALIASES = "id_aliases.json"
+"""2WikiMultihopQA's aliases; its names count as right if the file is beside the questions."""
 _INSTEAD = {"--data": "--columns", "--method": "--rows", "--seed": "--seeds", "--config": "--suite"}
 """Flags of a single evaluation, and those of a suite."""
 
@@ -136,6 +149,94 @@ async def run_all(
             async with asyncio.TaskGroup() as started:
                 for run in group:
                     started.create_task(start(run))
+
+
+def load_columns(
+    columns: Iterable[Column], environment: str, cache: Path, benchmarks: Path | None = None
+) -> dict[str, Sequence[Any]]:
+    """Return the tasks of each column by its key, built on first use.
+
+    Args:
+        cache: Folder of built files. A name has a digest of its inputs' content, the build's
+            settings and the package's version.
+        benchmarks: Folder of the benchmarks' files, in a folder each.
+
+    Raises:
+        ConfigError: The benchmarks' folder or a file is missing.
+        DataError: An input is missing, damaged or too small.
+    """
+    read_tasks = find_environment(environment).read_tasks
+    tasks = {}
+    for column in columns:
+        try:
+            tasks[column.key] = read_tasks(column_file(column, cache, benchmarks))
+        except AtomMemError as error:
+            raise type(error)(f"column {column.key}: {error}") from error
+    _read_pool.cache_clear()
+    return tasks
+
+
+def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> Path:
+    """Return the file of a column's tasks, built if necessary; raises like `load_columns`."""
+    if column.file:
+        folders = [Path()] if benchmarks is None else [benchmarks, Path()]
+        for folder in folders:
+            if (folder / column.file).is_file():
+                return folder / column.file
+        searched = " or ".join(map(str, folders))
+        raise ConfigError(f"{column.file} is not in {searched}. Give its folder as --benchmarks.")
+    if column.world is not None:
+        world, count, seed = column.world, column.n, column.seed
+        settings = {"source": "synthetic", "world": asdict(world), "n": count, "seed": seed}
+        return _build(column, cache, settings, lambda: generate(world, count, seed))
+    benchmark, build = get_benchmark(column.benchmark), column.build
+    assert build is not None
+    if benchmarks is None:
+        names = ", ".join(f"{benchmark.name}/{name}" for name in benchmark.files[column.split])
+        raise ConfigError(f"{benchmark.name} needs --benchmarks, a folder with one of {names}.")
+    files = benchmark.find(column.split, benchmarks)
+    named = files[0].with_name(ALIASES)
+    aliases = (named,) if benchmark.name == TWOWIKI and named.is_file() else ()
+    settings = {
+        "benchmark": benchmark.name,
+        "split": column.split,
+        **asdict(build),
+        "inputs": [describe_file(file) for file in (*files, *aliases)],
+    }
+
+    def make_tasks() -> Iterable[Task]:
+        pool = _read_pool(benchmark.name, tuple(files), aliases)
+        return build_tasks(pool, build, benchmark.name, column.split)
+
+    return _build(column, cache, settings, make_tasks)
+
+
+@lru_cache(maxsize=1)  # adjacent columns of one benchmark share it
+def _read_pool(name: str, files: tuple[Path, ...], aliases: tuple[Path, ...]) -> Pool:
+    benchmark = get_benchmark(name)
+    for file in aliases:
+        benchmark = with_aliases(benchmark, file)
+    pool = Pool(row for file in files for row in benchmark.read(file))
+    if pool.skipped_note:
+        print(f"{name}{pool.skipped_note}", file=sys.stderr)
+    return pool
+
+
+def _build(
+    column: Column,
+    cache: Path,
+    settings: Mapping[str, Any],
+    make_tasks: Callable[[], Iterable[Task]],
+) -> Path:
+    inputs = [item["sha256"] for item in settings.get("inputs", ())]  # not names and places
+    content = {**settings, "inputs": inputs, "atommem": version("atommem")}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path = cache / f"{column.key}-{digest[:20]}.parquet"
+    if not path.is_file():
+        print(f"building the tasks of {column.key}: {path}", file=sys.stderr)
+        save_tasks(make_tasks(), path)
+        write_provenance(path, {**settings, "digest": digest})
+    return path
 
 
 def _report(suite: Suite, runs: Sequence[SuiteRun], out: Path) -> None:

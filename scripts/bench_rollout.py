@@ -21,6 +21,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,8 @@ from atommem.rollout import EpisodeRunner, Limits
 GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}
 LEAST_SPEED = 2.5
-WORDS = (
-    "river",
-    "house",
-    "music",
-    "winter",
-    "train",
-    "garden",
-    "letter",
-    "stone",
-    "market",
-    "light",
-)
+WORDS = ["river", "house", "music", "winter", "train"]
+WORDS += ["garden", "letter", "stone", "market", "light"]
 ONE_LAYER = ("--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 1}')
 
 
@@ -170,16 +161,10 @@ def compare_layouts(
     jobs = [(long_task(tokenizer, chunk * chunks), sample) for sample in range(group)]
     found: dict[str, Rollout] = {}
     for layout in ("paper", "prefix"):
-        settings = {"layout": layout, "chunk_tokens": chunk, "retrieve_k": 1}
-        work = rollout(
-            server,
-            tokenizer,
-            jobs,
-            wrap=lambda policy: NoteTaker(policy, group),
-            steps=chunks,
-            max_tokens=COMPLETION_TOKENS,
-            **settings,
-        )
+        settings: dict[str, Any] = {"layout": layout, "chunk_tokens": chunk, "retrieve_k": 1}
+        settings |= {"steps": chunks, "max_tokens": COMPLETION_TOKENS}
+        wrap = partial(NoteTaker, episodes=group)
+        work = rollout(server, tokenizer, jobs, wrap=wrap, **settings)
         found[layout] = one = asyncio.run(work)
         print(
             f"chunk {chunk:>5}  {layout:<7}{one.prompt_tokens:>9} prompt tokens, "

@@ -1,12 +1,11 @@
 """What does `atommem serve` add to its engine, and are answers ever mixed up?
 
-    python scripts/bench_serve.py [--asks 2000] [--conversations 64] [--open 500] [--latency 1.0]
+    python scripts/bench_serve.py [--asks 2000] [--conversations 64] [--latency 1.0]
 
 `atommem serve` runs on SQLite over a chat server of a fixed latency (a double, in a process of its
 own). Every conversation is given a secret; 64 clients then ask for them at once. Printed are
 answers with another's secret, p50, p95 and p99 of the seconds of a request beyond its completions'
-latency, requests a second, and the resident memory of the server. With more --conversations than
-are held --open, every request loads its conversation again. Clients, server and engine share the
+latency, requests a second, and the resident memory of the server. Clients, server and engine share the
 machine's cores, and what they wait for each other is in the figures. `kill` then kills the server
 (SIGKILL) under load, starts it again on the same file and looks for every item that was
 acknowledged.
@@ -169,7 +168,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line(__doc__, asks=64, conversations=4, latency=0.05, kills=1)
     parser.add_argument("--asks", type=int, default=2000)
     parser.add_argument("--conversations", type=int, default=CLIENTS)
-    parser.add_argument("--open", type=int, default=500, help="conversations held open")
     parser.add_argument("--latency", type=float, default=1.0, help="seconds of a completion")
     parser.add_argument("--kills", type=int, default=5)
     options = parser.parse_args(argv)
@@ -179,19 +177,9 @@ def main(argv: list[str] | None = None) -> int:
         log = Path(name) / "log.txt"
         script = str(Path(__file__).resolve())
         engine = [sys.executable, script, "engine", str(ports[0]), str(options.latency)]
-        serve = [
-            *ATOMMEM,
-            "serve",
-            "--policy",
-            engine_url,
-            "--api",
-            "chat",
-            "--port",
-            str(ports[1]),
-        ]
-        serve += ["--db", f"sqlite:///{name}/log.db", "--embedder", "hashing", "--max_reads", "2"]
-        serve += ["--active", "256", "--max_requests", "4096"]
-        serve += ["--open_conversations", str(options.open)]
+        words = f"""serve --policy {engine_url} --api chat --port {ports[1]} --embedder hashing
+            --db sqlite:///{name}/log.db --max_reads 2 --active 256 --max_requests 4096"""
+        serve = [*ATOMMEM, *words.split()]
         with started(engine, f"{engine_url}/v1/models", log):
             with started(serve, f"{url}/ready", log) as process:
                 secrets = asyncio.run(give_secrets(url, options.conversations, 0))

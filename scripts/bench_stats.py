@@ -2,12 +2,10 @@
 
     python scripts/bench_stats.py [--samples 6000]
 
-Simulated evaluations with what real ones have: tasks of unequal size, questions that come again in
-several tasks, both at once, and few conversations of many questions. Scores are right or wrong; a
-task's scores share an effect, and so do a question's. (Weak points: normal effects on a probit
-scale, ten conversations at the least, one difference for all questions.) The power is compared with
-that of 2,000 random sign assignments written in numpy. That single figures equal those of plain
-loops is tested in tests/envs/scoring.
+Simulated evaluations: tasks of unequal size, questions that recur in several tasks, both at once,
+and few conversations of many questions. A task's scores share an effect, and so do a question's.
+(Weak points: normal effects on a probit scale, at least ten conversations, one difference for all
+questions.) The power is compared with that of 2,000 random sign assignments.
 
 The bar: 95% intervals of means and of differences hold the truth in 94 to 96% of samples; the test
 at .05 rejects a true null hypothesis in 4.5 to 5.5%; its power is at least the reference's. The

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import time
@@ -71,12 +70,6 @@ def started(
     finally:
         process.terminate()
         process.wait(60)
-
-
-def peak_megabytes() -> float:
-    """Highest resident set of this process, in MB (Linux)."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return 0.0 if found is None else int(found[1]) / 1024
 
 
 def make_agent(

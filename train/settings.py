@@ -33,21 +33,13 @@ _SAVING = """save_steps save_total_limit resume_from_checkpoint logging_steps ev
 
 @dataclass
 class Settings:
-    """The settings of a stage.
+    """The settings of a stage."""
 
-    Attributes:
-        args: A `TrainConfig`, `ColdStartConfig` or `AsyncTrainConfig`.
-        run: What the agent is built from; its policy is the model in training.
-        model: TRL's.
-        dry_run: Of ``--dry_run``.
-        sources: Setting -> where its value is from: flag, file, model folder or default.
-    """
-
-    args: Any
-    run: RunConfig
+    args: Any  # a TrainConfig, ColdStartConfig or AsyncTrainConfig
+    run: RunConfig  # what the agent is built from; its policy is the model in training
     model: ModelConfig
     dry_run: DryRunConfig
-    sources: dict[str, str]
+    sources: dict[str, str]  # setting -> flag, file, model folder or default
 
     @property
     def stored(self) -> list[Any]:
@@ -60,12 +52,9 @@ class Settings:
 def parse(
     stage: str, argv: Sequence[str], adapt: Callable[[type], type] = lambda config: config
 ) -> Settings:
-    """Read the command line of a stage. In `sft`, memory and environment describe the prompts.
+    """Read the command line of a stage (grpo, sft or async).
 
-    Args:
-        stage: grpo, sft or async.
-        argv: Its flags.
-        adapt: Replaces the stage's configuration class.
+    In `sft`, memory and environment describe the prompts. `adapt` replaces the configuration class.
 
     Raises:
         AtomMemError: A setting is unknown or out of range, or a file cannot be read.

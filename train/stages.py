@@ -157,13 +157,7 @@ def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:
 def launch(
     settings: Settings, make_trainer: Callable[[Settings], Any], columns: Sequence[Column]
 ) -> Path:
-    """Train or resume, and save the model; returns its folder.
-
-    Args:
-        settings: Of the stage.
-        make_trainer: Called when output folder and reporters are in order.
-        columns: Of the console's table.
-    """
+    """Train or resume, and save the model; returns its folder."""
     args = settings.args
     resume = checkpoint_to_resume(args, settings.run.memory)
     prepare_reporters(args)

@@ -61,21 +61,6 @@ HUB_REFUSED: dict[str, tuple[Any, str]] = {
 }
 """The same of all stages."""
 
-ENGINE_FIXED = {
-    "model": "it is the model in training",
-    "revision": "use model_revision",
-    "dtype": "it is the dtype in training",
-    "logprobs_mode": "it must match the distribution in training",
-    "distributed_executor_backend": "the engine runs in this process",
-    "enable_lora": "it follows from use_peft",
-    "max_lora_rank": "it follows from lora_r",
-    "enable_sleep_mode": "use vllm_enable_sleep_mode",
-    "gpu_memory_utilization": "use vllm_gpu_memory_utilization",
-    "max_model_len": "use vllm_max_model_length",
-    "model_impl": "use vllm_model_impl",
-}
-"""Settings of a colocated engine that `vllm_engine_kwargs` may not have, with the reason."""
-
 
 def check_refused(config: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
     """Raise ConfigError if a field of `config` has another value than the only accepted one."""
@@ -267,8 +252,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         2, "Checkpoints that are kept; the last and the best one always are."
     )
     learning_rate: float = setting(1e-6, "The initial learning rate.")
-    temperature: float = setting(1.0, "Sampling temperature in training.")
-    epsilon: float = setting(0.2, "PPO clip below: ratio >= 1 - epsilon.")
     vllm_server_base_url: str | None = setting(
         None, "URLs of vLLM servers, with commas; unset: vllm_server_host, vllm_server_port."
     )
@@ -290,11 +273,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
     def updates_per_rollout(self) -> int:
         """Updates on the episodes of one rollout."""
         return (self.steps_per_generation or 1) * self.num_iterations
-
-    @property
-    def engine_kwargs(self) -> dict[str, Any]:
-        """`vllm_engine_kwargs`, empty if unset."""
-        return self.vllm_engine_kwargs or {}
 
     @property
     def vllm_server_urls(self) -> list[str]:
@@ -322,7 +300,8 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         self._check_engine()
 
     def _check_engine(self) -> None:
-        kwargs, colocated = self.engine_kwargs, self.use_vllm and self.vllm_mode == "colocate"
+        kwargs = self.vllm_engine_kwargs or {}
+        colocated = self.use_vllm and self.vllm_mode == "colocate"
         if kwargs and not colocated:
             raise ConfigError(
                 "vllm_engine_kwargs: for a colocated engine only. Give a server its own flags."
@@ -332,10 +311,6 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
             raise ConfigError(
                 f"vllm_tensor_parallel_size={parallel}: colocated vLLM runs with 1, because ranks "
                 "request different numbers of completions. Use vllm_mode=server for a larger one."
-            )
-        if fixed := sorted(kwargs.keys() & ENGINE_FIXED.keys()):
-            raise ConfigError(
-                f"vllm_engine_kwargs: {fixed[0]} cannot be set, {ENGINE_FIXED[fixed[0]]}. Drop it."
             )
 
 

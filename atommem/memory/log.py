@@ -25,14 +25,11 @@ class Outcome(StrEnum):
     """The result of a memory action."""
 
     APPLIED = "applied"
-    REJECTED = "rejected"
-    """A rule refused the new entry; the reason names the rule."""
+    REJECTED = "rejected"  # a rule refused the new entry; the reason names the rule
     MERGED = "merged"
     """An admission rule merged the new entry into another one (the update that follows)."""
-    UNKNOWN_HANDLE = "unknown_handle"
-    """The handle was not shown, or its entry no longer exists."""
-    DISABLED = "disabled"
-    """The settings switch this action off."""
+    UNKNOWN_HANDLE = "unknown_handle"  # the handle was not shown, or its entry no longer exists
+    DISABLED = "disabled"  # the settings switch this action off
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,7 @@ class VectorStore:
 
     def add(self, ids: Sequence[int] | Ids, vectors: Vectors) -> None:
         """Add vectors, shape (n, dim), under `n` ids that the store does not hold."""
-        rows = check_vectors(vectors, self.dim)
-        self._unshare()
-        self._index.add_with_ids(rows, np.asarray(ids, np.int64))
+        self.update(dict(zip(ids, check_vectors(vectors, self.dim), strict=True)))
 
     def update(self, changes: Mapping[int, Vectors | None]) -> None:
         """Add or replace the vectors of some ids; None removes one."""
@@ -59,9 +57,19 @@ class VectorStore:
         new = {entry_id: row for entry_id, row in changes.items() if row is not None}
         rows = check_vectors(np.stack(list(new.values())), self.dim) if new else None
         self._unshare()
-        self._index.remove_ids(np.fromiter(changes, np.int64))
+        known = np.isin(np.fromiter(changes, np.int64), self.ids)
+        if known.any():
+            self._index.remove_ids(np.fromiter(changes, np.int64))
         if rows is not None:
             self._index.add_with_ids(rows, np.fromiter(new, np.int64))
+
+    @property
+    def ids(self) -> Ids:
+        """The ids that the store holds."""
+        import faiss
+
+        found: Ids = faiss.vector_to_array(self._index.id_map)
+        return found
 
     def rows(self, ids: Sequence[int] | Ids) -> Vectors:
         """Return a copy of the vectors of some ids, shape (n, dim)."""

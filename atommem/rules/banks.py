@@ -21,21 +21,16 @@ from atommem.memory.rules import (
     Refused,
     Rule,
     StoreState,
-    lowest,
 )
 from atommem.rules.eviction import Lowest, read_weights, steps_of_last_use
 
-# Deletion by use and by utility (arXiv 2505.16067, sections 4 and 5.2) ---------------------------
+# Deletion by use and by utility (arXiv 2505.16067, section 4)
 
 
 class Periodic(Rule):
     """At the end of each period, delete the records that at most `alpha` of its tasks were shown.
 
     Records of the present period stay, as in the authors' code; the paper leaves this open.
-
-    Args:
-        period: The number of tasks.
-        alpha: The most retrievals of a record that is deleted.
     """
 
     def __init__(self, period: int = 500, alpha: int = 0) -> None:
@@ -68,10 +63,7 @@ class Periodic(Rule):
 class History(Rule):
     """Delete records with a mean utility of at most `beta` over more than `n` tasks.
 
-    Args:
-        n: The number of tasks.
-        beta: The highest mean utility of a record that is deleted.
-        at_least: `n` tasks suffice, as in the text and the code; the formula says more than `n`.
+    With `at_least`, `n` tasks suffice, as in the text and the code of the paper.
     """
 
     def __init__(self, n: int = 5, beta: float = 0.5, at_least: bool = False) -> None:
@@ -106,21 +98,7 @@ class Combined(Periodic):
         return [*harmful, *unused]
 
 
-class Constrained(Periodic):
-    """Delete periodically and, at capacity, the record with the lowest mean utility.
-
-    Records that no task was shown go last, the oldest first, as in the authors' code. The capacity
-    is enforced before a new record; their code enforces it after.
-    """
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, mean = lowest(store, np.nan_to_num(store.column("mean_outcome"), nan=np.inf))
-        if mean == np.inf:
-            return Eviction(chosen, "never used")
-        return Eviction(chosen, f"mean utility {mean:.2f}", mean)
-
-
-# MemoBankRL's case bank ---------------------------------------------------------------------------
+# MemoBankRL's case bank
 
 
 class MemoBank(Lowest):
@@ -131,12 +109,9 @@ class MemoBank(Lowest):
     published run, pruning sorts by the label.
 
     Args:
-        similarity: A query with a higher cosine to a record is a duplicate.
-        sample: The number of records, drawn at random, that it is compared with.
-        keep: The share of the capacity that pruning leaves.
-        least_positive: Successes that stay at least, whatever the share.
-        newest_first: Of equal utilities the newest stay. The default is a stable sort; the paper
-            leaves this open.
+        similarity, sample: A duplicate has a higher cosine to one of so many random records.
+        keep, least_positive: Pruning leaves this share of the capacity, and so many successes.
+        newest_first: Of equal utilities the newest stay; the paper leaves this open.
         prune_above: Prune when capacity is exceeded, not when it is reached.
     """
 
@@ -214,7 +189,7 @@ def broken_failure(query: str, details: Any) -> str:
     return ""
 
 
-# TraceRetain (arXiv 2606.29178) -------------------------------------------------------------------
+# TraceRetain (arXiv 2606.29178)
 
 LINEAR = {
     "success": 2.0,
@@ -235,12 +210,8 @@ LINEAR = {
 class TraceRetain(Lowest):
     """Evict the record with the lowest weighted sum of eleven features.
 
-    The paper gives no formulas for the features; these are ours.
-
-    Args:
-        weights: A JSON file with weights by feature, as the cross-entropy method fits them; None
-            for `LINEAR`.
-        most_steps: The most steps of a task: a record of so many has a step efficiency of 0.
+    The paper gives no formulas for the features; these are ours. `weights` is a JSON file, by
+    default `LINEAR`; a record of `most_steps` has a step efficiency of 0.
     """
 
     def __init__(self, weights: str | None = None, most_steps: int = 50) -> None:

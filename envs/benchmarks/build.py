@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from atommem.config import check_choice, check_least, setting
-from atommem.envs.benchmarks.contexts import parse_memagent
+from atommem.envs.benchmarks.long_texts import parse_memagent
 from atommem.envs.benchmarks.rows import QARow, Row, read_rows
 from atommem.envs.scoring.metrics import hint, normalize
 from atommem.envs.task import Document, Question, Task

@@ -20,10 +20,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from atommem.dialects import fill
-from atommem.envs.benchmarks.conversations import QUESTIONS, Asked, grouped_tasks
+from atommem.envs.benchmarks.long_texts import QUESTIONS, Asked, grouped_tasks
 from atommem.envs.benchmarks.rows import Row, Text, read_rows
-from atommem.envs.scoring.locomo_scores import CATEGORIES, LOCOMO_SOURCE
-from atommem.envs.scoring.metrics import ABSTENTION, hint
+from atommem.envs.scoring.metrics import ABSTENTION, CATEGORIES, LOCOMO_SOURCE, hint
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
 

@@ -88,9 +88,7 @@ class LongDocEnvironments(QAEnvironments):
         chunks = [
             chunk
             for piece in text
-            for chunk in chunk_text(
-                clean(piece), self.tokenizer, config.chunk_tokens, config.whole_sentences
-            )
+            for chunk in chunk_text(clean(piece), self.tokenizer, config.chunk_tokens)
         ]
         return [
             chunk_observation(task, chunks, index, open_ended=config.open_ended)
@@ -130,9 +128,7 @@ class LongDocEnvironments(QAEnvironments):
 
     def _chunks_of(self, key: ByIdentity) -> list[str]:
         config = self.config
-        return chunk_task(
-            key.task, self.tokenizer, config.chunking, config.chunk_tokens, config.whole_sentences
-        )
+        return chunk_task(key.task, self.tokenizer, config.chunking, config.chunk_tokens)
 
     async def prepare(self, task: Task) -> None:
         """Cut `task` in a thread: 100,000 tokens take a fifth of a second."""

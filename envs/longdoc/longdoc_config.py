@@ -27,7 +27,6 @@ class LongDocConfig(QAConfig):
     chunking: str = setting(
         "tokens", "tokens: cut the joined text; documents: one chunk a document."
     )
-    whole_sentences: bool = setting(False, "End chunks where sentences end.")
     at_once: int = setting(
         1, "Questions asked at one step, at most (the templates memagent are worded for several)."
     )
@@ -83,7 +82,7 @@ def measured_shape(path: str, config: LongDocConfig, tokenizer: Tokenizer) -> Ta
             chunks += -(-length // config.chunk_tokens)
             tokens += length
         else:
-            pieces = chunk_task(task, tokenizer, config.chunking, config.chunk_tokens, False)
+            pieces = chunk_task(task, tokenizer, config.chunking, config.chunk_tokens)
             chunks += len(pieces)
             tokens += sum(len(token_offsets(tokenizer, piece)) for piece in pieces)
         asked += -(-len(task.questions) // config.at_once)

@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from atommem.config import check_choice
 from atommem.environment import Score
 from atommem.envs.scoring.judge import LLMJudge, Verdict
-from atommem.envs.scoring.locomo_scores import LOCOMO_SOURCE, locomo_scores
-from atommem.envs.scoring.metrics import abstains, exact_match, f1, f1_rule, sub_exact_match
-from atommem.envs.scoring.web_scores import GAIA_SOURCE, WEB_SOURCES, gaia_score, web_scores
+from atommem.envs.scoring.metrics import (
+    GAIA_SOURCE,
+    LOCOMO_SOURCE,
+    WEB_SOURCES,
+    abstains,
+    exact_match,
+    f1,
+    f1_rule,
+    gaia_score,
+    locomo_scores,
+    sub_exact_match,
+    web_scores,
+)
 from atommem.envs.task import Question, Task
 from atommem.errors import ConfigError
 

@@ -7,28 +7,43 @@ both sides normalise to the same word; for MuSiQue they are ordinary words (`f1_
 One definition is ours: an answer such as "A" or "!!!" normalises to nothing, and the scripts would
 match it with any article or punctuation mark. Here it matches only the same text, except for case
 and white space, and EM and F1 are then 1. An empty prediction scores 0.
+
+LoCoMo and the benchmarks of the web have rules of their own (`locomo_scores`, `web_scores`).
 """
 
 from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from functools import cache, lru_cache
+from typing import Any, Literal
+
+from atommem.envs.task import Question
+from atommem.errors import ConfigError
 
 F1Rule = Literal["hotpotqa", "musique"]
 
+LOCOMO_SOURCE = "locomo"
+CATEGORIES = {1: "multi_hop", 2: "temporal", 3: "open_domain", 4: "single_hop", 5: "adversarial"}
+_OPTION = re.compile(r"\(?([ab])\)?")
+_DROPPED_WORDS = re.compile(r"\b(?:a|an|the|and)\b")
+WEB_SOURCES = ("gaia", "webwalkerqa", "asearcher", "webdancer", "browsecomp_plus")
+"""Sources whose answers may be in any script."""
+GAIA_SOURCE = WEB_SOURCES[0]
+_CHARACTER = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
 ABSTENTION = "not mentioned"
 _ABSTENTIONS = ("no information available", ABSTENTION)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _VERDICTS = frozenset({"yes", "no", "noanswer"})
 
 
 def normalize(text: str) -> str:
     """Return text in SQuAD's normalisation: lower case, no punctuation, no articles."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
@@ -76,10 +91,10 @@ def _f1(prediction: str, answer: str, rule: F1Rule) -> float:
         return float(_equal(prediction, answer))
     if rule == "hotpotqa" and predicted != gold and not _VERDICTS.isdisjoint({predicted, gold}):
         return 0.0
-    return token_f1(predicted.split(), gold.split())
+    return _token_f1(predicted.split(), gold.split())
 
 
-def token_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
+def _token_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
     """Return 2PR / (P + R) with P = common / predicted and R = common / gold."""
     common = sum((Counter(predicted) & Counter(gold)).values())
     return 2 * common / (len(predicted) + len(gold)) if common else 0.0
@@ -93,3 +108,119 @@ def abstains(answer: str | None) -> bool:
 def hint(what: str) -> str:
     """Return what follows every question of a file in which some have no answer."""
     return f' (If the {what} does not tell, answer "{ABSTENTION}".)'
+
+
+def locomo_scores(question: Question, answer: str | None) -> tuple[float, float]:
+    """Return exact match, and F1 by the rules of LoCoMo's ``task_eval/evaluation.py``.
+
+    The script drops "and" with the articles and compares Porter stems. Multi-hop questions have
+    several answers, separated by commas: each is compared with its best match. An answer to an
+    adversarial question is right if it abstains, or is the letter of the option that does.
+    """
+    category, gold = question.metadata.get("category"), question.answers[0]
+    if category == "adversarial":
+        abstained = float(abstains(_chosen(question, answer)))
+        return abstained, abstained
+    em = exact_match(answer, question.answers)
+    if answer is None:
+        return em, 0.0
+    if category != "multi_hop":
+        return em, _token_f1(_stems(answer), _stems(gold))
+    given = [_stems(part) for part in answer.split(",")]
+    best = [max(_token_f1(one, _stems(part)) for one in given) for part in gold.split(",")]
+    return em, sum(best) / len(best)
+
+
+def _chosen(question: Question, answer: str | None) -> str | None:
+    """Return the option if the answer is its letter, (a) or (b), or else the answer."""
+    letter = _OPTION.fullmatch((answer or "").strip().lower())
+    options: dict[str, str] = question.metadata.get("options", {})
+    return options.get(letter[1], answer) if letter else answer
+
+
+def _stems(text: str) -> list[str]:
+    words = _DROPPED_WORDS.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+    return [stem(word) for word in words]
+
+
+@lru_cache(maxsize=65_536)
+def stem(word: str) -> str:
+    """Return the Porter stem of a word in NLTK's default mode, which LoCoMo's script uses."""
+    found: str = _stemmer().stem(word)
+    return found
+
+
+@cache
+def _stemmer() -> Any:
+    try:
+        from nltk.stem.porter import PorterStemmer  # on first use: the import takes seconds
+    except ImportError as error:
+        raise ConfigError(
+            f"LoCoMo's scores need nltk ({error}). Install it: pip install 'atommem[data]'."
+        ) from error
+    return PorterStemmer()
+
+
+def web_scores(answer: str | None, golds: Sequence[str]) -> dict[str, float]:
+    """Return ``em``, ``f1`` and ``sub_em`` of an answer in any script.
+
+    Texts are brought to one form of their characters (NFKC) and lose the punctuation of every
+    script; each character of a script without spaces is a word, as in CMRC 2018's evaluation.
+    """
+    predicted = None if answer is None else _spaced(answer)
+    spaced = [_spaced(gold) for gold in golds]
+    return {
+        "em": exact_match(predicted, spaced),
+        "f1": f1(predicted, spaced, "musique"),
+        "sub_em": sub_exact_match(predicted, spaced),
+    }
+
+
+def _spaced(text: str) -> str:
+    """Return `text` without punctuation, with spaces around each character that is a word."""
+    same = unicodedata.normalize("NFKC", text)
+    kept = "".join(
+        character for character in same if not unicodedata.category(character).startswith("P")
+    )
+    # A text of nothing but punctuation stays: SQuAD's rule compares it as it is.
+    return _CHARACTER.sub(r" \1 ", kept).strip() or same
+
+
+def gaia_score(answer: str | None, golds: Sequence[str]) -> float:
+    """Return 1.0 if `answer` is right by the rule of GAIA's ``scorer.py`` for one of `golds`.
+
+    Numbers must be equal, without ``$``, ``%`` and ``,``. Where the gold answer has a comma or
+    semicolon, both are lists of as many parts, compared in order: numbers as numbers, others as
+    text with its punctuation. Other texts are compared without white space, punctuation and case.
+    """
+    if answer is None or not answer.strip():  # the original holds nothing equal to punctuation
+        return 0.0
+    return float(any(_gaia_equal(answer, gold) for gold in golds))
+
+
+def _gaia_equal(answer: str, gold: str) -> bool:
+    if _number(gold) is not None:
+        return _gaia_equal_part(answer, gold)
+    if re.search("[,;]", gold):
+        given, right = re.split("[,;]", answer), re.split("[,;]", gold)
+        return len(given) == len(right) and all(map(_gaia_equal_part, given, right))
+    return _squeeze(answer.translate(_NO_PUNCTUATION)) == _squeeze(gold.translate(_NO_PUNCTUATION))
+
+
+def _gaia_equal_part(answer: str, gold: str) -> bool:
+    number = _number(gold)
+    if number is None:
+        return _squeeze(answer) == _squeeze(gold)
+    found = _number(re.sub("[$%,]", "", answer))
+    return number == (float("inf") if found is None else found)  # as in the original
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _squeeze(text: str) -> str:
+    return re.sub(r"\s", "", text).lower()

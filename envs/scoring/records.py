@@ -91,12 +91,6 @@ class EpisodeRecord:
         return self.stop_reason == StopReason.CONTEXT_OVERFLOW
 
     @property
-    def right(self) -> bool | None:
-        """Whether its main score (`main_metric`) is full in every question; None without one."""
-        scores = self.scores(main_metric([self]))
-        return all(score >= 1 for score in scores) if scores else None
-
-    @property
     def unit(self) -> str:
         """The cluster that its scores vary with: its group, or else its task alone."""
         return f"group {self.group}" if self.group else f"task {self.task_id}"

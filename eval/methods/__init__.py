@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from atommem.config import check_choice
 from atommem.eval.methods.a_mem import AMem
-from atommem.eval.methods.baseline import Baseline, Method, Reader, Setup, documents
+from atommem.eval.methods.baseline import Baseline, Method, Reader, documents
 from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
 from atommem.eval.methods.readers import FullContext, NoMemory, Oracle, VanillaRAG
+from atommem.eval.methods.recorder import Setup
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
 from atommem.run import build_agent
 

@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Piece
-from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.eval.methods.notes import (
-    Found,
-    Notebook,
+from atommem.eval.methods.baseline import Reader
+from atommem.eval.methods.recorder import Found, Recorder
+from atommem.eval.methods.replies import (
     clean_text,
     clean_texts,
     read_object,
@@ -74,7 +73,6 @@ class AMem(Reader):
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Read document by document, then answer."""
-        book = Notebook(record, self.setup.embedder)
         notes: dict[int, Note] = {}
         evolved = 0
         texts = await self.texts(task)
@@ -86,37 +84,37 @@ class AMem(Reader):
             note = Note(text, keywords, clean_text(reply.get("context")) or NO_CONTEXT, tags)
             changed: list[int] = []
             if notes:
-                (vector,) = await book.embed([text])
-                found = book.index.search(vector, NEIGHBOURS)
+                (vector,) = await record.embed([text])
+                found = record.index.search(vector, NEIGHBOURS)
                 about = (
                     Piece("context", {"context": note.context}),
                     Piece("keywords", {"keywords": ", ".join(note.keywords)}),
                 )
                 ask = Piece("evolve", {"count": len(found)})
-                view = book.view(text, found, lambda entry_id: entry_id - 1)
+                view = record.view(text, found, lambda entry_id: entry_id - 1)
                 step = await record.ask(reading(label, shown, *about, ask), view)
                 record.note_query(step, text)
                 reply = read_object(record, step)
                 changed = evolve(reply, note, notes, [entry_id for entry_id, _ in found])
                 evolved += bool(reply.get("should_evolve"))
             for entry_id in changed:
-                book.update(step, entry_id, notes[entry_id].text())
-            notes[book.create(step, note.text(), (await book.embed([note.text()]))[0])] = note
+                record.update(step, entry_id, notes[entry_id].text())
+            notes[record.create(step, note.text(), (await record.embed([note.text()]))[0])] = note
             if evolved == EVOLUTIONS:
                 evolved = 0
-                vectors = await book.embed([note.text() for note in notes.values()])
-                book.index.update(dict(zip(notes, vectors, strict=True)))
+                vectors = await record.embed([note.text() for note in notes.values()])
+                record.index.update(dict(zip(notes, vectors, strict=True)))
 
         def find(vector: Vectors) -> Found:
             """Return the nearest notes, each followed by its links."""
             k = self.setup.retrieve_k
             found: dict[int, float] = {}
-            for entry_id, _ in book.index.search(vector, k):
+            for entry_id, _ in record.index.search(vector, k):
                 for near_id in (entry_id, *notes[entry_id].links[: k + 1]):
-                    found.setdefault(near_id, float(book.index.rows([near_id])[0] @ vector))
+                    found.setdefault(near_id, float(record.index.rows([near_id])[0] @ vector))
             return list(found.items())
 
-        await book.answer(find)
+        await record.answer_from(find)
 
 
 def evolve(

@@ -16,8 +16,8 @@ from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
 from atommem.episode import Episode, Observation, Piece, Step, StopReason
 from atommem.errors import ConfigError, PromptTooLongError
-from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline, Recorder, Setup
-from atommem.eval.methods.notes import Notebook
+from atommem.eval.methods.baseline import MEMORY, NOTHING, Baseline
+from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.memory.log import MemoryView
 
 SYSTEM = """{introduction}
@@ -64,7 +64,6 @@ class Browsing(Baseline):
 
     introduction: ClassVar[str]
     shows_entries: ClassVar[bool] = False
-    fills_context = True
 
     def __init__(self, setup: Setup) -> None:
         web = setup.environments
@@ -181,11 +180,10 @@ class BrowsingRAG(Browsing):
 
     async def extend(self, record: Recorder, past: list[Past], now: Observation) -> Prompt:
         """Return the earlier texts that are most similar to the questions."""
-        book = Notebook(record, self.setup.embedder)
-        await book.hold([text for step in past for text in _texts(step.shown)])
+        await record.hold([text for step in past for text in _texts(step.shown)])
         query = "\n".join(question.text for question in record.task.questions)
-        (vector,) = await book.embedder.embed([query], "query")
-        return now, book.view(query, book.index.search(vector, self.setup.retrieve_k))
+        (vector,) = await record.embed([query], "query")
+        return now, record.view(query, record.index.search(vector, self.setup.retrieve_k))
 
 
 def _texts(pieces: tuple[Piece, ...]) -> list[str]:

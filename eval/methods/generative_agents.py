@@ -16,10 +16,9 @@ import numpy.typing as npt
 from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Piece
-from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.eval.methods.notes import (
-    Found,
-    Notebook,
+from atommem.eval.methods.baseline import Reader
+from atommem.eval.methods.recorder import Found, Recorder
+from atommem.eval.methods.replies import (
     clean_texts,
     read_object,
     read_objects,
@@ -57,57 +56,56 @@ class GenerativeAgents(Reader):
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Read document by document, then answer."""
-        book = Notebook(record, self.setup.embedder)
         ratings: Ratings = {}
         texts = await self.texts(task)
         fresh, importance = 0, 0.0
         for number, text in enumerate(texts, start=1):
             label = f"document {number}/{len(texts)}"
-            importance += await self._keep(book, ratings, text, label)
+            importance += await self._keep(record, ratings, text, label)
             fresh += 1
             if importance >= THRESHOLD:
-                await self._reflect(book, ratings, fresh, label)
+                await self._reflect(record, ratings, fresh, label)
                 fresh, importance = 0, 0.0
 
         k = self.setup.retrieve_k
-        await book.answer(lambda vector: best_memories(book, ratings, vector, k))
+        await record.answer_from(lambda vector: best_memories(record, ratings, vector, k))
 
-    async def _keep(self, book: Notebook, ratings: Ratings, text: str, label: str) -> float:
+    async def _keep(self, record: Recorder, ratings: Ratings, text: str, label: str) -> float:
         """Rate a statement, add it, and return its rating."""
-        step = await book.recorder.ask(
+        step = await record.ask(
             reading(label, Piece("statement", {"statement": text}), Piece("rate"))
         )
-        rating = rating_of(read_object(book.recorder, step))
-        (vector,) = await book.embed([text])
-        ratings[book.create(step, text, vector)] = rating
+        rating = rating_of(read_object(record, step))
+        (vector,) = await record.embed([text])
+        ratings[record.create(step, text, vector)] = rating
         return rating
 
-    async def _reflect(self, book: Notebook, ratings: Ratings, fresh: int, label: str) -> None:
+    async def _reflect(self, record: Recorder, ratings: Ratings, fresh: int, label: str) -> None:
         """Ask questions about the latest memories, and store insights (section 4.2)."""
         latest: Found = [(entry_id, 0.0) for entry_id in list(ratings)[-fresh:]]
-        step = await book.recorder.ask(
-            reading(f"{label}, reflection", Piece("wonder")), book.view("", latest)
+        step = await record.ask(
+            reading(f"{label}, reflection", Piece("wonder")), record.view("", latest)
         )
-        questions = clean_texts(read_object(book.recorder, step).get("questions"))[:QUESTIONS]
+        questions = clean_texts(read_object(record, step).get("questions"))[:QUESTIONS]
         if not questions:
             return
-        vectors = await book.embedder.embed(questions, "query")
-        recalled = [best_memories(book, ratings, vector, EVIDENCE) for vector in vectors]
+        vectors = await record.embed(questions, "query")
+        recalled = [best_memories(record, ratings, vector, EVIDENCE) for vector in vectors]
         for question, found in zip(questions, recalled, strict=True):
-            view = book.view(question, found)
-            step = await book.recorder.ask(reading(f"{label}, insights", Piece("infer")), view)
-            book.recorder.note_query(step, question)
-            items = read_objects(read_object(book.recorder, step).get("insights"))
+            view = record.view(question, found)
+            step = await record.ask(reading(f"{label}, insights", Piece("infer")), view)
+            record.note_query(step, question)
+            items = read_objects(read_object(record, step).get("insights"))
             for insight in clean_texts([item.get("insight") for item in items])[:INSIGHTS]:
-                await self._keep(book, ratings, insight, f"{label}, an insight")
+                await self._keep(record, ratings, insight, f"{label}, an insight")
 
 
-def best_memories(book: Notebook, ratings: Ratings, query: Vectors, k: int) -> Found:
+def best_memories(record: Recorder, ratings: Ratings, query: Vectors, k: int) -> Found:
     """Return the `k` best memories, and mark them as used."""
     if not ratings:
         return []
     ids = list(ratings)
-    scores = stream_scores([*ratings.values()], (book.index.rows(ids) @ query).tolist())
+    scores = stream_scores([*ratings.values()], (record.index.rows(ids) @ query).tolist())
     best = np.argsort(-scores, kind="stable")[:k].tolist()
     found = [(ids[place], float(scores[place])) for place in best]
     for entry_id, _ in sorted(found):

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from atommem.envs.task import Task
 from atommem.episode import Piece, Step
-from atommem.eval.methods.baseline import Reader, Recorder
-from atommem.eval.methods.notes import (
-    Notebook,
+from atommem.eval.methods.baseline import Reader
+from atommem.eval.methods.recorder import Recorder
+from atommem.eval.methods.replies import (
     clean_text,
     clean_texts,
     read_object,
@@ -53,7 +53,6 @@ class Mem0(Reader):
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Read chunk by chunk, then answer."""
-        book = Notebook(record, self.setup.embedder)
         chunks = await self.chunks(task)
         for number, chunk in enumerate(chunks, start=1):
             label = f"chunk {number}/{len(chunks)}"
@@ -64,24 +63,24 @@ class Mem0(Reader):
             if not facts:
                 continue
             found: dict[int, float] = {}
-            for vector in await book.embed(facts):
-                for entry_id, score in book.index.search(vector, SIMILAR):
+            for vector in await record.embed(facts):
+                for entry_id, score in record.index.search(vector, SIMILAR):
                     found.setdefault(entry_id, score)
             ids = {str(place): entry_id for place, entry_id in enumerate(found)}
             numbers = {entry_id: int(place) for place, entry_id in ids.items()}
-            view = book.view("\n".join(facts), list(found.items()), numbers.__getitem__)
+            view = record.view("\n".join(facts), list(found.items()), numbers.__getitem__)
             lines = tuple(Piece("fact", {"fact": fact}) for fact in facts)
             step = await record.ask(
                 reading(label, Piece("facts", {"facts": lines}), Piece("decide")), view
             )
             for fact in facts:
                 record.note_query(step, fact)
-            await apply(book, step, read_object(record, step), ids)
-        await book.answer(lambda vector: book.index.search(vector, self.setup.retrieve_k))
+            await apply(record, step, read_object(record, step), ids)
+        await record.answer_from(lambda vector: record.index.search(vector, self.setup.retrieve_k))
 
 
 async def apply(
-    book: Notebook, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]
+    record: Recorder, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]
 ) -> None:
     """Apply a reply to the store; malformed parts are skipped, like in ``mem0ai``.
 
@@ -94,15 +93,15 @@ async def apply(
         if (text := clean_text(item.get("text")))
     ]
     written = [text for event, text, _ in decided if event in ("ADD", "UPDATE")]
-    vectors = dict(zip(written, await book.embed(written), strict=True)) if written else {}
+    vectors = dict(zip(written, await record.embed(written), strict=True)) if written else {}
     for event, text, number in decided:
         entry_id = ids.get(number, 0) if isinstance(number, str) else 0
         if event == "ADD":
-            book.create(step, text, vectors[text])
-        elif event == "UPDATE" and entry_id in book.texts:
-            book.update(step, entry_id, text, vectors[text])
-        elif event == "DELETE" and entry_id in book.texts:
-            book.delete(step, entry_id)
+            record.create(step, text, vectors[text])
+        elif event == "UPDATE" and entry_id in record.texts:
+            record.update(step, entry_id, text, vectors[text])
+        elif event == "DELETE" and entry_id in record.texts:
+            record.delete(step, entry_id)
 
 
 def facts_of(reply: Mapping[str, Any]) -> list[str]:

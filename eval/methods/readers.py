@@ -6,8 +6,8 @@ from atommem.envs.chunking import document_text, joined_text
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError
-from atommem.eval.methods.baseline import Reader, Recorder, Setup
-from atommem.eval.methods.notes import Notebook
+from atommem.eval.methods.baseline import Reader
+from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.tokens import cut_position, token_offsets
 
 
@@ -20,7 +20,6 @@ class FullContext(Reader):
     """
 
     name = "full_context"
-    fills_context = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -55,9 +54,8 @@ class VanillaRAG(Reader):
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Embed every document once, retrieve, ask."""
-        book = Notebook(record, self.setup.embedder)
-        await book.hold(await self.texts(task))
-        await book.answer(lambda vector: book.index.search(vector, self.setup.retrieve_k))
+        await record.hold(await self.texts(task))
+        await record.answer_from(lambda vector: record.index.search(vector, self.setup.retrieve_k))
 
 
 class NoMemory(Reader):

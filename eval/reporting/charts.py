@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,17 @@ def make_charts(results: Results) -> Charts:
     alt.data_transformers.disable_max_rows()
     scores = main_scores(results)
     charts: Charts = {}
-    for column, own in scores.groupby("column", sort=False) if len(scores) else ():
-        name = " / ".join(dict.fromkeys(own["label"]))
+    if scores.empty:
+        return charts
+    for column, own in scores.groupby("column", sort=False):
+        name = own["label"].iloc[0]
         for cost in ("model calls", "tokens"):
             if len(own) > 1 and (own[cost] > 0).all():
                 charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
+    for dataset, own in scores.groupby("dataset", sort=False):
+        name = own["label"].iloc[0]
         for parameter, values in setting_lines(own).items():
-            charts[f"{name} against {parameter}: {column}"] = _lines(values, parameter, name)
-    known = scores.dropna(subset=["documents"]) if len(scores) else scores
-    for dataset, values in known.groupby("dataset", sort=False) if len(known) else ():
-        if values["documents"].nunique() > 1:
-            values = values.assign(series=values["row"], documents=values["documents"].astype(int))
-            charts[f"Score against documents: {dataset}"] = _lines(values, "documents", "score")
+            charts[f"{name} against {parameter}: {dataset}"] = _lines(values, parameter, name)
     return charts
 
 
@@ -58,7 +56,10 @@ def main_scores(results: Results) -> pd.DataFrame:
             tokens = [means.get(f"tokens/{part}") or 0 for part in ("prompt", "completion")]
             ends = {key: round(100 * score[key], 6) for key in ("mean", "low", "high")}
             costs = {"model calls": means.get("steps") or 0, "tokens": sum(tokens)}
-            lines.append({**group, **ends, **costs, "label": label(group["metric"])})
+            line = {**group, **ends, **costs, "label": label(group["metric"])}
+            if group["documents"] is not None:
+                line["parameters"] = {**group["parameters"], "documents": group["documents"]}
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -68,22 +69,18 @@ def setting_lines(scores: pd.DataFrame) -> dict[str, pd.DataFrame]:
     for name in dict.fromkeys(name for given in scores["parameters"] for name in given):
         own = scores[[name in given for given in scores["parameters"]]].copy()
         own[name] = [given[name] for given in own["parameters"]]
-        own["series"] = [", ".join(_others(*pair, name)) for pair in _methods(own)]
-        numbers = [not isinstance(value, str) for value in own[name]]
-        if own[name][numbers].nunique() > 1:
+        own["series"] = [
+            ", ".join([method, *(f"{key} {value}" for key, value in given.items() if key != name)])
+            for method, given in zip(own["method"], own["parameters"], strict=True)
+        ]
+        if name == "documents":
+            own["series"] = own["row"]
+        is_text = own[name].map(lambda value: isinstance(value, str))
+        if own[name][~is_text].nunique() > 1:
             # Texts ("unlimited") come after the numbers.
-            texts = own[[not number for number in numbers]]
-            own = pd.concat([own[numbers].sort_values(name), texts])
+            own = pd.concat([own[~is_text].sort_values(name), own[is_text]])
             found[name] = own.astype({name: str})
     return found
-
-
-def _methods(scores: pd.DataFrame) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    return zip(scores["method"], scores["parameters"], strict=True)
-
-
-def _others(method: str, parameters: Mapping[str, Any], name: str) -> list[str]:
-    return [method, *(f"{key} {value}" for key, value in parameters.items() if key != name)]
 
 
 def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[dict[str, Any]]:
     """Return the tasks that changed: wins of the second first, the largest changes first.
 
-    Each has ``task_id``, ``change``, ``golds``, and both sides' ``answers`` and ``traces``.
+    Each has ``task_id``, ``change``, and both sides' ``traces``.
     """
     order = sorted(
         comparison.changes.items(), key=lambda item: (item[1] <= 0, -abs(item[1]), item[0])
@@ -70,17 +70,11 @@ def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[d
             [record for record in side.records if record.task_id == task and not record.failed]
             for side in sides
         ]
-        answers = [
-            [[question.answer for question in record.questions] for record in records]
-            for records in found
-        ]
         traces = [
             [str(side.trace(record)) for record in records]
             for side, records in zip(sides, found, strict=True)
         ]
-        golds = [list(question.golds) for question in found[0][0].questions]
-        row = {"task_id": task, "change": change, "golds": golds}
-        rows.append({**row, "answers": answers, "traces": traces})
+        rows.append({"task_id": task, "change": change, "traces": traces})
     return rows
 
 

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.scoring.locomo_scores import CATEGORIES
-from atommem.envs.scoring.metrics import ABSTENTION, abstains
+from atommem.envs.scoring.metrics import ABSTENTION, CATEGORIES, abstains
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, summarize
 from atommem.envs.task_files import write_text
 from atommem.episode import Step
@@ -164,7 +163,8 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
     policy = item.manifest.get("policy", {})
     model = str(policy.get("model") or policy.get("path") or "unknown")
     start, end = _modified(item.folder / MANIFEST), _modified(item.folder / EPISODES)
-    identifier = _digest(f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}")
+    name = f"{item.row}/{item.column}/{item.seed}/{item.tasks_digest}"
+    identifier = hashlib.sha256(name.encode()).hexdigest()[:22]
     complete = len(item.records) >= item.planned
     scores = [
         {
@@ -189,7 +189,6 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
             "config": {"epochs": epochs},
             "metadata": {"manifest": item.manifest, "seed": item.seed, "setting": item.setting},
         },
-        "plan": {"name": "atommem", "steps": [{"solver": item.method, "params": {}}], "config": {}},
         "results": {
             "total_samples": item.planned,
             "completed_samples": len(item.records),
@@ -225,7 +224,6 @@ def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, An
         },
         "model_usage": {model: _usage([record])},
         "total_time": record.seconds,
-        "uuid": _digest(f"{record.task_id}/{record.sample}"),
     }
     if record.failed:
         text = record.error or "unknown"
@@ -235,13 +233,9 @@ def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, An
 
 def _messages(step: Step, model: str) -> Iterator[dict[str, Any]]:
     yield {"role": "user", "content": _observation_text(step), "source": "input"}
-    yield {
-        "role": "assistant",
-        "content": step.text,
-        "source": "generate",
-        "model": model,
-        "metadata": {"operations": [str(operation.kind) for operation in step.operations]},
-    }
+    operations = {"operations": [str(operation.kind) for operation in step.operations]}
+    reply = {"role": "assistant", "content": step.text, "source": "generate", "model": model}
+    yield {**reply, "metadata": operations}
 
 
 def _observation_text(step: Step) -> str:
@@ -265,7 +259,3 @@ def _usage(records: Sequence[EpisodeRecord]) -> dict[str, int]:
 
 def _modified(path: Path) -> str:
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat()
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:22]

@@ -22,7 +22,7 @@ from atommem.eval.reporting.charts import Charts, make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.exports import write_inspect_logs, write_predictions
 from atommem.eval.reporting.results import RESULTS, Results, make_results
-from atommem.eval.reporting.tables import Table, incomplete_note, make_tables, score_frame
+from atommem.eval.reporting.tables import Table, make_tables, score_frame
 from atommem.plugins import find_file
 from atommem.text_safety import clean
 
@@ -87,26 +87,26 @@ def write_report(
     results = make_results(evaluations, title=title, reference=reference, base=out)
     if published:
         results["published"] = set_beside(published, results)
-    tables, note, charts = make_tables(results), incomplete_note(results), make_charts(results)
-    markdown = [f"# {title}\n", f"{note}\n" if note else "", *(t.markdown() for t in tables)]
+    tables, charts = make_tables(results), make_charts(results)
+    markdown = [f"# {title}\n", *(table.markdown() for table in tables)]
     latex = "% Needs booktabs and graphicx.\n" + "\n".join(t.latex() for t in tables)
     write_json(out / RESULTS, results)
     write_text(out / "tables.md", clean("\n".join(markdown)))
     write_text(out / "tables.tex", clean(latex))
     write_text(out / "scores.csv", clean(score_frame(evaluations).to_csv(index=False)))
-    write_text(out / "report.html", clean(render_page(title, note, tables, charts)))
+    write_text(out / "report.html", clean(render_page(title, tables, charts)))
     write_charts(charts, out / "plots")
     return tables
 
 
-def render_page(title: str, note: str, tables: Sequence[Table], charts: Charts) -> str:
+def render_page(title: str, tables: Sequence[Table], charts: Charts) -> str:
     """Render one static page; it runs no script and loads nothing."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>",
-        f"<body><h1>{escape(title)}</h1><p><strong>{escape(note)}</strong></p>",
+        f"<body><h1>{escape(title)}</h1>",
     ]
     for section, items in groupby(tables, key=lambda table: table.section):
         parts.append(f"<h2>{section.capitalize()}</h2>")

@@ -223,7 +223,7 @@ def _pairs(means: Mapping[str, float], reference: str | None) -> list[tuple[str,
     """Return pairs to test: (better row, other row), then (row, reference)."""
     ranked = sorted(means, key=lambda row: -means[row])
     pairs = [(ranked[0], ranked[1])] if len(ranked) > 1 else []
-    if reference in means:
+    if reference is not None and reference in means:
         others = (row for row in means if row != reference)
         pairs += [(row, reference) for row in others if {row, reference} != {*ranked[:2]}]
     return pairs

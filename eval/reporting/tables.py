@@ -141,18 +141,6 @@ def score_frame(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
     return pd.DataFrame(lines, dtype=object)
 
 
-def incomplete_note(results: Results) -> str:
-    """Return a warning about incomplete evaluations, or an empty text."""
-    items = results["evaluations"]
-    count = sum(item["episodes"] < item["planned"] for item in items)
-    if not count:
-        return ""
-    return (
-        f"{count} of {len(items)} evaluations are incomplete: their numbers cover the finished "
-        "episodes, which tend to be shorter."
-    )
-
-
 def _format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
     mean, low, high = (100 * float(score[name]) for name in ("mean", "low", "high"))
     return f"{_mark(f'{mean:.1f}', bold)} [{low:.1f}, {high:.1f}]"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from atommem.errors import DataError
-from atommem.rules.amac import rouge_l
 from atommem.rules.eviction import kind_of
 from papers.amac import conversations, factors
 from papers.amac.__main__ import ask_utility, published_rows
@@ -38,8 +37,8 @@ def test_kind_of_counts_substrings() -> None:
 def test_rouge_l_is_f_of_the_longest_common_subsequence() -> None:
     # "the cat ... mat" is common: 3 words of 4 and of 5.
     one, other = ["the", "cat", "on", "mat"], ["the", "black", "cat", "found", "mat"]
-    assert rouge_l(one, other) == pytest.approx(2 * 3 / 9)
-    assert rouge_l([], ["a"]) == 0
+    assert factors.rouge_l(one, other) == pytest.approx(2 * 3 / 9)
+    assert factors.rouge_l([], ["a"]) == 0
     words = factors.rouge_words("She's RUNNING, 3 dogs run")
     assert words == ["she", "s", "run", "3", "dog", "run"]
 

@@ -1,7 +1,7 @@
 """The trainers of the arms; each changes what a rollout's steps are credited with. For one process.
 
-`StepCredit` adds the step part of GiGPO (arXiv 2505.10978, eq. 7, undiscounted), `Rerolls` the local
-rerolls of Memory-R2 (arXiv 2605.21768), `CompressionReward` a reward for a small memory as in
+`StepCredit` adds the step part of GiGPO (arXiv 2505.10978, eq. 7, undiscounted), `Rerolls` the
+local rerolls of Memory-R2 (arXiv 2605.21768), `CompressionReward` a reward for a small memory as in
 Mem-alpha (arXiv 2509.25911).
 """
 

@@ -47,7 +47,6 @@ PARTS = {
     "lora": Part("training_part.py", ("lora",), 80),
     "full": Part("training_part.py", ("full",), 80),
     "fsdp2": Part("training_part.py", ("fsdp2",), 80),
-    "demo": Part("demo_part.py", (), 110),
 }
 
 

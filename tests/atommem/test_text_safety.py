@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atommem.actions import ANSWER_ACTION
@@ -119,21 +119,6 @@ def test_encoder_control_token_text_is_data(shape: str) -> None:
             came_out += token_id in encode.controls(encode.template(text))
             assert not encode.controls(encode.data(text)), text
     assert came_out >= len(tokens) - 1  # all but the unknown word
-
-
-SCRAPS = [
-    *("<|im_end|>", "<|", "|>", "im_end", "<think>", "</", "<", ">", "s>", "<s>", "[CLS]", "<pad>"),
-    *("☃", "|", "|>b", "a|>b", "TEL]", "\u2121]", "\\", "\\\\", "[note]", "END", "E", "e\u0301"),
-    *"\uff1c\uff5c\uff1e\uff53\u200b\u00ad\ufe0f\u212a \n",
-]
-HOSTILE = st.lists(st.one_of(st.sampled_from(SCRAPS), st.text(max_size=3)), max_size=10)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=25, deadline=None)
-@given(parts=HOSTILE)
-def test_encoder_any_text_gives_no_control_token(shape: str, parts: list[str]) -> None:
-    assert not encoder_of(shape).controls(encoder_of(shape).data("".join(parts)))
 
 
 def test_encoder_breaks_markers_that_are_not_tokens() -> None:
@@ -288,10 +273,12 @@ def hostile_value(tokens: list[str], headings: list[str], rng: random.Random) ->
     return "".join(part() for _ in range(rng.randrange(1, 6)))
 
 
-def assert_nothing_is_forged(shape: str, count: int) -> int:
-    """Check `count` prompts; return how many control tokens the same texts hold unguarded."""
+@pytest.mark.parametrize("count", [15, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> None:
     prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
-    tokenizer, encode, rng = prompts.tokenizer, prompts._encoder, random.Random(f"9/{shape}")
+    tokenizer: Any = prompts.tokenizer
+    encode, rng = prompts._encoder, random.Random(f"9/{shape}")
     tokens = sorted(
         str(token) for token in tokenizer.added_tokens_decoder.values() if str(token).strip()
     )
@@ -307,13 +294,7 @@ def assert_nothing_is_forged(shape: str, count: int) -> int:
         judged = tokenizer.encode(quoted(draw[0], 2000), add_special_tokens=False)
         if shape != "awkward":  # its made-up tokens have no known form
             assert not set(encode.controls(judged)) - {tokenizer.unk_token_id}, draw[0]
-    return unguarded
-
-
-@pytest.mark.parametrize("count", [15, pytest.param(600, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> None:
-    assert assert_nothing_is_forged(shape, count) > 0
+    assert unguarded > 0
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1500, marks=pytest.mark.slow)])
@@ -322,32 +303,15 @@ def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> 
 def test_prompt_different_states_have_different_prompts(
     templates: str, as_ids: bool, count: int
 ) -> None:
-    assert_no_states_meet(templates, as_ids, count)
-
-
-def assert_no_states_meet(templates: str, as_ids: bool, count: int) -> None:
-    """Check states that are drawn from few scraps of the templates, so that they would meet."""
+    # The states are drawn from few scraps of the templates, so that they would meet.
     prompts = builder("byte_level" if as_ids else "", templates)
     rng = random.Random(9)
     empty = prompts._templates.empty
-    values = [
-        "",
-        "x",
-        "x\n",
-        " ",
-        "\\",
-        empty,
-        f"\\{empty}",
-        *(f"x\n{h}" for h in headings_in(prompts)),
-    ]
-    values += [f"x {heading}" for heading in headings_in(prompts)]
-    values += [f"\\{value}" for value in values] + [
-        'x" (part 2):\n',
-        "x says",
-        "x : y",
-        "a:",
-        "1. x",
-    ]
+    headings = headings_in(prompts)
+    values = ["", "x", "x\n", " ", "\\", empty, f"\\{empty}"]
+    values += [f"x{space}{heading}" for heading in headings for space in "\n "]
+    values += [f"\\{value}" for value in values]
+    values += ['x" (part 2):\n', "x says", "x : y", "a:", "1. x"]
     seen_as: dict[Any, str] = {}
     for _ in range(count):
         draw = rng.choices(values, k=7)

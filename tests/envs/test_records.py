@@ -17,7 +17,6 @@ from atommem.envs.scoring.records import (
     EpisodeRecord,
     QuestionRecord,
     breakdowns,
-    main_metric,
     metric_names,
     record_of,
     summarize,
@@ -61,7 +60,7 @@ def test_record_has_the_scores_of_the_environment() -> None:
     assert second.metrics == {"em": 1.0}
     assert (first.right, second.right) == (False, True)
     assert (first.answer, second.answer) == ("Port", None)
-    assert (record.source, record.right, record.scores("em")) == ("web", False, [0.0, 1.0])
+    assert (record.source, record.scores("em")) == ("web", [0.0, 1.0])
     assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
@@ -72,22 +71,15 @@ def test_record_of_an_episode_scored_as_a_whole_has_reward_as_main_metric() -> N
     summary = summarize([record, record_of(TaskDescription("u"), episode(1.0))])
     assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
     assert summary["means"]["calls"] == 7.0
-    assert not record.right
 
 
 def test_unscored_episode_is_in_no_mean() -> None:
     unknown = record_of(TASK, replace(episode(0.5, answers=("Port", "x")), reward=None))
-    assert (unknown.right, unknown.failed, unknown.reward) == (None, False, None)
+    assert (unknown.failed, unknown.reward) == (False, None)
     scored = record_of(TaskDescription("u"), episode(0.5, metrics={"em": 0.5}))
     summary = summarize([unknown, scored])
     assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
     assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
-
-
-def test_failed_episode_has_no_score() -> None:
-    failed = record_of(TASK, episode(None, error="gone"))
-    assert (failed.questions, failed.scores("reward"), failed.scores("em")) == ((), [], [])
-    assert (summarize([failed])["metrics"], main_metric([failed])) == ({}, "em")
 
 
 @pytest.mark.parametrize("scored", [{"answers": ("x",)}, {"question_metrics": ({"em": 1.0},)}])

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from atommem.environment import environment_config
 from atommem.envs.benchmarks.registry import get_benchmark
 from atommem.envs.scoring.answers import check_reward, score_answers, score_question
-from atommem.envs.scoring.locomo_scores import stem
-from atommem.envs.scoring.metrics import F1Rule, exact_match, f1, f1_rule, sub_exact_match
-from atommem.envs.scoring.web_scores import gaia_score
+from atommem.envs.scoring.metrics import (
+    F1Rule,
+    exact_match,
+    f1,
+    f1_rule,
+    gaia_score,
+    sub_exact_match,
+)
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import ConfigError
@@ -148,11 +153,6 @@ def test_locomo_f1_equals_hand_computed_values(
 ) -> None:
     question = Question("?", (gold or "not mentioned",), metadata={"category": category})
     assert score_question(question, answer, "locomo")["f1"] == pytest.approx(expected)
-
-
-def test_stem_is_nltk_s_default_mode() -> None:
-    words = {"relational": "relat", "dying": "die", "skies": "sky", "geology": "geolog"}
-    assert {word: stem(word) for word in words} == words
 
 
 def test_locomo_sample_earns_full_f1_with_its_own_answers() -> None:

@@ -21,7 +21,7 @@ from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.eval.methods import make_method
-from atommem.eval.methods.generative_agents import rating_of, stream_scores
+from atommem.eval.methods.generative_agents import stream_scores
 from atommem.memory.log import replay
 from atommem.policy.contract import Sampling
 from tests.eval.toys import DOCUMENTS, TASK, make_setup, right
@@ -125,13 +125,6 @@ def test_stream_scores_equal_those_by_hand() -> None:
     assert scores == pytest.approx([0.0, 0.5 * (0.99 - 0.9801) / 0.0199 + 2.0, 0.5 + 1.0])
     assert stream_scores([5], [0.2]) == pytest.approx([0.0])
     assert np.argmax(stream_scores([5, 5], [0.9, 0.1])) == 0
-
-
-def test_rating_of_any_reply_is_between_1_and_10() -> None:
-    ratings = [7, 0, 99, "high", float("nan"), 10**400]
-    expected = [7.0, 1.0, 10.0, 4.0, 1.0, 10.0]
-    assert [rating_of({"importance": rating}) for rating in ratings] == expected
-    assert rating_of({}) == 4.0
 
 
 async def test_generative_agents_rate_every_document_and_weigh_the_three_scores() -> None:

@@ -18,12 +18,11 @@ from atommem.errors import ConfigError, DataError, PolicyError
 from atommem.eval import eval_cli
 from atommem.eval.suite import (
     Column,
-    column_file,
     expand,
-    load_columns,
     load_suite,
     parse_suite,
 )
+from atommem.eval.suite_cli import column_file, load_columns
 from tests.envs.benchmark_rows import hotpot_row, twowiki_row, write_json, write_lines
 from tests.eval.toys import GONE, ToyPolicy, make_task
 from tests.pages import blocks

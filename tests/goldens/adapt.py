@@ -211,7 +211,7 @@ def evaluation_settings(found: Any) -> dict[str, Any]:
 
 def suite_runs(path: Path) -> dict[str, dict[str, Any]]:
     """The settings of every run of a suite, by row, column and seed."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from atommem.eval.suite import expand, load_suite
 

@@ -151,7 +151,6 @@ RETENTION += ["length", "type_prior", "linear(weights=WEIGHTS)", "failures_first
 RETENTION += [
     "history",
     "combined",
-    "constrained",
     "traceretain",
     "memobank",
 ]

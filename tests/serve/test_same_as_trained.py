@@ -66,7 +66,7 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     settings = {"retrieve_k": 3, "entry_tokens": 12, "max_tokens": 200, **world}
     model = scripted(policy=policy, tokenizer=tokenizer, **settings)
     (question,) = task.questions
-    texts = chunk_task(task, tokenizer, "documents", 0, False)
+    texts = chunk_task(task, tokenizer, "documents", 0)
     texts = texts if chunking == "documents" else [joined_text(task)]
     goal = {"goal": question.text} if shown == "reading" else {}
     with running(make_conversations(tmp_path / "log.db", model)) as server, server.http() as http:

@@ -26,6 +26,8 @@ from tests.train.harness import make_config
 from tests.train.shipped import vllm_double
 from tests.train.toys import make_model, make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> Any:

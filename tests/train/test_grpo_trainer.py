@@ -1,4 +1,4 @@
-"""The trainer's loss and gradients against an independent reference, on a random Qwen3."""
+"""The trainer's updates against an independent reference, on a random Qwen3."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import torch
 
 from atommem.episode import Episode, StopReason
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
+from atommem.train.loops.update_step import Batch, load_batches, save_batches
 from atommem.train.objective.advantages import group_advantages
+from atommem.train.objective.loss import MASKED
+from atommem.train.objective.rows import Row
 from tests.train.harness import (
     assert_equal_gradients,
+    completion_logps,
     episodes_of,
     make_config,
     make_trainer,
@@ -73,6 +77,7 @@ def check(
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_update_equals_the_reference_loop(tmp_path: Path, settings: dict[str, Any]) -> None:
     check(tmp_path, **settings)
 
@@ -96,6 +101,7 @@ def test_update_of_one_group_equals_numbers_by_hand(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_update_with_kl_to_the_reference_model(tmp_path: Path) -> None:
     """TRL loads the reference from where the model came from; the model has moved since."""
     reference = make_model()
@@ -110,6 +116,7 @@ def test_update_with_kl_to_the_reference_model(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["kl"] > 0
 
 
+@pytest.mark.slow
 def test_update_with_kl_to_the_model_without_adapter(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
@@ -135,6 +142,7 @@ def test_update_with_kl_to_the_model_without_adapter(tmp_path: Path) -> None:
     assert trainer.state.log_history[0]["kl"] > 1
 
 
+@pytest.mark.slow
 def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
     """Neither a backward pass nor weight decay."""
     model = make_model()
@@ -150,6 +158,7 @@ def test_update_without_variance_changes_nothing(tmp_path: Path) -> None:
     assert logged["loss"] == 0.0
 
 
+@pytest.mark.slow
 def test_updates_have_their_own_tasks_and_seeds(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=3, per_device_train_batch_size=16)
     trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=8)
@@ -173,6 +182,7 @@ def shared_episode(task_id: str, sample: int) -> Episode:
     return episode
 
 
+@pytest.mark.slow
 def test_update_computes_shared_prefixes_once(tmp_path: Path) -> None:
     """Also where gradient checkpointing computes the forward pass again."""
     trainer, _ = check(tmp_path, shared_episode, gradient_checkpointing=True)
@@ -180,6 +190,7 @@ def test_update_computes_shared_prefixes_once(tmp_path: Path) -> None:
     assert trainer.model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_model_without_tree_attention_is_padded_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,3 +199,96 @@ def test_model_without_tree_attention_is_padded_with_a_warning(
     with caplog.at_level("WARNING", "atommem.train.loops.update_step"):
         check(tmp_path, model=model)
     assert "rows are padded: its attention has a sliding window of 4096 tokens" in caplog.text
+
+
+def writer(model: Any) -> Any:
+    """Write episodes with log-probabilities of `model`; halves of a rollout have equal size."""
+
+    def write(task_id: str, sample: int) -> Episode:
+        episode = make_episode(
+            task_id, sample, float((sample + int(task_id[1:])) % 3 == 0), [(3, 2 + sample), (4, 3)]
+        )
+        for step in episode.steps:
+            with torch.no_grad():
+                step.logprobs = completion_logps(
+                    model, step.prompt_ids, step.token_ids, 1.0
+                ).tolist()
+        return episode
+
+    return write
+
+
+def expected_gradients(
+    state: dict[str, torch.Tensor], start: Any, part: int
+) -> dict[str, torch.Tensor]:
+    """Return gradients of an update on half of the rollout, at these parameters."""
+    model = make_model()
+    model.load_state_dict(state)
+    episodes = episodes_of(writer(start), TASKS[2 * part : 2 * part + 2], 4)
+    advantages = group_advantages([episode.reward for episode in episodes], 4)
+    return reference_gradients(model, episodes, advantages, "token", old=start)[1]
+
+
+@pytest.mark.slow
+def test_updates_share_and_repeat_a_rollout(tmp_path: Path) -> None:
+    start = make_model()
+    config = make_config(
+        tmp_path, steps_per_generation=2, num_iterations=2, max_steps=5, learning_rate=3e-3
+    )
+    trainer, recorder, runner = make_trainer(copy.deepcopy(start), config, writer(start))
+    trainer.train()
+    assert runner.jobs[::4] == [(task, 0) for task in [*TASKS, *TASKS]]  # the fifth update's, too
+    assert len(set(runner.seeds)) == 2
+    for update, part in enumerate((0, 1, 0, 1)):
+        expected = expected_gradients(recorder.states[update], start, part)
+        assert_equal_gradients(recorder.gradients[update], expected)
+
+
+@pytest.mark.slow
+def test_old_logprobs_of_another_engine_are_recomputed(
+    tmp_path: Path,
+) -> None:
+    start = make_model()
+
+    def write(task_id: str, sample: int) -> Episode:
+        episode = writer(start)(task_id, sample)
+        for step in episode.steps:
+            step.logprobs = [logprob - 0.5 for logprob in step.logprobs]
+        return episode
+
+    correction = {
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_max": 1.0,
+    }
+    settings: dict[str, Any] = {
+        "steps_per_generation": 2,
+        "max_steps": 2,
+        "learning_rate": 3e-3,
+        "use_vllm": True,
+    }
+    config = make_config(tmp_path, **settings, **correction)
+    trainer, recorder, _ = make_trainer(copy.deepcopy(start), config, write)
+    trainer.train()
+    # pi_old / pi_sampler is exp(.5) everywhere, truncated to 1.
+    for update in (0, 1):
+        expected = expected_gradients(recorder.states[update], start, update)
+        assert_equal_gradients(recorder.gradients[update], expected)
+    assert trainer.state.log_history[0][MASKED] == 1.0
+
+
+def test_load_batches_on_other_numbers_of_ranks(tmp_path: Path) -> None:
+    batches = [
+        [Batch([Row([1], [n, rank], [0.5, 0.25], 0, 1.0, 2.0)], 3.0 + n) for n in range(2)]
+        for rank in range(2)
+    ]
+    for rank, own in enumerate(batches):
+        save_batches(tmp_path, rank, 7, own)
+
+    def ids(rank: int, ranks: int) -> list[list[list[int]]]:
+        number, found = load_batches(tmp_path, rank, ranks)
+        assert (number, [batch.normalizer for batch in found]) == (7, [3.0, 4.0])
+        return [[row.ids.tolist() for row in batch.rows] for batch in found]
+
+    assert ids(1, 2) == [[[1, 0, 1]], [[1, 1, 1]]]
+    assert ids(0, 1) == [[[1, 0, 0], [1, 0, 1]], [[1, 1, 0], [1, 1, 1]]]
+    assert ids(2, 3) == [[], []]

@@ -17,6 +17,8 @@ from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from tests.train.harness import make_real_trainer, make_tasks
 
+pytestmark = pytest.mark.slow
+
 HELD_OUT = [
     replace(task, id=f"h{index}", source=("hotpotqa", "musique")[index % 2])
     for index, task in enumerate(make_tasks(8))

@@ -28,6 +28,8 @@ from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_trainer
 from tests.train.toys import WrittenRunner, make_model, mixed_episode
 
+pytestmark = pytest.mark.slow
+
 LORA = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 

@@ -105,6 +105,7 @@ def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
     return ColdStartConfig(str(folder), **{**BARE, **defaults, **settings})
 
 
+@pytest.mark.slow
 def test_cold_start_loss_is_on_completions_and_falls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +128,7 @@ def test_cold_start_loss_is_on_completions_and_falls(
     assert "accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_cold_start_stopped_by_sigterm_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Three updates are an epoch: the second one is under way, and its order has to be kept."""
     settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 100}

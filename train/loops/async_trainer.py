@@ -50,15 +50,8 @@ Result = TypeVar("Result")
 class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
     """Trains a policy on whole episodes that a `RolloutWorker` samples meanwhile.
 
-    Args:
-        model: Path or hub name of the model.
-        args: Settings.
-        tasks: Training tasks, for the runner's environment.
-        processing_class: The tokenizer.
-        make_runner: Makes the episode runner; called on the main process with its device.
-        on_episodes: Called with the episodes of every update, on the main process.
-        held_out: Tasks to evaluate on, as `eval_strategy` says.
-        kwargs: Further arguments of `ResumableTrainer` and `AsyncGRPOTrainer`.
+    Arguments are those of `MemoryGRPOTrainer`, but `make_runner` makes the episode runner on the
+    main process, given its device.
     """
 
     _tag_names = ["trl", "async-grpo", "atommem"]  # noqa: RUF012  # as TRL declares it
@@ -280,8 +273,7 @@ class CopyPolicy(LocalPolicy):
         with self._lock:
             return super()._sample(rows)
 
-    def init_weight_transfer(self) -> None:
-        """Do nothing."""
+    def init_weight_transfer(self) -> None: ...
 
     def pause(self) -> None:
         """Wait for the running batch, and start no other."""
@@ -306,11 +298,9 @@ class CopyPolicy(LocalPolicy):
 class _NoTransfer:
     """TRL's weight transfer on other processes, and where `make_weight_sync` does the work."""
 
-    def init_weight_transfer(self) -> None:
-        """Do nothing."""
+    def init_weight_transfer(self) -> None: ...
 
-    def destroy(self) -> None:
-        """Do nothing."""
+    def destroy(self) -> None: ...
 
 
 def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunner:

@@ -53,11 +53,7 @@ class EpisodeTrainer(ResumableTrainer):
     ) -> None:
         """Log a rollout, and end the run if too many of its episodes failed.
 
-        Args:
-            sums: `RolloutLog.sums`, added up over `ranks`.
-            episodes: This rank's.
-            rewards: Of all trained episodes.
-            log: Further values.
+        `sums` are `RolloutLog.sums` added up over `ranks`, `episodes` this rank's, `rewards` all.
         """
         self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
         tokens = {"num_tokens": float(self.state.num_input_tokens_seen)}

@@ -60,11 +60,8 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
 
     Args:
         model: A model, or the path or hub name of one.
-        args: Settings.
         tasks: Training tasks, for the runner's environment.
-        processing_class: The tokenizer.
         make_backend: Gets the training model (unwrapped, with its adapter).
-        on_episodes: Called with the episodes of every rollout.
         held_out: Tasks to evaluate on, as `eval_strategy` says.
         kwargs: Further arguments of `ResumableTrainer` and `GRPOTrainer`.
     """
@@ -175,11 +172,8 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
     def collect(self, rollout: int) -> tuple[list[Episode], list[list[float]], list[EpisodeSize]]:
         """Run this rank's share of a rollout; collective.
 
-        The global batch is group after group, and each rank has an equal share of it.
-
-        Returns:
-            This rank's episodes, one advantage per step of each, and the sizes of all ranks'
-            episodes.
+        The global batch is group after group, and each rank has an equal share of it. Returns this
+        rank's episodes, one advantage per step of each, and the sizes of all ranks' episodes.
         """
         started = time.perf_counter()
         args, order, rank = self.args, self._order, self.accelerator.process_index
@@ -233,10 +227,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
     ) -> Result:
         """Run this rank's part of a rollout; returns its result when all ranks have theirs.
 
-        Args:
-            make_work: Gets the callback for each episode that ends.
-            episodes: How many there are.
-            name: Of the progress bar.
+        `make_work` gets the callback for each of the `episodes` that ends.
         """
         clock = self._rollout_log.clock
         broken: Exception | None = None

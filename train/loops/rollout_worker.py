@@ -29,18 +29,11 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Group:
-    """The finished episodes of one task.
+    """The finished episodes of one task."""
 
-    Attributes:
-        index: Its number in the run (`TaskOrder`).
-        episodes: A failed one has no reward.
-        versions: For each episode, the weight version that sampled each step; the older one if
-            weights were replaced during a step.
-    """
-
-    index: int
+    index: int  # its number in the run (`TaskOrder`)
     episodes: Sequence[Episode]
-    versions: Sequence[Sequence[int]]
+    versions: Sequence[Sequence[int]]  # for each episode, the weight version that sampled each step
 
 
 class _TaggedPolicy:
@@ -83,14 +76,7 @@ class RolloutWorker:
     An episode that an outage ended is run again `RERUNS` times. After that it is a failed episode
     of its group.
 
-    Attributes:
-        runner: Its policy and embedder are closed when the worker stops.
-        order: Task and seed of each group.
-        groups_per_version: Groups that weights of one version are meant for.
-        max_staleness: Most versions between sampling and training.
-        total: Groups of the whole run.
-        first: Returns the first group to run; called when the worker starts (after a resume).
-        max_in_flight: Most concurrent episodes; None: no limit.
+    Policy and embedder of the runner are closed when the worker stops.
     """
 
     runner: EpisodeRunner
@@ -99,8 +85,8 @@ class RolloutWorker:
     group_size: int
     groups_per_version: int
     max_staleness: int
-    total: int
-    first: Callable[[], int] = lambda: 0
+    total: int  # groups of the whole run
+    first: Callable[[], int] = lambda: 0  # the first group, when the worker starts after a resume
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
@@ -225,13 +211,11 @@ class RolloutWorker:
             raise failures.exceptions[0] from None
 
     async def _run_group(self, index: int) -> None:
-        clock = time.monotonic()
         task, seed = self.tasks[self.order.task(index)], self.order.seed(index)
         ended = await asyncio.gather(
             *(self._run_episode(task, sample, seed) for sample in range(self.group_size))
         )
         episodes, versions = zip(*ended, strict=True)
-        self.metrics_queue.put({"rollout/group_s": time.monotonic() - clock})
         self.rollout_buffer.put(Group(index, episodes, versions))
 
     async def _run_episode(self, task: Any, sample: int, seed: int) -> tuple[Episode, list[int]]:

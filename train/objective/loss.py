@@ -13,7 +13,7 @@ processes::
 
 With `importance_sampling_level` sequence (GSPO, arXiv 2507.18071), r is the geometric mean of the
 ratios of a row: one step, sampled from its own prompt. On-policy, pi_old is pi: r is 1, and its
-gradient is that of log pi. `tests/train/test_loss.py` compares values, gradients and
+gradient is that of log pi. `tests/train/test_objective.py` compares values, gradients and
 logged means with TRL's.
 """
 

@@ -26,11 +26,7 @@ class ColocateBackend(Backend):
 
     The engine goes to sleep once it is loaded, and torch's cached memory is returned to the device
     before it wakes: there is no room for both. Calls come in the order of TRL's ``VLLMGeneration``.
-
-    Args:
-        runner: Its policy is the engine.
-        publisher: Saves the adapter; None if all weights are trained.
-        sleeps: Whether the engine frees its memory between rollouts (``vllm_enable_sleep_mode``).
+    `publisher` saves the adapter; None if all weights are trained.
     """
 
     def __init__(
@@ -140,11 +136,8 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
             "vllm_mode=colocate: vLLM on CPU cannot take new full weights. Train a LoRA adapter "
             "(use_peft: true), or sample locally (use_vllm: false)."
         )
-    elif quantization := args.engine_kwargs.get("quantization"):
-        raise ConfigError(
-            f"vllm_engine_kwargs quantization={quantization!r}: full weights that are sent to the "
-            "engine would not be quantized. Train a LoRA adapter (use_peft: true), or leave it out."
-        )
+    # Whole prompts in a batch, unless the user has another limit.
+    ours = {"max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0)}
     settings = {
         "model": base.config.name_or_path,
         "revision": (args.model_init_kwargs or {}).get("revision"),
@@ -156,6 +149,10 @@ def make_engine(args: TrainConfig, model: Any) -> Any:
         "distributed_executor_backend": "external_launcher",
         "logprobs_mode": "processed_logprobs",  # scaled by the temperature, as sampled
         "seed": args.seed + int(os.environ["RANK"]),
-        "max_num_batched_tokens": max(4096, args.vllm_max_model_length or 0),  # whole prompts
     }
-    return LLMEngine.from_engine_args(EngineArgs(**settings | adapter | args.engine_kwargs))
+    own = args.vllm_engine_kwargs or {}
+    if fixed := sorted(own.keys() & (settings | adapter).keys()):
+        raise ConfigError(
+            f"vllm_engine_kwargs: {fixed[0]} follows from the run's other settings. Drop it."
+        )
+    return LLMEngine.from_engine_args(EngineArgs(**ours | own | settings | adapter))

@@ -66,12 +66,6 @@ class TaskOrder:
 
     Group i belongs to update ``i // groups_per_update``. An epoch has each task at most once; tasks
     that do not fill an update are left out. A resumed run continues in the same order.
-
-    Args:
-        tasks: How many there are.
-        groups_per_update: Groups of one update.
-        shuffle: Whether every epoch has its own order.
-        seed: Of the run.
     """
 
     def __init__(self, tasks: int, groups_per_update: int, shuffle: bool, seed: int) -> None:
@@ -105,19 +99,12 @@ class TaskOrder:
 
 @dataclass(slots=True, eq=False)
 class RolloutGroup:
-    """The episodes of a group that this rank runs: all of them, or those that fall to it.
+    """The episodes of a group that this rank runs: all of them, or those that fall to it."""
 
-    Attributes:
-        tasks: Its task, then those that may replace it while it has no variance.
-        samples: Which of the group's episodes.
-        episodes: Of the last task.
-        replaced: Of the tasks before it.
-    """
-
-    tasks: Sequence[Any]
-    samples: Sequence[int]
-    episodes: list[Episode] = field(default_factory=list)
-    replaced: list[Episode] = field(default_factory=list)
+    tasks: Sequence[Any]  # its own, then those that may replace it while it has no variance
+    samples: Sequence[int]  # which of the group's episodes
+    episodes: list[Episode] = field(default_factory=list)  # of the last task
+    replaced: list[Episode] = field(default_factory=list)  # of the tasks before it
 
     async def run(
         self, runner: EpisodeRunner, on_episode: Callable[[int, Episode], None] | None = None

@@ -54,10 +54,7 @@ class AdapterSync:
         """Save and load the adapter, and unload outdated ones; all ranks together.
 
         Every rank with a pool makes all servers load it: loading twice is a no-op, and ranks need
-        not agree on which servers are lost.
-
-        Raises:
-            OutageError: The adapter cannot be written, or no server takes it.
+        not agree on which servers are lost. OutageError if no server takes it.
         """
         adapter, outdated = self._publisher.save(trainer)
         if pool is None:
@@ -85,10 +82,6 @@ class FullWeightSync:
 
     A server that was lost is connected again before the next update; one that breaks during a
     transfer ends the run.
-
-    Args:
-        timeout: Seconds that the server may take to get ready.
-        connect: Makes the client; `connect_nccl` but for tests.
     """
 
     def __init__(self, timeout: float, connect: Callable[..., Any] | None = None) -> None:
@@ -97,12 +90,7 @@ class FullWeightSync:
         self._client: Any = None
 
     def publish(self, trainer: Any, pool: ServerPool | None) -> None:
-        """Send every parameter; all ranks together, of which only the main one needs a pool.
-
-        Raises:
-            ConfigError: The server, or this machine, cannot use NCCL.
-            OutageError: The server is gone, or broke during the transfer.
-        """
+        """Send every parameter; all ranks together, of which only the main one needs a pool."""
         problem: Exception | None = None
         is_main = trainer.accelerator.is_main_process
         if is_main:
@@ -195,13 +183,7 @@ def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:
 
 
 class ServerBackend(Backend):
-    """Samples from vLLM servers; every rank talks to them by itself.
-
-    Args:
-        runner: Its policy is `pool`.
-        pool: The servers.
-        sync: Sends weights to them.
-    """
+    """Samples from vLLM servers; every rank talks to them by itself."""
 
     def __init__(self, runner: EpisodeRunner, pool: ServerPool, sync: WeightSync) -> None:
         super().__init__(runner)

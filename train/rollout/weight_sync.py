@@ -26,11 +26,8 @@ class AdapterPublisher:
 
     vLLM keys its prefix cache by the adapter's name, so replacing an adapter in place would serve
     attention keys and values of old weights. Names hold a random number of this run, because a
-    server may have served another run.
-
-    Args:
-        folder: Where the versions go; servers read them there.
-        kept: Versions that requests may still name.
+    server may have served another run. Servers read the versions in `folder`; requests may still
+    name `kept` of them.
     """
 
     def __init__(self, folder: Path, kept: int = KEPT) -> None:
@@ -41,12 +38,7 @@ class AdapterPublisher:
         self._saved: deque[Adapter] = deque()
 
     def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
-        """Save the current adapter; returns it and outdated versions, the same on every rank.
-
-        Raises:
-            ConfigError: vLLM cannot serve the adapter.
-            OutageError: It cannot be written.
-        """
+        """Save the current adapter; returns it and outdated versions, the same on every rank."""
         # Imported here because it takes seconds.
         from trl.experimental.async_grpo.async_grpo_trainer import save_lora_adapter
 

@@ -55,7 +55,8 @@ class Guide:
         if not calls:
             text = call("lookup", name=person)
         elif calls[0].startswith("lookup"):
-            text = f"<create_memory> {person} : {texts[0]} </create_memory> <read_memory> {person} </read_memory> "
+            text = f"<create_memory> {person} : {texts[0]} </create_memory> "
+            text += f"<read_memory> {person} </read_memory> "
             text += call("neighbours", place=texts[0])
         else:
             places = texts[0].split()[: self._random.choice((1, 2))]

@@ -1,9 +1,14 @@
-"""`scripts/bench_shipped.py` has a pair for every shipped recipe and launcher."""
+"""`scripts/bench_shipped.py` and `scripts/gpu_check` cover what is shipped."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -40,3 +45,20 @@ def test_every_recipe_finds_its_data_in_the_tiny_world() -> None:
     recipes = [load_yaml(path, "train") for path in (ROOT / "configs" / "train").glob("*.yaml")]
     made = {f"data/{name}" for name in (*DATA, WEB_DATA)}
     assert {recipe["data"] for recipe in recipes if recipe["data"].startswith("data/")} == made
+
+
+@pytest.mark.slow
+def test_gpu_check_on_a_cpu_runs_its_parts(tmp_path: Path) -> None:
+    environment: dict[str, Any] = {**os.environ, "PYTHON": sys.executable}
+    command = [str(ROOT / "scripts" / "gpu_check"), "--tiny", "--out", str(tmp_path)]
+    command += ["--only", "mask", "attention", "lora"]
+    subprocess.run(command, env=environment, capture_output=True, timeout=560, check=False)
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    log = (tmp_path / "gpu_check.log").read_text()
+    assert {name: part["status"] for name, part in found["parts"].items()} == dict.fromkeys(
+        ("mask", "attention", "lora"), "ended"
+    ), log[-5000:]
+    rows = [row for part in found["parts"].values() for row in part["rows"]]
+    assert [row["what"] for row in rows if row["ok"] is False] == []
+    assert sum("error of the trie" in row["what"] for row in rows) > 0
+    assert any("most memory" in row["what"] for row in rows)

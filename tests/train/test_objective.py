@@ -1,27 +1,128 @@
-"""The policy loss against TRL's, on random batches; the correction by hand."""
+"""Advantages, rows and the policy loss, by hand and against TRL's."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import random
+import warnings
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from trl import GRPOTrainer
 
+from atommem.errors import DataError
+from atommem.train.objective.advantages import group_advantages
 from atommem.train.objective.loss import MASKED, PolicyLoss, correction
 from atommem.train.objective.rows import (
     LOSS_TYPES,
     EpisodeSize,
     Row,
     Tokens,
+    episode_rows,
+    merge_equal_rows,
     normalizer,
     token_weight,
 )
+from tests.train.toys import make_episode
+
+
+def test_group_advantages_of_equal_rewards_are_exactly_zero() -> None:
+    # The mean of three times 0.1 is not 0.1 in floating point.
+    assert group_advantages([0.1, 0.1, 0.1, 0.1, None, 0.1], 3) == [0.0] * 6
+    assert group_advantages([0.1] * 3, 3, "group") == [0.0] * 3
+    assert group_advantages([1.0, None, None, None], 4) == [0.0] * 4
+
+
+@given(
+    st.lists(
+        st.lists(st.none() | st.integers(0, 8).map(lambda n: n / 8), min_size=4, max_size=4),
+        max_size=6,
+    ),
+    st.sampled_from(["none", "group", "batch"]),
+)
+def test_group_advantages_are_rewards_minus_the_mean_of_the_group(
+    groups: list[list[float | None]], scale: str
+) -> None:
+    rewards = np.array(groups, dtype=float).reshape(-1, 4)
+    with warnings.catch_warnings(action="ignore"):  # of groups without a reward
+        expected = rewards - np.nanmean(rewards, axis=1, keepdims=True)
+        over = {
+            "none": 1.0,
+            "group": np.nanstd(rewards, axis=1, ddof=1, keepdims=True) + 1e-4,
+            "batch": np.nanstd(rewards, ddof=1) + 1e-4,
+        }
+    advantages = group_advantages([reward for group in groups for reward in group], 4, scale)
+    scaled = np.nan_to_num(expected / over[scale]).ravel().tolist()
+    assert advantages == pytest.approx(scaled, abs=1e-9)
+
+
+EPISODES = [
+    make_episode("a", 0, 1.0, [(5, 3), (7, 1), (6, 0)]),
+    make_episode("a", 1, 0.0, [(5, 2)]),
+    make_episode("a", 2, None, [(5, 4)]),
+    make_episode("b", 0, 1.0, [(4, 6), (4, 2)]),
+]
+
+
+def by_step(*advantages: float) -> list[list[float]]:
+    return [[a] * len(e.steps) for e, a in zip(EPISODES, advantages, strict=True)]
+
+
+def test_episode_size_omits_failed_episodes_and_empty_steps() -> None:
+    sizes = [EpisodeSize.of(episode) for episode in EPISODES]
+    assert sizes == [EpisodeSize(4, 2), EpisodeSize(2, 1), EpisodeSize(0, 0), EpisodeSize(8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"), [(None, "it has no gold answer"), (float("nan"), "reward nan is not")]
+)
+def test_episode_size_without_a_finite_reward_is_refused(
+    reward: float | None, message: str
+) -> None:
+    episode = replace(make_episode("c", 0, 1.0, [(5, 3)]), reward=reward)
+    with pytest.raises(DataError, match=rf"task 'c': .*{message}"):
+        EpisodeSize.of(episode)
+
+
+def test_episode_rows_hold_the_sampled_ids_of_trained_steps() -> None:
+    rows = episode_rows(EPISODES, by_step(0.5, -0.5, 0.0, 0.25), "token")
+    found = [(row.episode, row.advantage) for row in rows]
+    assert found == [(0, 0.5), (0, 0.5), (1, -0.5), (3, 0.25), (3, 0.25)]
+    steps = [s for i in (0, 1, 3) for s in EPISODES[i].steps if s.token_ids]
+    for row, step in zip(rows, steps, strict=True):
+        assert row.prompt_ids.tolist() == step.prompt_ids
+        assert row.completion_ids.tolist() == step.token_ids
+        assert row.ids.tolist() == step.prompt_ids + step.token_ids
+        assert row.logprobs.tolist() == pytest.approx(step.logprobs)
+
+
+def test_episode_rows_with_kl_keep_groups_without_variance() -> None:
+    rows = episode_rows(EPISODES, by_step(0.5, 0.0, 0.0, 0.0), "token", with_kl=True)
+    found = [(row.episode, row.advantage) for row in rows]
+    assert found == [(0, 0.5), (0, 0.5), (1, 0.0), (3, 0.0), (3, 0.0)]
+
+
+def test_merge_equal_rows_adds_up_weighted_advantages() -> None:
+    rows = [
+        Row([1, 2], [3], [-0.1], 0, 0.75, 1.0),
+        Row([1], [2, 3], [-0.1, -0.1], 1, 0.5, 1.0),
+        Row([1, 2], [3], [-0.1], 2, -0.25, 3.0),
+    ]
+    merged = merge_equal_rows(rows)
+    ids = [(row.prompt_ids.tolist(), row.completion_ids.tolist()) for row in merged]
+    assert ids == [([1, 2], [3]), ([1], [2, 3])]
+    assert merged[0].weight == 4.0
+    assert merged[0].weight * merged[0].advantage == pytest.approx(0.75 * 1.0 - 0.25 * 3.0)
+    assert merged[1] is rows[1]
+
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {"beta": 0.001},

@@ -1,0 +1,245 @@
+"""What baselines share: the parts of a comparison, and the recording of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from atommem.actions import ANSWERS_ACTION, Action, ActionSpec, answers_in
+from atommem.embedding.embedder import Embedder, TextKind, Vectors
+from atommem.environment import EnvironmentFactory
+from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
+from atommem.envs.task import Task
+from atommem.episode import Episode, Observation, Piece, Step
+from atommem.grammar import parse_whole
+from atommem.memory.log import Contents, MemoryView, Operation, Retrieved
+from atommem.memory.store import VectorStore
+from atommem.policy.contract import MessagePolicy, Policy
+from atommem.prompts import PromptBuilder
+from atommem.rollout import request_sampling
+from atommem.run import RunConfig
+from atommem.text_safety import clean
+from atommem.tokens import Tokenizer
+
+Found = Sequence[tuple[int, float]]
+"""Ids of entries and their scores, best first."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that the methods of a comparison share.
+
+    Attributes:
+        run: AtomMem's settings; every method samples with its sampling, and retrieves `retrieve_k`
+            texts.
+        environments: Cuts documents into chunks, and scores answers.
+        max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
+        context_tokens: Longest prompt and completion together, for methods that fill the context.
+        yarn_factor: YaRN factor (arXiv 2309.00071) of the server or config, stated in the result.
+    """
+
+    run: RunConfig
+    policy: Policy
+    embedder: Embedder
+    environments: EnvironmentFactory
+    max_in_flight: int | asyncio.Semaphore | None = None
+    context_tokens: int = 32_768
+    yarn_factor: float | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The policy's tokenizer."""
+        tokenizer: Tokenizer = self.policy.tokenizer  # type: ignore[attr-defined]
+        return tokenizer
+
+    @property
+    def retrieve_k(self) -> int:
+        """Texts that a method retrieves."""
+        return self.run.memory.retrieve_k
+
+    @property
+    def prompt_room(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.context_tokens - self.run.sampling.max_tokens
+
+
+class Recorder:
+    """One episode of a baseline: asks the policy, and records every call and change of memory.
+
+    Attributes:
+        answers: One per question, None until given.
+        metrics: Further metrics of the episode (``truncated``).
+        texts, index: The entries and their vectors, by id.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        plain: PromptBuilder,
+        remembering: PromptBuilder,
+        episode: Episode,
+        task: Task,
+    ) -> None:
+        self.answers: list[str | None] = [None] * len(task.questions)
+        self.metrics: dict[str, float] = {}
+        self.task = task
+        self.texts: dict[int, str] = {}
+        self.index = VectorStore(setup.embedder.dim)
+        self._setup, self._episode = setup, episode
+        self._plain, self._remembering = plain, remembering
+        self._contents = Contents()
+
+    def count_tokens(self, shown: Observation) -> int:
+        """Return the number of tokens that `ask` sends without memory."""
+        return len(self._plain.build(shown, MemoryView()))
+
+    async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
+        """Sample a completion and record it as a step.
+
+        Args:
+            shown: The observation that the prompt shows.
+            view: The memory that it shows; None for none.
+
+        Raises:
+            OutageError, PromptTooLongError, PolicyError: From `Policy.complete`.
+        """
+        setup, episode = self._setup, self._episode
+        prompts = self._plain if view is None else self._remembering
+        size = len(self._contents.entries)
+        view = view or MemoryView(size=size)
+        index = len(episode.steps)
+        started = time.perf_counter()
+        key = f"{episode.task_id}/{episode.sample}"
+        sampling = request_sampling(setup.run.sampling, key, index, episode.task_id)
+        prompt_ids: list[int] = []
+        if isinstance(setup.policy, MessagePolicy):
+            messages = prompts.messages(shown, view)
+            completion = await setup.policy.complete_chat(messages, sampling)
+        else:
+            prompt_ids = prompts.build(shown, view)
+            completion = await setup.policy.complete(prompt_ids, sampling)
+        step = Step(
+            index=index,
+            observation=replace(shown, stream=()),  # the stream's text stands in the prompt
+            view=view,
+            prompt_ids=[],
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            text=clean(completion.text),
+            finish_reason=completion.finish_reason,
+            actions=(),
+            problems=(),
+            operations=(),
+            store_size=size,
+            prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
+            seconds=time.perf_counter() - started,
+            prompt=prompts.text(shown, view),
+            completion_tokens=completion.completion_tokens or 0,
+        )
+        episode.steps.append(step)
+        return step
+
+    def parse(self, step: Step, spec: ActionSpec) -> tuple[Action, ...]:
+        """Parse a completion, without its thinking, as one action; problems go to the step."""
+        parsed = parse_whole(step.text, spec, self._plain.opens_thinking)
+        step.problems = parsed.problems
+        return parsed.actions
+
+    async def embed(self, texts: Sequence[str], kind: TextKind = "entry") -> Vectors:
+        """Embed texts; shape (n, dim). Raises OutageError."""
+        return await self._setup.embedder.embed(texts, kind)
+
+    async def hold(self, texts: Sequence[str]) -> None:
+        """Store texts from the start, numbered from 1, without an action (RAG)."""
+        self.texts = dict(enumerate(texts, start=1))
+        self.index = VectorStore(self._setup.embedder.dim)
+        if texts:
+            self.index.add(list(self.texts), await self.embed(texts))
+
+    def create(self, step: Step, text: str, vector: Vectors) -> int:
+        """Create an entry as a result of `step`; returns its id."""
+        entry_id = self._contents.newest_id + 1
+        self.index.update({entry_id: vector})
+        self.texts[entry_id] = text
+        self._note(step, Operation(step.index, "create", entry_id=entry_id, after=text))
+        return entry_id
+
+    def update(self, step: Step, entry_id: int, text: str, vector: Vectors | None = None) -> None:
+        """Update an entry as a result of `step`; without a vector it keeps the old one."""
+        if vector is not None:
+            self.index.update({entry_id: vector})
+        before, self.texts[entry_id] = self.texts[entry_id], text
+        self._note(
+            step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text)
+        )
+
+    def delete(self, step: Step, entry_id: int) -> None:
+        """Delete an entry as a result of `step`."""
+        self.index.update({entry_id: None})
+        before = self.texts.pop(entry_id)
+        self._note(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
+
+    def note_query(self, step: Step, query: str) -> None:
+        """Record that the entries in the prompt of `step` were retrieved for `query`."""
+        before = self._contents.query
+        self._note(step, Operation(step.index, "read", before=before, after=query))
+
+    def _note(self, step: Step, operation: Operation) -> None:
+        step.operations += (operation,)
+        self._contents.apply(operation)
+        step.store_size = len(self._contents.entries)
+
+    def view(
+        self, query: str, found: Found, number: Callable[[int], int] | None = None
+    ) -> MemoryView:
+        """Show entries, numbered from 1 or by a function of their id."""
+        retrieved = tuple(
+            Retrieved(number(entry_id) if number else rank, entry_id, self.texts[entry_id], score)
+            for rank, (entry_id, score) in enumerate(found, start=1)
+        )
+        return MemoryView(query=query, retrieved=retrieved, size=len(self.texts))
+
+    @property
+    def together(self) -> list[range]:
+        """Ranges of questions that are asked at one step, like MemAgent's."""
+        count = len(self.task.questions)
+        return [range(at, min(at + MOST_AT_ONCE, count)) for at in range(0, count, MOST_AT_ONCE)]
+
+    async def answer(
+        self, asked: range, text: str | None = None, view: MemoryView | None = None
+    ) -> Step:
+        """Ask questions from `text`, `view` or nothing, and store the boxed answers."""
+        step = await self.ask(self.asking(asked, text), view)
+        step.actions = self.parse(step, ANSWERS_ACTION)
+        self.answers[asked.start : asked.stop] = answers_in(step.actions, len(asked))
+        return step
+
+    def asking(self, asked: range, text: str | None = None) -> Observation:
+        """Return the observation of `answer`."""
+        lines = tuple(
+            Piece("question_line", {"number": number, "question": self.task.questions[index].text})
+            for number, index in enumerate(asked, start=1)
+        )
+        return Observation(
+            "answering",
+            stream=() if text is None else (Piece("document", {"document": text}),),
+            closing=(Piece("questions", {"questions": lines}), Piece("answer")),
+            label=questions_label(asked, len(self.task.questions)),
+            question=asked.start,
+            questions=len(asked),
+        )
+
+    async def answer_from(self, find: Callable[[Vectors], Found]) -> None:
+        """Ask all questions together, with the entries that `find` returns for their vectors."""
+        for asked in self.together:
+            texts = [self.task.questions[index].text for index in asked]
+            found: dict[int, float] = {}
+            for vector in await self.embed(texts, "query"):
+                for entry_id, score in find(vector):
+                    found.setdefault(entry_id, score)
+            view = self.view("\n".join(texts), list(found.items()))
+            step = await self.answer(asked, view=view)
+            for text in texts:
+                self.note_query(step, text)
