@@ -116,7 +116,6 @@ class FullWeightSync:
             raise OutageError(f"the server broke during a weight transfer: {broken!r}")
 
     async def close(self, pool: ServerPool) -> None:
-        """Leave the NCCL group."""
         self._leave()
 
     def _join(self, trainer: Any, pool: ServerPool | None) -> None:
