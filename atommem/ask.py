@@ -25,7 +25,7 @@ from atommem.saved_memory import SavedMemory, decode, read_file
 EXIT_UNANSWERED = 3
 EXIT_INTERRUPTED = 130
 _USAGE = "atommem ask FILE QUESTION ... --policy POLICY [--SETTING VALUE ...]"
-_OWN = ("policy", "memory", "no_reading", "json", "quiet")
+_OWN = ("policy", "memory", "no_reading", "json")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,7 +79,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
         "--no_reading", action="store_true", help="All arguments are questions to --memory."
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    parser.add_argument("--quiet", action="store_true", help="No progress or sources on stderr.")
     add_run_settings(parser, Checkpoint.find(argv, {}).environment)
     arguments = parser.read(argv)
     given = given_flags(argv, arguments)
@@ -159,8 +158,7 @@ async def _run(
 async def _read(memory: AsyncMemory, arguments: argparse.Namespace, text: str) -> None:
     """Read the text, with a progress bar on a terminal."""
     name = "" if arguments.file == "-" else Path(arguments.file).name
-    hidden = True if arguments.quiet else None
-    with tqdm(desc="reading", unit="chunk", disable=hidden, dynamic_ncols=True) as bar:
+    with tqdm(desc="reading", unit="chunk", disable=None, dynamic_ncols=True) as bar:
 
         def progress(done: int, chunks: int) -> None:
             bar.total = chunks
@@ -183,8 +181,6 @@ def _to_json(answer: Answer) -> dict[str, Any]:
 def _print(answer: Answer, arguments: argparse.Namespace) -> None:
     several = len(arguments.questions) > 1
     print(f"{answer.question}\t{answer}" if several else answer, flush=True)
-    if arguments.quiet:
-        return
     if answer.text is None:
         print("(the policy gave no answer)", file=sys.stderr)
     for entry in answer.entries:

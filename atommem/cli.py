@@ -19,7 +19,8 @@ from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
-from atommem.errors import AtomMemError, format_error, suggest
+from atommem.arguments import Command, Parser, run_command
+from atommem.errors import AtomMemError, format_error
 from atommem.plugins import find_file, registered, shipped_files
 
 _SUMMARIES = {
@@ -79,26 +80,17 @@ def _main(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    # Nothing is imported to list them. Another package cannot replace a command of ours.
-    entries = sorted(registered("atommem.commands"), key=_is_ours)
-    commands = {entry.name: entry for entry in entries}
-    if not argv or argv[0] in ("-h", "--help"):
-        ours = [(name, summary) for name, summary in _SUMMARIES.items() if name in commands]
-        others = [(name, f"({e.value})") for name, e in commands.items() if not _is_ours(e)]
-        lines = [f"  {name:<9} {summary}" for name, summary in (*ours, *others)]
-        usage = "usage: atommem COMMAND ...    or: atommem --version\n\ncommands:"
-        print(usage, *lines, "\n`atommem COMMAND --help` shows its options.", sep="\n")
-        return 0 if argv else 2
-    if argv[0] in ("-V", "--version"):
+    if argv[:1] in (["-V"], ["--version"]):
         print(f"atommem {version('atommem')}")
         return 0
-    if argv[0] not in commands:
-        hint = suggest(argv[0], commands)
-        print(
-            f"atommem: unknown command {argv[0][:80]!r}{hint}. See atommem --help.", file=sys.stderr
-        )
-        return 2
-    return int(commands[argv[0]].load()(argv[1:]) or 0)
+    # Nothing is imported to list commands. Another package cannot replace one of ours.
+    entries = sorted(registered("atommem.commands"), key=_is_ours)
+    values = {entry.name: entry.value for entry in entries}
+    commands = {
+        name: Command(values[name], _SUMMARIES.get(name, f"({values[name]})"))
+        for name in sorted(values, key=[*_SUMMARIES, *values].index)
+    }
+    return run_command("atommem", commands, argv)
 
 
 def _is_ours(entry: EntryPoint) -> bool:
@@ -145,13 +137,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def list_configs(argv: list[str]) -> int:
-    """Run ``atommem configs``.
-
-    Raises:
-        ConfigError: There is no file of that name.
-    """
-    from atommem.arguments import Parser
-
+    """Run ``atommem configs``."""
     parser = Parser(
         "atommem configs",
         "List the shipped configs, or print the path of one:\n"

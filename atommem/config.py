@@ -150,15 +150,13 @@ class PolicyConfig:
                 "--api chat."
             )
         first = self.policy[0]
-        if not self.is_server:
-            if self.tokenizer is not None or self.model is not None or self.api != "completions":
-                raise ConfigError(
-                    f"policy={first}: a folder; model, tokenizer and api are for servers. Drop "
-                    "them."
-                )
-        elif self.api == "chat" and len(self.policy) > 1:
+        if not self.is_server and (self.tokenizer or self.model or self.api != "completions"):
+            raise ConfigError(
+                f"policy={first}: a folder; model, tokenizer and api are for servers. Drop them."
+            )
+        if self.api == "chat" and len(self.policy) > 1:
             raise ConfigError(f"policy={self.policy}: api=chat takes one server. Give one.")
-        elif self.api != "chat" and self.tokenizer is None:
+        if self.is_server and self.api != "chat" and self.tokenizer is None:
             raise ConfigError(
                 f"policy={first}: a server needs the tokenizer of its model. Give --tokenizer "
                 "FOLDER|NAME; or --api chat for a server that takes messages."

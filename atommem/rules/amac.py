@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import exp
 
 import numpy as np
 
@@ -36,9 +35,9 @@ class AMac(Rule):
     """Admit as the paper describes. An unknown factor is left out together with its weight.
 
     - Utility: a language model's reply to one greedy request for each text.
-    - Confidence: the best ROUGE-L with a text of ``support`` in `Candidate.details`.
+    - Confidence: unknown, because a memory keeps no earlier turns to compare with.
     - Novelty: 1 - the highest cosine to the store.
-    - Recency: exp(-.01 hours), with ``age_hours`` in `Candidate.details`, else 1.
+    - Recency: 1, because a text is judged when it is written.
     - Type: the prior of `kind_of`.
 
     A text whose cosine to an entry is above `conflict` contradicts it: the one with the higher
@@ -104,17 +103,11 @@ class AMac(Rule):
 
     def score(self, candidate: Candidate, store: StoreState) -> float:
         """Return the weighted mean of the known factors."""
-        details = candidate.details or {}
-        confidence = None
-        if "support" in details:
-            words = _words(candidate.text)
-            support = [rouge_l(words, _words(text)) for text in details["support"]]
-            confidence = max(support, default=0.0)
         factors = (
             self._utilities.get(candidate.text),
-            confidence,
+            None,
             novelty(candidate, store),
-            exp(-0.01 * float(details.get("age_hours", 0.0))),
+            1.0,
             PRIORS[kind_of(candidate.text)],
         )
         known = [
@@ -130,24 +123,3 @@ def read_utility(reply: str) -> float | None:
     """Return the first number from 0 to 1 in a reply, or None."""
     found = _NUMBER.search(reply)
     return min(1.0, float(found[0])) if found else None
-
-
-def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:
-    """Return the F score of the longest common subsequence of words (Lin 2004).
-
-    The length is computed with bit vectors (Hyyro 2004): `rows` has a zero for each matched word.
-    """
-    if not candidate or not reference:
-        return 0.0
-    places: dict[str, int] = {}
-    for i, word in enumerate(candidate):
-        places[word] = places.get(word, 0) | 1 << i
-    rows = full = (1 << len(candidate)) - 1
-    for word in reference:
-        matches = rows & places.get(word, 0)
-        rows = ((rows + matches) | (rows - matches)) & full
-    return 2 * (len(candidate) - rows.bit_count()) / (len(candidate) + len(reference))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())

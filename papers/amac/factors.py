@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.metrics import stem
-from atommem.rules.amac import rouge_l
 from atommem.rules.eviction import PRIORS, kind_of
 
 Array = npt.NDArray[np.float64]
@@ -39,6 +38,23 @@ def rouge_words(text: str) -> list[str]:
     """Return words like the package rouge_score: lower case, longer than three stemmed."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return [stem(word) if len(word) > 3 else word for word in words]
+
+
+def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:
+    """Return the F score of the longest common subsequence of words (Lin 2004).
+
+    The length is computed with bit vectors (Hyyro 2004): `rows` has a zero for each matched word.
+    """
+    if not candidate or not reference:
+        return 0.0
+    places: dict[str, int] = {}
+    for i, word in enumerate(candidate):
+        places[word] = places.get(word, 0) | 1 << i
+    rows = full = (1 << len(candidate)) - 1
+    for word in reference:
+        matches = rows & places.get(word, 0)
+        rows = ((rows + matches) | (rows - matches)) & full
+    return 2 * (len(candidate) - rows.bit_count()) / (len(candidate) + len(reference))
 
 
 def confidences(texts: Sequence[str]) -> Array:

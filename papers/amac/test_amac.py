@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from atommem.errors import DataError
-from atommem.rules.amac import rouge_l
 from atommem.rules.eviction import kind_of
 from papers.amac import conversations, factors
-from papers.amac.__main__ import ask_utility, published_rows
+from papers.amac.__main__ import published_rows
 from papers.experience import Bank, Experience
 from papers.experiment import Report
-from papers.inputs import Conversation, StoredVectors, load_published, read_conversations
+from papers.inputs import StoredVectors, load_published, read_conversations
 from papers.test_experiment import unit_vectors
 from tests.envs.benchmark_rows import real_data
 
@@ -38,8 +37,8 @@ def test_kind_of_counts_substrings() -> None:
 def test_rouge_l_is_f_of_the_longest_common_subsequence() -> None:
     # "the cat ... mat" is common: 3 words of 4 and of 5.
     one, other = ["the", "cat", "on", "mat"], ["the", "black", "cat", "found", "mat"]
-    assert rouge_l(one, other) == pytest.approx(2 * 3 / 9)
-    assert rouge_l([], ["a"]) == 0
+    assert factors.rouge_l(one, other) == pytest.approx(2 * 3 / 9)
+    assert factors.rouge_l([], ["a"]) == 0
     words = factors.rouge_words("She's RUNNING, 3 dogs run")
     assert words == ["she", "s", "run", "3", "dog", "run"]
 
@@ -63,17 +62,6 @@ async def test_described_admission_equals_the_rule() -> None:
     setting = conversations.Setting(0.4, 0.6, 0.45)
     assert admitted == conversations.admit_as_described(stream, setting).tolist()
     assert len(bank) < sum(admitted), "some were superseded"
-
-
-def test_ask_utility_reads_and_counts_replies() -> None:
-    def ask(text: str, max_tokens: int) -> str:
-        return "0.9" if "turn 3." in text.partition("memory:")[2] else "hm"
-
-    conversation = Conversation("conv-26", tuple(f"It is turn {i}." for i in range(6)), (True,) * 6)
-    report = Report("amac", "")
-    ask_utility(report, PAPER, conversation, ask)
-    assert "5 replies had no number" in report.notes[0]
-    assert report.tables[0].rows[2][1] == 6
 
 
 def test_fit_leaves_out_the_tested_conversation() -> None:

@@ -20,7 +20,7 @@ def test_cli_prints_commands_and_version(capsys: pytest.CaptureFixture[str]) -> 
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"atommem {version('atommem')}\n"
     assert cli.main(["fly"]) == 2
-    assert "unknown command 'fly'" in capsys.readouterr().err
+    assert "fly: not a command" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_cli_plugin_cannot_replace_builtin_command(
     assert cli.main(["fly", "north"]) == 0
     assert capsys.readouterr().out == "up north\n"
     assert cli.main(["--help"]) == 0
-    assert "  fly       (flights:main)\n" in capsys.readouterr().out
+    assert "  fly                  (flights:main)\n" in capsys.readouterr().out
     assert cli.main(["trace", "/nowhere/at/all.jsonl"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

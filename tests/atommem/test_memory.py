@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from tests.atommem.sessions import (
     READ,
     SCRATCHPAD,
     UPDATE,
+    FailsOn,
     by_policy,
     memory,
     shown,
@@ -124,23 +124,6 @@ async def test_apply_disabled_action_is_logged_and_changes_nothing(kind: str) ->
     assert (texts(m), m.contents.scratchpad, m.contents.query) == before
 
 
-async def test_entry_statistics_follow_retrievals() -> None:
-    m = memory(retrieve_k=1)
-    span = Source(0, "chunk 1", 5, 9)
-    turn = [Action(CREATE, "ann"), Action(CREATE, "bob"), Action(READ, "ann bob ann")]
-    await m.apply(turn, 0, span)
-    await m.apply([], 1)
-    await m.apply([Action(READ, "ann")], 2)
-    await m.apply([Action(UPDATE, "ann sings", 1)], 3)
-    ann, bob = m.entries()
-    scores = [operation.scores[0][1] for operation in m.log if operation.kind == "retrieve"]
-    assert scores[0] == scores[1] < scores[2] > scores[3]
-    assert (ann.created, ann.updated, ann.shown, ann.last_shown) == (0, 3, 4, 4)
-    assert (ann.last_similarity, ann.best_similarity) == (scores[3], scores[2])
-    assert (ann.source, bob.source) == (Source(3), span)
-    assert (bob.shown, bob.last_shown, bob.best_similarity) == (0, None, None)
-
-
 async def test_search_equals_read_and_logs_nothing() -> None:
     m = memory(retrieve_k=2, query_tokens=2)
     await m.apply([Action(CREATE, "bob hums"), Action(CREATE, "ann"), Action(READ, "bob")], 0)
@@ -151,17 +134,6 @@ async def test_search_equals_read_and_logs_nothing() -> None:
     assert state(m) == before
 
 
-class FailsOn(WordEmbedder):
-    """Raises for texts that contain a word."""
-
-    word = "never"
-
-    async def embed(self, texts: Sequence[str], kind: str) -> Any:
-        if any(self.word in text for text in texts):
-            raise OutageError("gone")
-        return await super().embed(texts, kind)
-
-
 TURN = [
     Action(DELETE, handle=1),
     Action(UPDATE, "ann sings then", 2),
@@ -170,8 +142,8 @@ TURN = [
 ]
 
 
-async def two_entries(embedder: WordEmbedder, **settings: Any) -> WorkingMemory:
-    m = memory(embedder, **settings)
+async def two_entries(embedder: WordEmbedder) -> WorkingMemory:
+    m = memory(embedder)
     turn = [Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies"), Action(READ, "bobby")]
     await m.apply(turn, 0)
     return m

@@ -30,7 +30,7 @@ from atommem.memory.rules import (
 from atommem.memory.store import VectorStore
 from atommem.rules.amac import AMac, read_utility
 from atommem.rules.check import problems
-from tests.atommem.sessions import CREATE, READ, UPDATE, memory, shown, state, texts
+from tests.atommem.sessions import CREATE, READ, UPDATE, FailsOn, memory, shown, state, texts
 from tests.fakes import WordEmbedder
 
 HERE = __name__
@@ -120,18 +120,14 @@ async def test_admission_merge_is_logged_as_update(new: str, after: str, limit: 
 
 
 async def test_admission_merge_outage_changes_nothing() -> None:
-    class MergeFails(WordEmbedder):
-        async def embed(self, texts: Sequence[str], kind: str) -> Any:
-            if any(";" in text for text in texts):
-                raise OutageError("gone")
-            return await super().embed(texts, kind)
-
-    m = memory(MergeFails(), admission=CAREFUL)
+    embedder = FailsOn()
+    m = memory(embedder, admission=CAREFUL)
     await m.apply([Action(CREATE, "ann sings now"), Action(READ, "ann")], 0)
-    before = state(m)
-    turn = [Action(UPDATE, "ann sings then", 1), Action(CREATE, "ann also sings then")]
+    before, embedder.word = state(m), ";"
     with pytest.raises(OutageError):
-        await m.apply(turn, 1)
+        await m.apply(
+            [Action(UPDATE, "ann sings then", 1), Action(CREATE, "ann also sings then")], 1
+        )
     assert state(m) == before
     await m.apply([Action(CREATE, "carol writes"), Action(READ, "carol")], 1)
     assert shown(m)[0] == (1, "carol writes")

@@ -68,16 +68,6 @@ def test_hotpotqa_reads_every_layout(
     assert list(BENCHMARKS["hotpotqa"].read(path)) == [HOTPOT]
 
 
-def test_hotpotqa_accepts_repeated_paragraphs_and_indices_past_the_end(tmp_path: Path) -> None:
-    context = hotpot_row()["context"]
-    facts = [["Orla 0", 2], ["Bran 0", 0], ["Orla 0", 1]]
-    row = hotpot_row(context=[*context[1:3], context[2]], supporting_facts=facts)
-    (read,) = BENCHMARKS["hotpotqa"].read(write_json(tmp_path / "x.json", [row]))
-    assert [(p.title, p.gold) for p in read.paragraphs] == [("Orla 0", True), ("Bran 0", True)]
-    assert read.metadata["supporting"] == [["Orla 0", None], ["Bran 0", 0], ["Orla 0", 1]]
-    assert read.metadata["hops"] == 2
-
-
 def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
     twowiki = BENCHMARKS["2wikimultihopqa"]
     path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(2)])

@@ -1,4 +1,9 @@
+"""The long-document environment: chunks, questions in turn, and when questions are shown."""
+
+from __future__ import annotations
+
 import asyncio
+import itertools
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,42 +13,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atommem.actions import Action
+from atommem.config import MemoryConfig
+from atommem.dialects import get_dialect
 from atommem.environment import TaskShape, Turn
 from atommem.envs.chunking import chunk_task, chunk_text, joined_text
-from atommem.envs.longdoc.environment import LongDocEnvironment, LongDocEnvironments
+from atommem.envs.longdoc.environment import LongDocEnvironments, needed_chunks
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
+from atommem.envs.questions_shown import MODES, drawn_mode, trained_for
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError
+from atommem.memory.log import MemoryView
+from atommem.prompts import PromptBuilder
 from tests.fakes import WordTokenizer
 
-ANSWER, READ = "answer", "read"
-ONCE: list[list[Action]] = [[], [], [Action(READ, "q")]]
+READ = [Action("read", "q")]
+ONCE: list[list[Action]] = [[], [], READ]
 TASK = Task(
     "t",
     (Question("First?", ("Rome", "Roma")), Question("Second?", ("42",))),
     (Document("", "one"), Document("", "two")),
 )
+LONG = Task(
+    "t",
+    (
+        Question("First?", ("Rome",), metadata={"documents": [0]}),
+        Question("Second?", ("42",), metadata={"documents": [1, 2]}),
+    ),
+    tuple(Document("", f"part {number}") for number in range(6)),
+)
 
 
 def factory(**settings: Any) -> LongDocEnvironments:
-    return LongDocEnvironments(
-        LongDocConfig(**{"chunking": "documents", "max_reads": 2, **settings}), WordTokenizer()
-    )
+    values = {"chunking": "documents", "max_reads": 2, **settings}
+    return LongDocEnvironments(LongDocConfig(**values), WordTokenizer())
 
 
-def environment(**settings: Any) -> LongDocEnvironment:
-    return factory(**settings)()
-
-
-async def play(env: LongDocEnvironment, steps: list[list[Action]]) -> list[Any]:
-    """Return the observations, and at the end the stop reason."""
+async def play(steps: list[list[Action]], **settings: Any) -> tuple[list[Any], Any]:
+    """Return the observations of `TASK`, and at the end the stop reason; and the score."""
+    env = factory(**settings)()
     seen: list[Any] = [await env.reset(TASK)]
     for actions in steps:
         result = await env.step(Turn("", actions))
         seen.append(result.observation if result.observation is not None else str(result.reason))
-    return seen
+    return seen, await env.score()
 
 
 def asked(observation: Observation) -> list[str]:
@@ -51,55 +65,30 @@ def asked(observation: Observation) -> list[str]:
 
 
 def answer(text: str) -> list[Action]:
-    return [Action(ANSWER, text)]
-
-
-def test_chunk_has_its_span_in_the_text_and_replaces_lone_surrogates() -> None:
-    text = "Ann lives in Rome. Bob left."
-    chunks = factory(chunking="tokens", chunk_tokens=3).reading(text, [])
-    assert len(chunks) > 1
-    spans = [[text[chunk.start : chunk.end]] for chunk in chunks]
-    assert spans == [chunk.values("chunk") for chunk in chunks]
-    (observation,) = factory().reading("one \ud800 two\0", ["Who?"])
-    assert observation.values("chunk") == ["one \ufffd two\ufffd"]
+    return [Action("answer", text)]
 
 
 async def test_episode_reads_chunks_and_then_asks_questions_in_turn() -> None:
-    env = environment()
-    *seen, end = await play(env, [[], [], answer("roma"), answer("41")])
+    (*seen, end), score = await play([[], [], answer("roma"), answer("41")])
     assert end == "answered"
     assert [o.values("chunk") for o in seen] == [["one"], ["two"], [], []]
     both = ["First?", "Second?"]
     assert [asked(o) for o in seen] == [both, both, ["First?"], ["Second?"]]
-    assert seen[1].label == "chunk 2/2"
-    assert seen[2].label == "question 1/2, 2 reads left"
-    score = await env.score()
+    assert (seen[1].label, seen[2].label) == ("chunk 2/2", "question 1/2, 2 reads left")
     assert (score.reward, score.answers) == (0.5, ("roma", "41"))
     with pytest.raises(ConfigError, match="'empty' has no question"):
-        await env.reset(Task("empty", ()))
-
-
-async def test_episode_without_answers_ends_after_its_chunks_and_reads() -> None:
-    env = environment(max_reads=3)
-    steps = 1
-    await env.reset(TASK)
-    while (await env.step(Turn(""))).observation is not None:
-        steps += 1
-    assert steps == 2 + 2 * (3 + 1)
-
-
-async def test_questions_asked_at_once_are_shown_together() -> None:
-    seen = await play(environment(at_once=10), ONCE)
-    assert [asked(o) for o in seen[2:]] == [["First?", "Second?"]] * 2
-    assert [list(o.asked) for o in seen[1:]] == [[], [0, 1], [0, 1]]
-    assert seen[2].label == "questions 1-2/2, 2 reads left"
+        await factory()().reset(Task("empty", ()))
 
 
 async def test_reads_before_an_answer_are_bounded() -> None:
-    seen = await play(environment(), [*ONCE, [], [Action(READ, "q")], answer("42")])
+    seen, _ = await play([*ONCE, [], READ, answer("42")])
     assert [o.values("reads_left")[0] for o in seen[2:5]] == [2, 1, 0]
     assert asked(seen[5]) == ["Second?"]
     assert seen[6] == StopReason.UNANSWERED
+    seen, _ = await play(ONCE, at_once=10)
+    assert [asked(o) for o in seen[2:]] == [["First?", "Second?"]] * 2
+    assert [list(o.asked) for o in seen[1:]] == [[], [0, 1], [0, 1]]
+    assert seen[2].label == "questions 1-2/2, 2 reads left"
 
 
 @pytest.mark.parametrize(
@@ -122,9 +111,7 @@ async def test_reads_before_an_answer_are_bounded() -> None:
 async def test_score_counts_one_answer_a_question(
     at_once: int, steps: list[list[Action]], answers: tuple[str | None, ...], reward: float
 ) -> None:
-    env = environment(at_once=at_once)
-    await play(env, steps)
-    score = await env.score()
+    _, score = await play(steps, at_once=at_once)
     assert (score.answers, score.reward) == (answers, reward)
 
 
@@ -173,7 +160,7 @@ class ByteTokenizer(WordTokenizer):
 
 @pytest.mark.parametrize("tokenizer", [WordTokenizer(), ByteTokenizer()])
 @given(text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20))
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_chunks_join_to_the_text_and_none_is_too_long(
     tokenizer: WordTokenizer, text: str, size: int
 ) -> None:
@@ -189,5 +176,117 @@ def test_documents_are_joined_with_their_titles_or_are_a_chunk_each() -> None:
     task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
     assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."
     assert joined_text(Task("t", (), context="ready")) == "ready"
-    chunks = chunk_task(task, WordTokenizer(), "documents", 1)
-    assert chunks == ["Ann\nShe ran. ", "No title."]
+    assert chunk_task(task, WordTokenizer(), "documents", 1) == ["Ann\nShe ran. ", "No title."]
+
+
+def test_chunk_has_its_span_in_the_text_and_replaces_lone_surrogates() -> None:
+    text = "Ann lives in Rome. Bob left."
+    chunks = factory(chunking="tokens", chunk_tokens=3).reading(text, [])
+    assert len(chunks) > 1
+    spans = [[text[chunk.start : chunk.end]] for chunk in chunks]
+    assert spans == [chunk.values("chunk") for chunk in chunks]
+    (observation,) = factory().reading("one \ud800 two\0", ["Who?"])
+    assert observation.values("chunk") == ["one \ufffd two\ufffd"]
+
+
+async def observations(task: Task = LONG, **settings: Any) -> list[Observation]:
+    """Return an episode's observations, with one read and a right answer for each question."""
+    env = factory(max_reads=1, **settings)()
+    seen = [await env.reset(task)]
+    while True:
+        now = seen[-1]
+        action = Action("read", "x")
+        if now.question is not None and max(now.values("reads_left")) == 0:
+            action = Action("answer", task.questions[now.asked.start].answers[0])
+        result = await env.step(Turn("", [action]))
+        if result.observation is None:
+            assert (await env.score()).reward == 1.0
+            return seen
+        seen.append(result.observation)
+
+
+def kinds(seen: list[Observation]) -> str:
+    """r: reading with questions, b: blind, ?: a question."""
+    letters = []
+    for one in seen:
+        reading = "r" if one.values("questions") or one.values("text") else "b"
+        letters.append(reading if one.question is None else "?")
+    return "".join(letters)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("reading", "rrrrrr????"), ("answering", "bbbbbb????")]
+)
+async def test_questions_are_shown_while_reading_or_not(mode: str, expected: str) -> None:
+    seen = await observations(questions_shown=mode)
+    assert kinds(seen) == expected
+    pieces = LongDocEnvironments.shown(LongDocConfig(questions_shown=[mode]))
+    assert {piece.name for one in seen for piece in one.pieces} <= {*pieces}
+
+
+async def test_arriving_question_comes_after_its_evidence() -> None:
+    seen_at: dict[int, set[int]] = {0: set(), 1: set()}
+    shapes = set()
+    for number in range(60):
+        task = Task(f"t{number}", LONG.questions, LONG.documents)
+        seen = await observations(task, questions_shown="arriving")
+        shapes.add(kinds(seen))
+        assert kinds(seen).endswith("??"), "the rest after the last question is not read"
+        assert kinds(seen).count("?") == 4
+        for at, one in enumerate(seen):
+            if one.question is not None:
+                read = sum(item.question is None for item in seen[:at])
+                seen_at[one.question].add(read)
+                over = read == len(LONG.documents)
+                expected = {"answering"} if over else {"asked", "asked_reads"}
+                assert {piece.name for piece in one.closing} == expected
+    assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
+    assert len(shapes) > 10
+
+
+async def test_needed_chunks_end_with_the_evidence_or_the_text() -> None:
+    task = Task("t", (Question("First?", ("Rome",)),), LONG.documents)
+    assert kinds(await observations(task, questions_shown="arriving")) == "bbbbbb??"
+    assert needed_chunks(LONG, [document.text for document in LONG.documents]) == [1, 3]
+    assert needed_chunks(LONG, ["other", "text"]) == [2, 2]
+    chunks = factory(chunking="tokens", chunk_tokens=4).chunks(LONG)
+    assert [" ".join(chunks[:end]).count("part") for end in needed_chunks(LONG, chunks)] == [2, 4]
+
+
+def test_modes_of_a_policy_are_drawn_by_task_and_named() -> None:
+    modes = ["reading", "answering", "answering", "arriving"]
+    drawn = [drawn_mode(modes, f"task {number}") for number in range(1000)]
+    assert drawn[:50] == [drawn_mode(modes, f"task {number}") for number in range(50)]
+    assert 0.45 < drawn.count("answering") / 1000 < 0.55
+    assert "with the questions in view" in str(trained_for({}))
+    assert str(trained_for({"questions_shown": "answering"})).startswith(
+        "trained without questions"
+    )
+    found = trained_for({"questions_shown": ["arriving", "reading"], "open_ended": True})
+    assert (found.shown, found.blind, found.between, found.open_ended) == (True,) * 4
+
+
+SETS = (("paper", "full"), ("released", "full"), ("paper", "compact"), ("memagent", "memagent"))
+
+
+@pytest.mark.parametrize(("dialect", "templates"), SETS)
+async def test_prompts_of_every_mode_differ_in_every_dialect(dialect: str, templates: str) -> None:
+    memory = MemoryConfig(dialect=dialect, templates=templates)
+    prompts = set()
+    count = 0
+    for mode, open_ended in itertools.product(MODES, [False, True]):
+        shared = factory(questions_shown=mode, open_ended=open_ended)
+        builder = PromptBuilder.of(WordTokenizer(), get_dialect(dialect, templates), memory, shared)
+        task = Task("t0", LONG.questions[:1], LONG.documents)
+        seen = await observations(task, questions_shown=mode, open_ended=open_ended)
+        if open_ended:  # the length of the text stays hidden
+            names = {name for one in seen for piece in one.pieces for name, _ in piece.walk()}
+            assert not names & {"chunk_number", "chunk_count"}
+            assert "answering" not in {piece.name for one in seen for piece in one.pieces}
+        prompts |= {
+            (at, mode, open_ended, builder.text(one, MemoryView())) for at, one in enumerate(seen)
+        }
+        count += len(seen)
+    assert len(prompts) == count
+    texts = {text for *_, text in prompts}
+    assert sum("First?" not in text for text in texts) > 6

@@ -74,16 +74,12 @@ def asked(question: int, *operations: Operation, **shown: Any) -> Step:
 )
 def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: bool) -> None:
     (fact,) = facts_of(FACTS, FACTS.questions[0])
+    (short,) = facts_of(FACTS, FACTS.questions[2])  # carried by half of its words
+    assert short.words == {"finn", "potter"}
+    assert (short.carried_by("Orla: potter"), short.carried_by("Orla")) == (True, False)
     assert (fact.answer, fact.words) == ("port", {"bran", "lived", "since", "1990"})
     assert fact.carried_by(text) is carried
     assert facts_of(FACTS, FACTS.questions[1]) == []
-
-
-def test_short_fact_is_carried_by_half_of_its_words() -> None:
-    (orla,) = facts_of(FACTS, FACTS.questions[2])
-    assert orla.words == {"finn", "potter"}
-    assert orla.carried_by("Orla: potter")
-    assert not orla.carried_by("Orla")
 
 
 CREATE = Operation(0, "create", entry_id=1, after=FACT)
@@ -107,12 +103,6 @@ def test_fact_recall_separates_entered_kept_and_retrieved(
     found = fact_recall(FACTS, Episode("t", 0, steps))[0]
     assert [*found] == ["fact_entered", "fact_kept", "fact_retrieved"]
     assert (*found.values(),) == expected
-
-
-def test_questions_without_a_fact_have_no_fact_recall() -> None:
-    episode = Episode("t", 0, [asked(2, shown={1: "Orla Finn is a potter"})])
-    first, without, third = fact_recall(FACTS, episode)
-    assert (first["fact_retrieved"], without, third["fact_retrieved"]) == (0, {}, 1)
 
 
 def write(kind: str, entry: int, chunk: str, outcome: Outcome = Outcome.APPLIED) -> Operation:

@@ -17,7 +17,6 @@ from atommem.envs.scoring.records import (
     EpisodeRecord,
     QuestionRecord,
     breakdowns,
-    main_metric,
     metric_names,
     record_of,
     summarize,
@@ -81,12 +80,6 @@ def test_unscored_episode_is_in_no_mean() -> None:
     summary = summarize([unknown, scored])
     assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
     assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
-
-
-def test_failed_episode_has_no_score() -> None:
-    failed = record_of(TASK, episode(None, error="gone"))
-    assert (failed.questions, failed.scores("reward"), failed.scores("em")) == ((), [], [])
-    assert (summarize([failed])["metrics"], main_metric([failed])) == ({}, "em")
 
 
 @pytest.mark.parametrize("scored", [{"answers": ("x",)}, {"question_metrics": ({"em": 1.0},)}])

@@ -81,12 +81,6 @@ def test_sign_flip_of_whole_numbers_equals_brute_force(scale: int) -> None:
         )
 
 
-def test_sign_flip_of_other_numbers_approximates_brute_force() -> None:
-    differences = np.random.default_rng(0).normal(0.2, 0.5, 12).tolist()
-    expected = pytest.approx(every_sign(differences, range(12)), abs=0.015)
-    assert sign_flip_test(differences, Units(range(12))) == expected
-
-
 def test_sign_flip_equals_hand_computed_values() -> None:
     # Five tasks better by one: 2 / 32 assignments are as extreme, none is more; McNemar's mid-p.
     assert sign_flip_test([1.0] * 5 + [0.0] * 3, Units(range(8))) == pytest.approx(1 / 32)
@@ -113,18 +107,6 @@ def test_paired_difference_of_equal_units_has_a_wilson_interval(gap: float, coun
     ends = (gap * (1 - rest) - rest, gap * (1 - rest) + rest)
     assert (found.difference, found.low, found.high) == pytest.approx((gap, *ends))
     assert -1 <= found.low < found.high <= 1
-
-
-def test_repeated_questions_widen_the_interval() -> None:
-    rng = np.random.default_rng(1)
-    asked = rng.integers(0, 149, 400)
-    scores = (rng.random(149) < 0.3).astype(float)[asked].tolist()
-    apart = clustered_estimate(scores, range(400))
-    together = clustered_estimate(scores, range(400), asked.tolist())
-    assert (apart.unit, together.unit) == ("group", "question")
-    assert together.clusters == len(set(asked.tolist()))
-    assert together.high - together.low > 1.4 * (apart.high - apart.low)
-    assert together.effective_n < 149
 
 
 @pytest.mark.parametrize(
@@ -166,6 +148,6 @@ def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     spread = seed_spread([0.5, 0.6, 0.7])
-    assert (spread.mean, spread.sd, spread.seeds) == pytest.approx((0.6, 0.1, 3))
-    assert (spread.low, spread.high) == (0.5, 0.7)
-    assert seed_spread([0.5]).sd is None
+    expected = {"mean": 0.6, "sd": 0.1, "low": 0.5, "high": 0.7, "seeds": 3}
+    assert spread == pytest.approx(expected)
+    assert seed_spread([0.5])["sd"] is None

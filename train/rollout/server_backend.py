@@ -114,6 +114,9 @@ class FullWeightSync:
             pass
         if broken is not None:
             raise OutageError(f"the server broke during a weight transfer: {broken!r}")
+        if pool is not None:
+            # A lost server returns with its checkpoint's weights, so it waits for the next update.
+            trainer.run_async(pool.restrict([server.url for server in pool.servers]))
 
     async def close(self, pool: ServerPool) -> None:
         self._leave()
