@@ -20,7 +20,7 @@ from rich.text import Text
 from atommem.actions import MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec, Body
 from atommem.arguments import Command, Parser, make, run_command
 from atommem.config import EmbedderConfig, MemoryConfig
-from atommem.dialects import SHIPPED, Dialect, dialect_names, get_dialect
+from atommem.dialects import Dialect, get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import (
     EnvironmentConfig,
@@ -29,7 +29,7 @@ from atommem.environment import (
     find_environment,
 )
 from atommem.episode import Episode, StopReason
-from atommem.errors import AtomMemError, ConfigError, DialectError
+from atommem.errors import AtomMemError, ConfigError
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder
@@ -104,7 +104,7 @@ class ProbePolicy:
         if self.kind == "malformed":
             tags = [self.dialect.call_tag, *map(self._tag, self.actions)]
             return " ".join(f"<{tag}>{rng.choice(_MALFORMED)}</{tag}> <{tag}>" for tag in tags)
-        specs = [*(MEMORY_ACTIONS if self.kind == "everything" else ()), *self.actions]
+        specs = [*MEMORY_ACTIONS, *self.actions]
         chosen = rng.sample(specs, rng.randint(0, len(specs))) * 4
         return " ".join(self._action(spec, rng.choice(_TEXTS), rng) for spec in chosen)
 
@@ -176,28 +176,12 @@ class _Checker:
         names = [spec.name for spec in factory.actions]
         twice = ", ".join({name for name in names if names.count(name) > 1 or name in MEMORY_KINDS})
         _require(not twice, f"{twice} name two actions")
-        _require((Path(factory.templates) / "full.yaml").is_file(), "full.yaml is missing")
-        playable = []
-        for templates in SHIPPED:
-            for name in dialect_names():
-                memory = MemoryConfig(dialect=name, templates=templates, scratchpad_tokens=64)
-                try:
-                    dialect = get_dialect(name, templates)
-                except DialectError:
-                    continue  # this dialect does not use this set
-                if not (Path(factory.templates) / f"{templates}.yaml").is_file():
-                    continue
-                self._build_blank(dialect, memory)
-                if not dialect.whole:
-                    playable.append(memory)
-        self.memory = playable[0]
-
-    def _build_blank(self, dialect: Dialect, memory: MemoryConfig) -> None:
-        if not dialect.whole:
-            dialect.grammar(self.factory.actions, self.factory.phases)
-        prompts = PromptBuilder.of(self.factory.tokenizer, dialect, memory, self.factory)
-        for phase in self.factory.phases:
-            prompts.build(self.factory.blank(phase), MemoryView())
+        self.memory = MemoryConfig(scratchpad_tokens=64)
+        dialect = get_dialect(self.memory.dialect, self.memory.templates)
+        dialect.grammar(factory.actions, factory.phases)
+        prompts = PromptBuilder.of(factory.tokenizer, dialect, self.memory, factory)
+        for phase in factory.phases:
+            prompts.build(factory.blank(phase), MemoryView())
 
     async def texts(self) -> None:
         """Accept any text in reading(), and any question in asking()."""
@@ -226,7 +210,7 @@ class _Checker:
     async def episodes(self) -> None:
         """Accept any text, report errors to the policy as observations, and bound episodes."""
         for task in self.tasks:
-            for kind in ("silent", "everything", "actions", "malformed"):
+            for kind in ("silent", "everything", "malformed"):
                 episode = await self.runner(kind).run(task)
                 if episode.failed:
                     raise _BrokenError(f"an outage: {episode.error}", "Check again later.", "warn")
@@ -253,24 +237,24 @@ class _Checker:
         fix = "Return a reward from 0 to 1; None where no question has a gold answer."
         _require(unknown or (reward is not None and 0 <= reward <= 1), f"reward={reward!r}", fix)
         _require(all(map(isfinite, episode.metrics.values())), f"metrics={episode.metrics}", fix)
-        for values in (episode.answers, episode.question_metrics):
-            fix = "Return one answer and one set of metrics for each question, or none."
-            _require(len(values) in (0, len(questions)), f"{len(values)} values", fix)
+        fix = "Return one answer for each question, or none."
+        counts = (0, len(questions))
+        _require(len(episode.answers) in counts, f"{len(episode.answers)} answers", fix)
         self.factory.diagnose(task, episode)
 
     async def repeatable(self) -> None:
         """Keep an episode's state in its environment, and draw random values from the task."""
         first, last = self.tasks[0], self.tasks[-1]
-        alone = await self.runner("actions").run(first)
+        alone = await self.runner("everything").run(first)
         beside, _ = await asyncio.gather(
-            self.runner("actions").run(first), self.runner("actions").run(last)
+            self.runner("everything").run(first), self.runner("everything").run(last)
         )
         _require(_outcome(alone) == _outcome(beside), f"{first.id} went another way beside another")
 
     async def cancelled(self) -> None:
         """Let asyncio.CancelledError pass: catch Exception, not BaseException."""
         for turns in (1, 4, 9):
-            work = asyncio.ensure_future(self.runner("actions").run(self.tasks[0]))
+            work = asyncio.ensure_future(self.runner("everything").run(self.tasks[0]))
             for _ in range(turns):
                 await asyncio.sleep(0)
             if work.done():

@@ -154,6 +154,8 @@ class PolicyConfig:
             raise ConfigError(
                 f"policy={first}: a folder; model, tokenizer and api are for servers. Drop them."
             )
+        if self.api == "chat" and len(self.policy) > 1:
+            raise ConfigError(f"policy={self.policy}: api=chat takes one server. Give one.")
         if self.is_server and self.api != "chat" and self.tokenizer is None:
             raise ConfigError(
                 f"policy={first}: a server needs the tokenizer of its model. Give --tokenizer "

@@ -1,24 +1,23 @@
 """Experience across tasks: a bank of records, managed by AtomMem's admission and retention rules.
 
 A record is an entry of a memory, and the bank's log consists of memory operations. Unlike an
-episode's memory, a bank outlives its tasks, optionally in a file (arXiv 2505.16067).
+episode's memory, a bank outlives its tasks (arXiv 2505.16067).
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from atommem.config import check_choice
 from atommem.embedding.embedder import Embedder, Vectors
-from atommem.errors import ConfigError, DataError, TraceError
+from atommem.errors import ConfigError, DataError
 from atommem.memory.log import (
     MEMORY,
     Contents,
@@ -26,13 +25,10 @@ from atommem.memory.log import (
     Operation,
     Outcome,
     Source,
-    operation_from_json,
-    replay,
-    to_json,
 )
 from atommem.memory.memory import Plan, admit, sweep
 from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
-from atommem.memory.store import VectorStore, best, embed_texts
+from atommem.memory.store import VectorStore, best
 from papers.inputs import read_json_rows
 
 Similarity = Callable[[str, StoreState], Numbers]
@@ -125,42 +121,9 @@ class Bank:
         self._rules, self._evaluator = RuleSet(admission, retention), evaluator
         self._newest_first = newest_first
         self._contents, self._store = Contents(), VectorStore(embedder.dim)
-        self._path: Path | None = None
         self._last: tuple[str, Vectors] | None = None
         self._new: list[Operation] = []
         self.task = 1
-
-    async def open(self, path: str | Path) -> Self:
-        """Restore the bank from a JSON Lines file, and append later operations to it.
-
-        A process that is killed loses only operations whose call has not returned.
-
-        Raises:
-            DataError: The file is not a bank of this embedder, or is damaged.
-        """
-        self._path = Path(path)
-        header = {"type": "experience bank", "embedder": self._embedder.id, "seed": self._seed}
-        operations: list[Operation] = []
-        if self._path.is_file() and (content := self._path.read_bytes()):
-            whole = content[: content.rfind(b"\n") + 1]
-            try:
-                found, *lines = map(json.loads, whole.splitlines())
-                operations = [operation_from_json(record) for line in lines for record in line]
-                replay(operations)
-            except (ValueError, TypeError, KeyError, TraceError) as error:
-                raise DataError(f"{path} is not an experience bank, or is damaged.") from error
-            if found != header:
-                raise DataError(f"{path} was made with {found}, not {header}.")
-            os.truncate(self._path, len(whole))
-        else:
-            self._append(header)
-        contents, store = replay(operations), VectorStore(self._embedder.dim)
-        texts = [entry.text for entry in contents.entries.values()]
-        store.add(list(contents.entries), await embed_texts(self._embedder, texts, "entry"))
-        self._contents, self._store = contents, store
-        self._rules = self._rules.renewed(operations)
-        self.task = max(1, contents.step)
-        return self
 
     def records(self) -> list[Entry]:
         """Return all records, oldest first."""
@@ -194,7 +157,7 @@ class Bank:
             hits = best(scores, state.ids, k)
         # Logged at the end of the previous step, so that `last_shown` is the current task.
         self._apply(Operation(self.task - 1, "retrieve", actor=MEMORY, scores=tuple(hits)))
-        self._write()
+        self._flush()
         return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
 
     async def end(self, experience: Experience) -> tuple[Operation, ...]:
@@ -228,7 +191,7 @@ class Bank:
         if self._contents.shown:  # clear what was retrieved for this task
             self._apply(Operation(self.task, "retrieve", actor=MEMORY))
         self.task += 1
-        return self._write()
+        return self._flush()
 
     async def fill(self, experiences: Iterable[Experience]) -> None:
         """Add records of tasks outside the bank; admission rules apply, the evaluator does not."""
@@ -240,7 +203,7 @@ class Bank:
             await self._rules.admission.prepare(queries)
             for experience, vector in zip(batch, vectors, strict=True):
                 await self._add(experience, vector, self.task - 1)
-                self._write()
+                self._flush()
 
     async def _add(self, experience: Experience, vector: Vectors, step: int) -> None:
         text, details = experience.query, {"execution": experience.execution, **experience.details}
@@ -289,18 +252,9 @@ class Bank:
             self._store.update({operation.entry_id: vector})
         self._new.append(operation)
 
-    def _write(self) -> tuple[Operation, ...]:
-        operations = tuple(self._new)
-        if self._path is not None:
-            self._append([to_json(operation) for operation in operations])
-        self._new = []
+    def _flush(self) -> tuple[Operation, ...]:
+        operations, self._new = tuple(self._new), []
         return operations
-
-    def _append(self, value: Any) -> None:
-        assert self._path is not None
-        line = json.dumps(value, ensure_ascii=False) + "\n"
-        with self._path.open("ab", buffering=0) as file:
-            file.write(line.encode("utf-8", "surrogatepass"))
 
     async def _vector(self, query: str) -> Vectors:
         if self._last is None or self._last[0] != query:

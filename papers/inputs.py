@@ -1,4 +1,4 @@
-"""Inputs of the experiments: users' files, vectors, a policy that answers, the demo's policy."""
+"""Inputs of the experiments: users' files, vectors, and the demo's policy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from atommem.config import EmbedderConfig, PolicyConfig
+from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.envs.task_files import replacing
 from atommem.errors import DataError
-from atommem.policy.contract import Sampling
-from atommem.policy.opening import open_policy
-from atommem.prompts import render_chat
-from papers.experiment import Journal
 
 HUB_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LOCOMO = (
@@ -156,45 +151,6 @@ def _parse_conversation(row: Mapping[str, Any]) -> Conversation:
     texts = tuple(str(turn.get("text") or "") for turn in turns)
     needed = tuple(turn.get("dia_id") in evidence for turn in turns)
     return Conversation(row["sample_id"], texts, needed)
-
-
-Ask = Callable[[str, int], str]
-"""Return the greedy reply to one message, with at most so many tokens."""
-
-
-def add_policy_flags(parser: argparse.ArgumentParser, role: str) -> None:
-    """Add the flags that name a model; `role` describes its task in ``--help``."""
-    parser.add_argument("--policy", nargs="+", help=f"Model folder or server URL: {role}.")
-    parser.add_argument("--api", default="completions", help="completions or chat.")
-    parser.add_argument("--model", help="Name of the model on the server.")
-    parser.add_argument("--tokenizer", help="Tokenizer folder or hub name (server).")
-
-
-@contextmanager
-def open_asker(arguments: argparse.Namespace, journal: Journal) -> Iterator[Ask]:
-    """Open the policy named by the flags; `journal` stores its replies."""
-    choice = PolicyConfig(arguments.policy, arguments.api, arguments.model, arguments.tokenizer)
-    policy: Any = open_policy(choice)
-
-    async def reply(text: str, max_tokens: int) -> str:
-        messages = [{"role": "user", "content": text}]
-        sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        if hasattr(policy, "complete_chat"):
-            return str((await policy.complete_chat(messages, sampling)).text)
-        prompt = render_chat(policy.tokenizer, messages, {})
-        prompt_ids = policy.tokenizer.encode(prompt, add_special_tokens=False)
-        return str((await policy.complete(prompt_ids, sampling)).text)
-
-    def ask(text: str, max_tokens: int) -> str:
-        key = f"{max_tokens} {text}".encode("utf-8", "surrogatepass")
-        name = f"reply {hashlib.sha256(key).hexdigest()}"
-        return str(journal.once(name, lambda: runner.run(reply(text, max_tokens))))
-
-    with asyncio.Runner() as runner:
-        try:
-            yield ask
-        finally:
-            runner.run(policy.close())
 
 
 def load_demo(policy: Path, recipe: Any, out: Path, seed: int = 0) -> Any:

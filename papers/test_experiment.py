@@ -82,23 +82,10 @@ def run_command(words: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "regagent --seeds 0 --tasks 60 --json",
-        "retention table rows.jsonl --embedder hashing --capacities 20",
-    ],
-)
 def test_interrupted_command_resumes_with_the_same_output(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = [
-        {"stream": name, "text": f"in {i} Ann moved to {i * 7 % 91}", "needed": i % 5 == 0}
-        for name in ("dog", "cat")
-        for i in range(150)
-    ]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = "regagent --seeds 0 --tasks 60 --json"
     cache = tmp_path / "cache"
     status = run_command(words, cache, monkeypatch)
     expected = capsys.readouterr().out

@@ -5,8 +5,8 @@
 `atommem serve` runs on SQLite over a chat server of a fixed latency (a double, in a process of its
 own). Every conversation is given a secret; 64 clients then ask for them at once. Printed are
 answers with another's secret, p50, p95 and p99 of the seconds of a request beyond its completions'
-latency, requests a second, and the resident memory of the server. Clients, server and engine share the
-machine's cores, and what they wait for each other is in the figures. `kill` then kills the server
+latency, requests a second, and the resident memory of the server. Clients, server and engine share
+the cores, and what they wait for each other is in the figures. `kill` then kills the server
 (SIGKILL) under load, starts it again on the same file and looks for every item that was
 acknowledged.
 

@@ -89,8 +89,8 @@ def pairs() -> list[Pair]:
             found.append(Pair(named[1] if named else "none", recipe.stem, command))
     for launcher in UNNAMED:
         (command, *_) = _commands(CONFIGS / "accelerate" / f"{launcher}.yaml")
-        recipe = "qwen3_8b_hotpotqa"
-        found.append(Pair(launcher, recipe, command.replace("RECIPE", recipe)))
+        name = "qwen3_8b_hotpotqa"
+        found.append(Pair(launcher, name, command.replace("RECIPE", name)))
     return found
 
 
@@ -252,7 +252,8 @@ def largest_difference(first: dict[str, Any], second: dict[str, Any], names: set
 
 def make_traces(folder: Path) -> None:
     """Write traces for sft_qwen3_8b: the tiny policy's own episodes, where they were right."""
-    settings = {"policy": "model", "embedder": "hashing", "data": "data/hotpotqa_train.parquet"}
+    settings: dict[str, Any] = {"policy": "model", "embedder": "hashing"}
+    settings |= {"data": "data/hotpotqa_train.parquet"}
     settings |= {"out": "runs/teacher", "samples_per_task": 8, "max_tokens": 6, "temperature": 1}
     command = [*ATOMMEM, "eval", *flags(settings)]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from atommem.rules.amac import read_utility
 from atommem.rules.eviction import kind_of
 from papers.amac.conversations import leave_one_out
 from papers.amac.factors import (
@@ -25,26 +24,15 @@ from papers.amac.factors import (
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import (
     LOCOMO,
-    Ask,
     Conversation,
     add_embedder_flag,
-    add_policy_flags,
     embed_all,
     load_published,
-    open_asker,
     read_conversations,
 )
 
 FACTORS = ("utility", "confidence", "novelty", "recency", "type_prior")
 COUNTS = ("admitted", "right", "P", "R", "F1")
-ASK = """The latest turns of a conversation:
-{context}
-
-A candidate for memory:
-{text}
-
-How likely will it be useful later?
-Reply with one number from 0.0 (of no use) to 1.0 (of great use), nothing else."""
 CONSTANTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Answers of an LLM that gives the same number to every turn."""
 
@@ -54,7 +42,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     help_text = f"Folder with locomo10.json. {LOCOMO}"
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help=help_text)
     add_embedder_flag(parser)
-    add_policy_flags(parser, "rates how useful each of the 100 turns is (U)")
 
 
 def run(arguments: argparse.Namespace, journal: Journal) -> Report:
@@ -70,10 +57,6 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
         progress("amac: the first 100 turns of the test conversation")
         others = [one for one in conversations if one is not test]
         report.step("table 1", journal, lambda part: published_rows(part, paper, test, others))
-        if arguments.policy:
-            progress("amac: asking the model for the utility of 100 turns")
-            with open_asker(arguments, journal) as ask:
-                ask_utility(report, paper, test, ask)
     progress("amac: whole conversations, vectors")
     texts = [text for conversation in conversations for text in conversation.texts]
     vectors = embed_all(texts, arguments.embedder_model, arguments.cache)
@@ -229,31 +212,6 @@ def controls(
     rows.append([shuffled, count, None, None, None, float(np.mean(mixed))])
     rows.append([f"{count} turns at random (expected)", count, None, None, None, chance])
     report.table("Controls on the same 100 turns", ["rule", *COUNTS], rows)
-
-
-def ask_utility(
-    report: Report, paper: Mapping[str, Any], conversation: Conversation, ask: Ask
-) -> None:
-    """Count decisions that a model's U changes, asked with five turns of context as in the code."""
-    turns = Turns(paper, conversation)
-    replies = [
-        ask(ASK.format(context="\n".join(turns.texts[max(0, i - 5) : i]), text=text), 16)
-        for i, text in enumerate(turns.texts)
-    ]
-    read = [read_utility(reply) for reply in replies]
-    utility = np.array([0.5 if value is None else value for value in read])
-    constant, asked = turns.admit(), turns.admit(utility)
-    rows: list[list[Any]] = [
-        ["constant .5", *turns.decisions(constant).cells()],
-        ["the model's U", *turns.decisions(asked).cells()],
-        ["the model's U >= .5 alone", *turns.decisions(utility >= 0.5).cells()],
-    ]
-    report.table("U by a model, on the 100 turns", ["U", *COUNTS], rows)
-    report.notes.append(
-        f"The model's U changes {int((constant != asked).sum())} of {len(read)} decisions; "
-        f"{sum(value is None for value in read)} replies had no number and count as .5, as in the "
-        f"code; mean U {utility.mean():.2f}."
-    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import pytest
 from atommem.errors import DataError
 from atommem.rules.eviction import kind_of
 from papers.amac import conversations, factors
-from papers.amac.__main__ import ask_utility, published_rows
+from papers.amac.__main__ import published_rows
 from papers.experience import Bank, Experience
 from papers.experiment import Report
-from papers.inputs import Conversation, StoredVectors, load_published, read_conversations
+from papers.inputs import StoredVectors, load_published, read_conversations
 from papers.test_experiment import unit_vectors
 from tests.envs.benchmark_rows import real_data
 
@@ -62,17 +62,6 @@ async def test_described_admission_equals_the_rule() -> None:
     setting = conversations.Setting(0.4, 0.6, 0.45)
     assert admitted == conversations.admit_as_described(stream, setting).tolist()
     assert len(bank) < sum(admitted), "some were superseded"
-
-
-def test_ask_utility_reads_and_counts_replies() -> None:
-    def ask(text: str, max_tokens: int) -> str:
-        return "0.9" if "turn 3." in text.partition("memory:")[2] else "hm"
-
-    conversation = Conversation("conv-26", tuple(f"It is turn {i}." for i in range(6)), (True,) * 6)
-    report = Report("amac", "")
-    ask_utility(report, PAPER, conversation, ask)
-    assert "5 replies had no number" in report.notes[0]
-    assert report.tables[0].rows[2][1] == 6
 
 
 def test_fit_leaves_out_the_tested_conversation() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -13,9 +12,8 @@ import numpy as np
 
 from atommem.errors import ConfigError
 from papers.experiment import Journal, Report, main, progress
-from papers.inputs import Ask, add_policy_flags, load_published, open_asker
+from papers.inputs import load_published
 from papers.regagent.simulation import (
-    Array,
     Deletion,
     Follower,
     Limited,
@@ -36,7 +34,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     seeds, tasks = "Seeds of worlds (%(default)s).", "Shorter streams; checks are for 4,000 tasks."
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help=seeds)
     parser.add_argument("--tasks", type=int, metavar="N", help=tasks)
-    add_policy_flags(parser, "answers instead of the formula")
 
 
 def run(arguments: argparse.Namespace, journal: Journal) -> Report:
@@ -46,10 +43,6 @@ def run(arguments: argparse.Namespace, journal: Journal) -> Report:
     paper = load_published("regagent")
     runs = Runs(paper, arguments.seeds, arguments.tasks)
     report = Report("regagent", paper["source"])
-    if arguments.policy:
-        with open_asker(arguments, journal) as ask:
-            language_model(report, runs, ask, " ".join(arguments.policy))
-        return report
     seconds = 0.0
     for step in STEPS:
         progress(f"regagent: {step.__name__}")
@@ -288,59 +281,5 @@ STEPS: tuple[Callable[..., None], ...] = (
     under_a_limit,
     variants,
 )
-PROMPT = (
-    "A number y depends on six numbers x1 to x6 by a fixed linear rule, y = w1 x1 + ... + w6 x6.\n"
-    "You do not know w1 to w6. Below are earlier inputs, each with what somebody predicted for it; "
-    "any prediction may be off.\n"
-    "Predict y for the last input. Answer as the examples do, with Guess: \\boxed{{number}} and "
-    "nothing else.\n\n{examples}\nInput: {x}\n"
-)
-
-
-def language_model(report: Report, runs: Runs, ask: Ask, name: str) -> None:
-    """Add Table 1 and history with a model that answers from the records (Table 4's setting)."""
-    asked = unreadable = 0
-
-    def follow(x: Array, inputs: Array, outputs: Array, cosines: Array, draw: float) -> float:
-        nonlocal asked, unreadable
-        guess = read_guess(ask(make_prompt(x, inputs, outputs), 32))
-        asked += 1
-        unreadable += guess is None
-        return guess or 0.0
-
-    rows: list[list[Any]] = []
-    arms = [(addition, "none") for addition in ("fixed", "add all", "C1", "strict")]
-    for addition, deletion in [*arms, ("strict", "history")]:
-        progress(f"regagent: {addition}, {deletion}, {len(runs.seeds)} x {runs.tasks} tasks")
-        found = runs.with_follower(runs.rules(addition, deletion=deletion), follow)
-        figures = [success(found), round(size(found)), following(found), *errors(found)]
-        rows.append([f"{addition}, {deletion}", *figures])
-    report.notes.append(f"{unreadable} of {asked} answers had no number; they count as 0.")
-    columns = ["added, deleted by", "success", "size", "r", "error retained", "error deleted"]
-    title = f"{name}, {runs.tasks} tasks, {len(runs.seeds)} seeds"
-    report.table(title, columns, rows, 2)
-    report.notes.append("The prompt's wording is ours.")
-
-
-def make_prompt(x: Array, inputs: Array, outputs: Array) -> str:
-    """Format the records, the most similar last, and the input."""
-    examples = "\n".join(
-        f"Input: {_format(row)}\nGuess: \\boxed{{{output:.2f}}}"
-        for row, output in zip(inputs[::-1], outputs[::-1], strict=True)
-    )
-    return PROMPT.format(examples=examples, x=_format(x))
-
-
-def read_guess(text: str) -> float | None:
-    """Return the first number in a box, else the first number; None without one."""
-    number = r"[-+]?\d*\.?\d+"
-    found = re.search(rf"boxed\{{\s*({number})", text) or re.search(f"({number})", text)
-    return None if found is None else float(found[1])
-
-
-def _format(numbers: Array) -> str:
-    return ", ".join(f"{number:.2f}" for number in numbers)
-
-
 if __name__ == "__main__":
     raise SystemExit(main("regagent", __doc__, add_flags, run))

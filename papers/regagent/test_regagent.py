@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from atommem.errors import ConfigError
-from atommem.policy.contract import Completion, Sampling
-from papers import inputs
 from papers.experience import Bank, Experience
 from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published
@@ -75,7 +73,7 @@ async def test_arrays_delete_the_records_that_the_bank_deletes() -> None:
 
 
 def run(**settings: Any) -> Report:
-    arguments = argparse.Namespace(**{"seeds": [0], "policy": None, **settings})
+    arguments = argparse.Namespace(**{"seeds": [0], **settings})
     return experiment.run(arguments, Journal())
 
 
@@ -86,28 +84,6 @@ def test_every_table_is_made_and_a_short_stream_holds_nothing() -> None:
     assert not report.holds
     with pytest.raises(ConfigError, match="tasks=0"):
         run(tasks=0)
-
-
-def test_language_model_answers_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts: list[str] = []
-
-    class Model:
-        async def complete_chat(
-            self, messages: list[dict[str, str]], sampling: Sampling
-        ) -> Completion:
-            prompts.append(messages[0]["content"])
-            # The most similar record stands last.
-            last = prompts[-1].rpartition("boxed{")[2].partition("}")[0]
-            text = f"Guess: \\boxed{{{last}}}" if len(prompts) > 1 else "?"
-            return Completion([], [], text, "stop")
-
-        async def close(self) -> None: ...
-
-    monkeypatch.setattr(inputs, "open_policy", lambda choice: Model())
-    report = run(tasks=20, policy=["http://127.0.0.1:9"], api="chat", model="m", tokenizer=None)
-    assert 20 <= len(prompts) == len(set(prompts)) < 100, "each prompt is sent once"
-    assert "5 of 100 answers had no number" in report.notes[0]
-    assert report.tables[0].rows[1][2] == 120
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Compare retention rules at equal capacity: fit|table|turns|worlds."""
+"""Compare retention rules at equal capacity: fit|turns|worlds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ import numpy as np
 from atommem.config import EmbedderConfig
 from atommem.demo.recipe import BOUNDED, quick
 from atommem.embedding import make_embedder
-from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError
-from papers.experiment import resumable, run_safely, settings_of
+from papers.experiment import run_safely
 from papers.inputs import default_embedder_model
 from papers.retention import worlds
 from papers.retention.streams import Embedded, Stream, embed_streams, read_streams
@@ -30,7 +29,6 @@ from papers.retention.table import (
     CAPACITIES,
     ORACLE,
     RANDOM,
-    RULES,
     UNLIMITED,
     Cell,
     Table,
@@ -66,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Define the four parts."""
+    """Define the three parts."""
     parser = argparse.ArgumentParser(prog="python -m papers.retention", description=__doc__)
-    parts = parser.add_subparsers(dest="part", required=True, metavar="fit|table|turns|worlds")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="fit|turns|worlds")
 
     def add_part(name: str, run: Any, summary: str) -> argparse.ArgumentParser:
         part = parts.add_parser(name, help=summary, description=summary)
@@ -79,17 +77,10 @@ def make_parser() -> argparse.ArgumentParser:
     part.add_argument("--exclude", nargs="*", default=(), help="Streams held out.")
     part.add_argument("--with_embedding", action="store_true", help="Use vectors too.")
     part.add_argument("--ridge", type=float, default=1.0, help="L2 penalty.")
-    part = add_part("table", run_table, "Measure what each rule keeps at each capacity.")
-    part.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES)
-    part.add_argument("--rules", nargs="+", default=RULES)
-    part.add_argument("--cache", type=Path, default=Path("runs/retention"))
-    part.add_argument("--equal", choices=("entries", "words"), default="entries")
-    for name in ("fit", "table"):
-        part = parts.choices[name]
-        part.add_argument("data", type=Path, help="LoCoMo, or rows with stream, text and needed.")
-        part.add_argument("--embedder", default="sentence_transformer")
-        part.add_argument("--embedder_model", help="Unset: MiniLM.")
-        part.add_argument("--out", type=Path, help="JSON file.", required=name == "fit")
+    part.add_argument("data", type=Path, help="LoCoMo, or rows with stream, text and needed.")
+    part.add_argument("--embedder", default="sentence_transformer")
+    part.add_argument("--embedder_model", help="Unset: MiniLM.")
+    part.add_argument("--out", type=Path, help="JSON file.", required=True)
     part = add_part("turns", run_turns, "Compare the table on LoCoMo with independent figures.")
     data = Path(os.environ.get("ATOMMEM_DATA", "../shared/data")) / "locomo" / "locomo10.json"
     part.add_argument("--data", type=Path, default=data)
@@ -124,20 +115,6 @@ def run_fit(args: argparse.Namespace) -> int:
     save(weights, args.out)
     print(json.dumps({name: value for name, value in weights.items() if name != "vector"}))
     print(f'use it: --retention "linear(weights={args.out})"')
-    return 0
-
-
-def run_table(args: argparse.Namespace) -> int:
-    """Print the table for a file of streams."""
-    with resumable(args.cache, "table", settings_of(args)) as journal:
-        streams = embed(read_streams(args.data), args.embedder, args.embedder_model)
-        work = fill(streams, args.capacities, args.rules, equal=args.equal, journal=journal)
-        table = asyncio.run(work)
-    print("all evidence kept / any kept / evidence recall, means over questions\n")
-    print(markdown(table))
-    if args.out is not None:
-        values = {name: {k: asdict(cell) for k, cell in row.items()} for name, row in table.items()}
-        write_json(args.out, values)
     return 0
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
 from atommem.memory.rules import Numbers
 from atommem.rules.eviction import FEATURES, text_features
-from papers.experiment import Journal
 from papers.retention.oracle import GreedyOracle
 from papers.retention.streams import Embedded, Scores, keep, score
 
@@ -151,9 +149,6 @@ async def fill(
     streams: Sequence[Embedded],
     capacities: Iterable[int] = CAPACITIES,
     rules: Sequence[str] = RULES,
-    *,
-    equal: str = "entries",
-    journal: Journal | None = None,
 ) -> Table:
     """Fill the table. Learned scorers are fitted on the other streams.
 
@@ -161,12 +156,7 @@ async def fill(
         streams: With their vectors.
         capacities: Entries of a store.
         rules: Rules beside the learned ones and the oracle.
-        equal: ``entries``, or ``words``: each rule gets as many entries as hold the words of that
-            many texts of mean length, to within a few percent.
-        journal: Stores the figures.
     """
-    keep_texts = keep if equal == "entries" else _keep_words
-    journal = Journal() if journal is None else journal
     table: Table = {}
     NeedsOfTurns.needs = {
         f"{item.stream.name} {place}": count
@@ -189,23 +179,18 @@ async def fill(
         for name, of_streams in names.items():
             table[name] = {}
             for capacity in capacities:
-                key = f"{name}, {capacity}"
-                if key not in journal:
-                    runs = []
-                    for seed in range(SEEDS if name == RANDOM else 1):
-                        pairs = zip(streams, of_streams, strict=True)
-                        kept = [await keep_texts(*pair, capacity, seed) for pair in pairs]
-                        runs.append([score(*pair) for pair in zip(streams, kept, strict=True)])
-                    journal.add(key, asdict(Cell.of(runs)))
-                table[name][str(capacity)] = Cell(**journal[key])
+                runs = []
+                for seed in range(SEEDS if name == RANDOM else 1):
+                    pairs = zip(streams, of_streams, strict=True)
+                    kept = [await keep(*pair, capacity, seed) for pair in pairs]
+                    runs.append([score(*pair) for pair in zip(streams, kept, strict=True)])
+                table[name][str(capacity)] = Cell.of(runs)
     for name, rank in zip(ALL_READ, (_novelty, _fitted), strict=True):
         ranked = [np.argsort(-rank(item, streams), kind="stable") for item in streams]
         table[name] = {}
         for capacity in capacities:
-            run = []
-            for item, order in zip(streams, ranked, strict=True):
-                count = capacity if equal == "entries" else _fitting(item, order, capacity)
-                run.append(score(item, order[:count].tolist()))
+            first = [order[:capacity].tolist() for order in ranked]
+            run = [score(*pair) for pair in zip(streams, first, strict=True)]
             table[name][str(capacity)] = Cell.of([run])
     everything = [score(item, range(len(item.stream.texts))) for item in streams]
     table[UNLIMITED] = {"all": Cell.of([everything])}
@@ -214,25 +199,6 @@ async def fill(
 
 def _others(item: Embedded, streams: Sequence[Embedded]) -> list[Embedded]:
     return [other for other in streams if other.stream.name != item.stream.name]
-
-
-def _words(item: Embedded) -> Numbers:
-    return np.array([float(len(text.split())) for text in item.stream.texts])
-
-
-async def _keep_words(item: Embedded, rule: str, capacity: int, seed: int) -> list[int]:
-    """Keep texts at equal words; two corrections of the number of entries come close enough."""
-    words = _words(item)
-    entries, places = capacity, await keep(item, rule, capacity, seed)
-    for _ in range(2):
-        entries = max(1, round(entries * capacity * words.mean() / max(1.0, words[places].sum())))
-        places = await keep(item, rule, entries, seed)
-    return places
-
-
-def _fitting(item: Embedded, order: npt.NDArray[np.intp], capacity: int) -> int:
-    words = _words(item)
-    return int(np.searchsorted(np.cumsum(words[order]), capacity * words.mean(), side="right"))
 
 
 def draw_random(streams: Sequence[Embedded], capacity: int, count: int) -> list[Cell]:

@@ -61,16 +61,6 @@ async def test_table_has_every_rule_and_the_oracle_keeps_most() -> None:
     assert "| fifo | " in markdown(table)
 
 
-async def test_table_at_equal_words_keeps_fewer_long_entries() -> None:
-    streams = await embed_streams([SMALL, OTHER], HashingEmbedder(64))
-    entries = await fill(streams, (6,), ("length", "fifo"))
-    words = await fill(streams, (6,), ("length", "fifo"), equal="words")
-    # Long texts have 11 words, short ones 3, the mean is 5 2/3: 6 of mean length are 34 words.
-    assert entries["length"]["6"].references == 2 * 7
-    assert words["length"]["6"].references == 2 * 4
-    assert words["fifo"]["6"].references == entries["fifo"]["6"].references
-
-
 def test_logistic_equals_a_reference() -> None:
     from scipy.optimize import minimize
 
@@ -86,7 +76,7 @@ def test_logistic_equals_a_reference() -> None:
     assert np.allclose(logistic(inputs, labels, 1.0), minimize(loss, np.zeros(4)).x, atol=1e-3)
 
 
-def test_fit_and_table_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"stream": one.name, "text": text, "needed": needed}
         for one in (SMALL, OTHER)
@@ -97,9 +87,6 @@ def test_fit_and_table_commands(tmp_path: Path, capsys: pytest.CaptureFixture[st
     fit = ["fit", str(data), "--embedder", "hashing", "--out", str(out), "--exclude"]
     assert main([*fit, "other", "--with_embedding"]) == 0
     assert json.loads(out.read_text())["fitted_on"] == {"streams": ["small"], "texts": 30}
-    table = ["table", str(data), "--embedder", "hashing", "--capacities", "5", "--rules", "fifo"]
-    assert main([*table, "--cache", str(tmp_path), "--out", str(tmp_path / "t")]) == 0
-    assert json.loads((tmp_path / "t").read_text())["fifo"]["5"]["all_kept"] > 0
     assert main([*fit, "nobody"]) == 2
     data.write_text('{"stream": "a", "text": "b"}\n')
     assert main([*fit, "other"]) == 2

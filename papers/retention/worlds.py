@@ -43,8 +43,8 @@ LEAST, CLOSED, NEAR = 0.05, 0.5, 0.02
 """Bars of claims 1 to 3."""
 OTHER_TASKS = 1000
 """Added to a column's seed: the tasks that the scorer is fitted on."""
-WRITERS = ("reject", "fifo", "lru", "lfu", "random", "ebbinghaus", "redundancy", "novelty")
-WRITERS += ("length", "type_prior", "traceretain")
+WRITERS = ["reject", "fifo", "lru", "lfu", "random", "ebbinghaus", "redundancy", "novelty"]
+WRITERS += ["length", "type_prior", "traceretain"]
 OWN = "own reject"
 ORACLE = "writes oracle"
 COMPACT = WorldConfig(prose="compact", early=0.8, corrections=0.5, errata=True, names=48)

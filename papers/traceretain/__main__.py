@@ -85,7 +85,9 @@ def solvable(report: Report, player: Player, games: Sequence[Game]) -> None:
     for game in games:
         families.setdefault(game.family, []).append(player.plan_length(game))
     won = {name: sum(map(bool, lengths)) for name, lengths in families.items()}
-    rows = [[name, len(found), won[name], fmean(found)] for name, found in families.items()]
+    rows: list[list[Any]] = [
+        [name, len(found), won[name], fmean(found)] for name, found in families.items()
+    ]
     report.table("Games", ["family", "games", "won by the planner", "its steps"], rows, 1)
     total = sum(won.values())
     holds = total == len(games) >= 100 and len(families) == 6
