@@ -109,8 +109,8 @@ class SavedMemory:
             remote = [name for name in policy if name.startswith("http") and not is_loopback(name)]
             if remote:
                 raise ConfigError(
-                    f"the memory was made with the policy at {remote[0]}. Give policy={remote[0]!r} "
-                    "if its texts may go there."
+                    f"the memory was made with the policy at {remote[0]}. Give "
+                    f"policy={remote[0]!r} if its texts may go there."
                 )
         stored = {} if reembed else fields_of(EmbedderConfig, without_addresses(self.embedder))
         given = {**without_addresses(self.given), **opening, **settings}

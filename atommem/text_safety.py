@@ -125,7 +125,7 @@ def guard_text(text: str, words: Collection[str] = ()) -> str:
 
 
 def forms_in(text: str) -> list[str]:
-    """Return the control forms in `text`, for example those that a chat template puts around messages.
+    """Return the control forms in `text`, for example those of a chat template.
 
     Models are trained on ``[INST]`` or ``<|user|>`` also where these are not tokens.
     """

@@ -19,7 +19,7 @@ PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 def make_tokenizer(
     world: World, memory: MemoryConfig, environment: EnvironmentConfig | None = None
 ) -> Any:
-    """Make a tokenizer of every word of templates, tags, prose, numbers and names, in this order."""
+    """Make a tokenizer of the words of templates, tags, prose, numbers and names, in this order."""
     kind = "web" if isinstance(world, SiteConfig) else "longdoc"
     prompts = prompt_words(environment or environment_config(kind), memory)
     return word_tokenizer([*prompts, *world_words(world, memory)])

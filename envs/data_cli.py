@@ -6,14 +6,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from atommem import plugins
 from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
 from atommem.environment import DEFAULT_ENVIRONMENT, TaskDescription, find_environment
@@ -48,9 +46,6 @@ from atommem.envs.task_files import (
 from atommem.errors import ConfigError, DataError
 from atommem.text_safety import printable
 
-GROUP = "atommem.data"
-"""The entry points of further commands."""
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``atommem data``; return the exit status.
@@ -64,13 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         "convert": Command(_convert, "convert LoCoMo, LongMemEval, MemoryAgentBench, BEAM, ..."),
         "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
     }
-    for name in plugins.names(GROUP):
-        commands[name] = Command(partial(_run_plugin, name), "")
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
-
-
-def _run_plugin(name: str, argv: list[str]) -> int:
-    return int(plugins.find(GROUP, name)(argv))
 
 
 def _build(argv: list[str]) -> int:

@@ -64,12 +64,7 @@ class QAEnvironments(EnvironmentFactory):
         check_reward(self.config.reward, task.source)
 
     async def score(self, task: Task, answers: Sequence[str | None]) -> Score:
-        """Score the first questions of `task` by `answers`, and the others as not answered.
-
-        Raises:
-            OutageError: The judge is out of reach.
-            JudgeError: The judge cannot judge at all.
-        """
+        """Score the first questions of `task` by `answers`, and the others as not answered."""
         missing = [None] * (len(task.questions) - len(answers))
         return await score_answers(task, [*answers, *missing], self.config.reward, self.judge)
 
@@ -92,16 +87,8 @@ class AskedInTurn:
     """The questions of an episode, asked one batch after the other.
 
     A step with an answer moves on to the next batch. A step without one (a read, as a rule) uses up
-    one of `max_reads`, and the step after the last of these must answer.
-
-    Args:
-        asked: The batches, in the order in which they are asked.
-        max_reads: Steps without an answer that each batch has.
-        several: Whether a step answers all questions of its batch, in their order.
-
-    Attributes:
-        answers: Of all questions; None where none was given so far.
-        reads_left: Steps without an answer that the current batch has left.
+    one of `max_reads`, and the step after the last of these must answer. With `several`, a step
+    answers all questions of its batch, in their order.
     """
 
     def __init__(self, asked: Sequence[range], max_reads: int, several: bool = False) -> None:

@@ -97,14 +97,8 @@ def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
 def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
     """Write tasks to a ``.parquet`` or ``.jsonl`` file, which appears when it is complete.
 
-    In parquet, the metadata of a task and of a question are JSON strings.
-
-    Returns:
-        The number of tasks.
-
-    Raises:
-        ConfigError: The name has another ending.
-        DataError: The file cannot be written.
+    In parquet, the metadata of a task and of a question are JSON strings. Returns the number of
+    tasks.
     """
     path = check_name(path)
     with replacing(path) as temporary:
@@ -169,11 +163,7 @@ def _dumps(value: dict[str, Any]) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` at the end, or is removed after an error.
-
-    Raises:
-        DataError: The folder or the file cannot be written.
-    """
+    """Yield a temporary path that replaces `path` at the end, or is removed after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,14 +206,9 @@ def check_out(out: Path, inputs: Iterable[Path]) -> None:
 
 
 def write_provenance(path: str | Path, values: Mapping[str, Any]) -> Path:
-    """Write the origin of a data file beside it, as ``NAME.json``.
+    """Write the origin of a data file beside it, as ``NAME.json``; return that path.
 
-    Args:
-        path: The data file; its digest, the time and the package's version are added.
-        values: Settings and inputs.
-
-    Returns:
-        The file written.
+    The file's digest, the time and the package's version are added to `values`.
     """
     path = Path(path)
     beside = path.with_name(f"{path.name}.json")

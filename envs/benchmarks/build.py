@@ -65,10 +65,6 @@ class Pool:
         holders: For each document, the number of questions that it comes with.
         skipped: The number of rows that lack a supporting paragraph and are left out.
         twins: The indices of the questions with the same id: pairs of MuSiQue-Full.
-
-    Args:
-        rows: Of a benchmark.
-        unanswerable: Keep rows that lack a paragraph as unanswerable questions (`BuildConfig`).
     """
 
     def __init__(self, rows: Iterable[QARow], unanswerable: bool = False) -> None:
@@ -121,14 +117,7 @@ def build_tasks(
 ) -> Iterator[Task]:
     """Build `config.n` tasks, ``SOURCE-SPLIT-NUMBER``.
 
-    Questions are used up before one is asked again: the pool is traversed in a new random order
-    each time.
-
-    Args:
-        pool: Questions and documents of one split.
-        config: Which tasks to build.
-        source: The benchmark's name.
-        split: The split's name.
+    Questions are used up before one is asked again.
 
     Raises:
         DataError: The pool has too few questions or documents, or the gold documents of a task

@@ -93,13 +93,7 @@ def read_locomo(
 def parse_locomo(
     row: Row, questions: int = QUESTIONS, wording: Mapping[str, str] = HINTED
 ) -> Iterator[Task]:
-    """Yield the tasks of one conversation: ``locomo-SAMPLE-NUMBER``.
-
-    Args:
-        row: The conversation.
-        questions: Questions of a task, the last one of a conversation excepted.
-        wording: Templates of the questions by category (`HINTED`).
-    """
+    """Yield the tasks of one conversation, of so many questions each: ``locomo-SAMPLE-NUMBER``."""
     sample = row.text("sample_id")
     turns = _turns(row)
     places = {name: place for place, name in enumerate(turns)}

@@ -53,14 +53,8 @@ def grouped_tasks(
 ) -> Iterator[Task]:
     """Yield tasks of `size` questions that each read the whole text: ``SOURCE-SAMPLE-NUMBER``.
 
-    Args:
-        source: The benchmark's name.
-        sample: The conversation's name; the scores of its tasks are clustered by it.
-        asked: All questions about it.
-        documents, context: The conversation as turns or as one text. Gold documents hold the
-            evidence of the task's questions.
-        size: Questions of a task; the last one may have fewer.
-        metadata: Further metadata of the tasks.
+    The scores of tasks are clustered by `sample`. Gold documents hold the evidence of the task's
+    questions.
     """
     for number, start in enumerate(range(0, len(asked), size)):
         group = asked[start : start + size]
@@ -109,7 +103,7 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
     """
     given = row.parse(_LongMemEvalRow)
     columns = (given.haystack_dates, given.haystack_session_ids, given.haystack_sessions)
-    if len({*map(len, columns)}) > 1:
+    if len({len(column) for column in columns}) > 1:
         raise row.error("haystack_dates", "or ..._ids have another length than haystack_sessions")
     documents: list[Document] = []
     marked: set[int] = set()

@@ -221,7 +221,11 @@ def chunk_observation(
         open_ended: Hide the chunk's number and the number of chunks.
     """
     known = shown and task.questions
-    values = {"chunk": chunks[index], "chunk_number": index + 1, "chunk_count": len(chunks)}
+    values: dict[str, str | int] = {
+        "chunk": chunks[index],
+        "chunk_number": index + 1,
+        "chunk_count": len(chunks),
+    }
     questions = questions_piece([question.text for question in task.questions])
     place = f"chunk {index + 1}/{len(chunks)}"
     start = sum(map(len, chunks[:index]))

@@ -78,13 +78,9 @@ async def score_answers(
 ) -> Score:
     """Score a task: each metric is the mean over the questions that have it.
 
-    Args:
-        task: Its questions and golds. Questions without golds have no metric, and a task of such
-            questions alone has no reward.
-        answers: One per question; None where none was given.
-        reward: The metric that is the reward (`check_reward`).
-        judge: Judges all answers at the same time: ``judge``, ``judge_unreadable``, and
-            ``judge_not_attempted`` if it gives three grades. Its replies are the questions' notes.
+    Questions without golds have no metric, and a task of such questions alone has no reward. A
+    judge adds ``judge``, ``judge_unreadable``, and ``judge_not_attempted`` if it gives three
+    grades; its replies are the questions' notes.
 
     Raises:
         ConfigError: This metric is no reward for this task.

@@ -42,11 +42,8 @@ _WORDS = {"a": RIGHT, "b": WRONG, "c": NOT_ATTEMPTED, "yes": RIGHT, "no": WRONG}
 class Verdict:
     """A judge's verdict on one answer.
 
-    Attributes:
-        score: 1.0 for a right answer, else 0.0, also without a verdict.
-        text: The end of the reply, or why there is no verdict.
-        readable: Whether there is a verdict.
-        attempted: Whether the answer tries to answer; None if the judge is not asked that.
+    `score` is 1.0 for a right answer, else 0.0, also without a verdict; `text` is the end of the
+    reply, or why none is `readable`; `attempted` is None if the judge is not asked that.
     """
 
     score: float
@@ -88,12 +85,7 @@ def read_verdict(reply: ChatReply, three_way: bool = False) -> Verdict | None:
 class LLMJudge:
     """Asks a model for verdicts: greedily, and once for each different question and answer.
 
-    Args:
-        client: Of the server; the judge closes it.
-        config: Model, prompt and limits.
-
-    Raises:
-        ConfigError: The prompt's file cannot be used.
+    The judge closes its client.
 
     Attributes:
         usage: Counts: answers ``asked`` about, of these ``unreadable``, answers that were ``exact``

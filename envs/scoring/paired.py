@@ -76,7 +76,8 @@ def compare(
     losses = sum(change < 0 for change in changes.values())
     difference = None
     if gaps:
-        units, labels = ([first[key][place] for key in gaps] for place in (0, 1))
+        units = [first[key][0] for key in gaps]
+        labels = [first[key][1] for key in gaps]
         difference = paired_difference(list(gaps.values()), units, labels)
     return Comparison(
         metric=metric,

@@ -24,10 +24,7 @@ _ORDER = ("category", "type", "subset", "level", "hops", "answerable", "question
 class QuestionRecord:
     """A question, its answer, and the scores that its environment gave.
 
-    Attributes:
-        category: The benchmark's, if it reports its categories apart (LoCoMo).
-        metrics: Scores (``em``, ``f1``, ...) and diagnoses (`atommem.envs.longdoc.recall`).
-        attributes: Values by which `breakdowns` groups scores.
+    `category` is the benchmark's (LoCoMo); `breakdowns` groups scores by it and by `attributes`.
     """
 
     id: str
@@ -134,13 +131,8 @@ def record_of(
 ) -> EpisodeRecord:
     """Return the record of an episode, with the scores that its environment gave.
 
-    Args:
-        task: Its task.
-        episode: As it ended.
-        diagnosed: Further metrics of each question (`EnvironmentHooks.diagnose`).
-
-    Raises:
-        DataError: Answers, metrics or diagnoses are not one for each question.
+    `diagnosed` has further metrics of each question. Raises DataError if answers, metrics or
+    diagnoses are not one for each question.
     """
     questions: tuple[QuestionRecord, ...] = ()
     if not episode.failed:
@@ -316,12 +308,7 @@ def _natural(value: str) -> tuple[float, str]:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """The records of an evaluation, one for each task and sample.
-
-    Attributes:
-        records: In the order of the tasks.
-        resumed: The number of them that an earlier run finished.
-    """
+    """The records of an evaluation; an earlier run finished `resumed` of them."""
 
     records: tuple[EpisodeRecord, ...]
     resumed: int = 0

@@ -26,14 +26,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Units:
-    """Independent units: groups (tasks or what they share), questions, or both crossed.
+    """Independent units of scores: groups (tasks or what they share), questions, or both crossed.
 
     If each question is in one group, the group is the unit. If each group has one question, the
     question is. Otherwise both count (Cameron, Gelbach and Miller 2011).
-
-    Args:
-        groups: Group of each score.
-        questions: Question of each score; unset if none is asked again.
 
     Attributes:
         codes: For each way that counts, the unit's number of each score.
@@ -85,14 +81,7 @@ def _count(codes: Array) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Mean of scores with its 95% interval.
-
-    Attributes:
-        n: Number of scores.
-        clusters: Number of units.
-        effective_n: Number of independent scores with the same information.
-        unit: `Units.names`, joined by " x ".
-    """
+    """Mean of `n` scores with its 95% interval; `effective_n` independent ones tell as much."""
 
     mean: float
     low: float
@@ -109,10 +98,8 @@ def wilson_interval(
     """Return Wilson's score interval of a proportion (Wilson 1927); (0, 1) if `n` is 0.
 
     `n` may be an effective size. For scores in [0, 1] (F1), give their sum as `successes`: the
-    interval is then at least as wide as needed, as their variance is at most a proportion's.
-
-    Args:
-        degrees: Degrees of freedom of Student's t if `n` is an estimate; None for the normal.
+    interval is then at least as wide as needed, as their variance is at most a proportion's. With
+    `degrees` of freedom, Student's t replaces the normal distribution.
     """
     if n == 0:
         return 0.0, 1.0
@@ -155,11 +142,7 @@ def effective_sample_size(scores: Sequence[float], units: Units) -> float:
 def clustered_estimate(
     scores: Sequence[float], groups: Sequence[Hashable], questions: Sequence[Hashable] | None = None
 ) -> Estimate:
-    """Return the mean of at least one score with Wilson's 95% interval at the effective size.
-
-    Args:
-        groups, questions: Of each score, see `Units`.
-    """
+    """Return the mean of at least one score with Wilson's 95% interval at the effective size."""
     units = Units(groups, questions)
     effective = effective_sample_size(scores, units)
     mean = min(1.0, sum(scores) / len(scores))
@@ -170,13 +153,7 @@ def clustered_estimate(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference of two means on the same questions, with its 95% interval.
-
-    Attributes:
-        difference: Second mean minus first; every question counts the same.
-        p_value: Of `sign_flip_test`.
-        questions, units: Their numbers.
-    """
+    """Second mean minus first on the same questions, with its 95% interval and `sign_flip_test`."""
 
     difference: float
     low: float
@@ -196,10 +173,6 @@ def paired_difference(
     The interval is Student's t with the variance over units, G/(G-1) sum_u e_u^2 / n^2, and G - 1
     degrees of freedom. If all units agree, its width would be 0 for any number of units: then as
     many units may differ as Wilson's interval allows for a proportion of 0.
-
-    Args:
-        differences: Score in the second minus that in the first, for each question.
-        groups, questions: Of each difference, see `Units`.
     """
     units = Units(groups, questions)
     values = np.asarray(differences, dtype=float)
@@ -278,18 +251,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Scores over seeds; `sd` is the sample standard deviation, None with one seed."""
-
-    mean: float
-    sd: float | None
-    low: float
-    high: float
-    seeds: int
-
-
-def seed_spread(scores: Sequence[float]) -> Spread:
-    """Return the spread of one score per seed."""
+def seed_spread(scores: Sequence[float]) -> dict[str, float | None]:
+    """Return mean, sample standard deviation (None with one seed) and range over seeds."""
     sd = stdev(scores) if len(scores) > 1 else None
-    return Spread(fmean(scores), sd, min(scores), max(scores), len(scores))
+    ends = {"low": min(scores), "high": max(scores)}
+    return {"mean": fmean(scores), "sd": sd, **ends, "seeds": len(scores)}

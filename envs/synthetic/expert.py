@@ -52,10 +52,6 @@ class Expert:
     words, the capacity is the world's, and every question allows as many reads as it has hops.
     Blind it needs a store without a limit: the world withdraws facts with the questions in mind.
 
-    Args:
-        prose: The prose of the tasks.
-        dialect: Whose tags to write.
-        faults: What to forget.
     """
 
     def __init__(self, prose: Prose, dialect: Dialect, faults: Faults | None = None) -> None:

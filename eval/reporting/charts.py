@@ -34,7 +34,10 @@ def make_charts(results: Results) -> Charts:
         name = own["label"].iloc[0]
         for parameter, values in setting_lines(own).items():
             charts[f"{name} against {parameter}: {dataset}"] = _lines(values, parameter, name)
-    return charts
+    return {
+        title: chart.properties(width=480, height=260).configure_legend(labelLimit=300)
+        for title, chart in charts.items()
+    }
 
 
 def write_charts(charts: Charts, folder: Path) -> None:
@@ -90,7 +93,7 @@ def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
     )
     y = alt.Y("mean", title=f"{name}, percent", scale=alt.Scale(domain=[0, 100]))
     marks = base.mark_point(size=80, filled=True)
-    marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, title=None))
+    marks = marks.encode(y=y, shape=alt.Shape("row", sort=None, legend=None))
     return base.mark_rule().encode(y="low", y2="high") + marks
 
 
@@ -99,6 +102,6 @@ def _lines(values: pd.DataFrame, x: str, name: str) -> alt.LayerChart:
         x=alt.X(f"{x}:O", sort=None),
         color=alt.Color("series", scale=_PALETTE, sort=None, title=None),
     )
-    y = alt.Y("mean", title=f"{name}, percent")
-    bars = base.mark_rule().encode(y=alt.Y("low", title=y.title), y2="high")
-    return bars + base.mark_line(point=True).encode(y=y)
+    title = f"{name}, percent"
+    bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")
+    return bars + base.mark_line(point=True).encode(y=alt.Y("mean", title=title))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def make_results(
             line = {
                 "metric": metric,
                 **metrics[metric],
-                "between_seeds": asdict(seed_spread(means)),
+                "between_seeds": seed_spread(means),
             }
             results["scores"].append(key | line)
         results["breakdowns"] += [

@@ -148,6 +148,6 @@ def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     spread = seed_spread([0.5, 0.6, 0.7])
-    assert (spread.mean, spread.sd, spread.seeds) == pytest.approx((0.6, 0.1, 3))
-    assert (spread.low, spread.high) == (0.5, 0.7)
-    assert seed_spread([0.5]).sd is None
+    expected = {"mean": 0.6, "sd": 0.1, "low": 0.5, "high": 0.7, "seeds": 3}
+    assert spread == pytest.approx(expected)
+    assert seed_spread([0.5])["sd"] is None

@@ -127,20 +127,6 @@ def test_stream_scores_equal_those_by_hand() -> None:
     assert np.argmax(stream_scores([5, 5], [0.9, 0.1])) == 0
 
 
-async def test_generative_agents_rate_every_document_and_weigh_the_three_scores() -> None:
-    setup, policy = make_setup(
-        answering(lambda prompt: {"importance": 10 if title(prompt) == "Moss" else 1})
-    )
-    episode = await make_method("generative_agents", setup).run(TASK)
-    assert episode.reward == 1.0
-    assert len(policy.prompts) == 4 + 1
-    assert store_of(episode) == joined_text(TASK).split("\n\n")
-    scores = {item.entry_id: item.score for item in episode.steps[-1].view.retrieved}
-    # Bran: newest and most relevant (0.5 + 3 + 0). Moss: important, oldest, irrelevant (0 + 0 + 2).
-    assert scores[4] == pytest.approx(3.5)
-    assert scores.get(1, 0) < 3.5
-
-
 async def test_generative_agents_beyond_the_threshold_reflect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,6 @@ from tests.eval.toys import made, ones
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = paper_tables()["tables"]
-PAPER = ROOT.parent / "shared" / "papers" / "002-atommem.txt"
 
 
 def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]) -> Iterator[str]:
@@ -68,19 +67,6 @@ def test_divergences_are_explained_in_the_docs() -> None:
     assert [
         key for key, why in named.items() if f"| {key} | {' '.join(why.split())} |" not in text
     ] == []
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_published_numbers_stand_in_the_paper(name: str) -> None:
-    if not PAPER.is_file():
-        pytest.skip("needs the paper's text in ../shared/papers")
-    text = " ".join(PAPER.read_text(encoding="utf-8").split())
-    for row in TABLES[name]["rows"]:
-        numbers = row["values"] if "deltas" not in row else []
-        for value, delta in zip(row["values"], row.get("deltas", ()), strict="deltas" in row):
-            assert f"{value} ({delta:+.1f})".replace("(+", "(") in text, row["name"]
-        printed = " ".join(map(str, [*numbers, *([row["average"]] if "average" in row else [])]))
-        assert printed in text, row["name"]
 
 
 def test_set_beside_pairs_numbers_with_differences() -> None:

@@ -152,8 +152,8 @@ def test_charts_draw_costs_and_settings(tmp_path: Path) -> None:
     assert sorted(lines["k"]["series"].unique()) == ["atommem, entries all", "atommem, entries few"]
     charts = make_charts(results)
     assert {"EM against model calls: toy", "EM against k: toy"} <= charts.keys()
-    write_charts(dict([*charts.items()][:1]), tmp_path)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg"}
+    write_charts(charts, tmp_path)
+    assert len([*tmp_path.iterdir()]) == 2 * len(charts)
 
 
 def test_page_escapes_data_and_loads_nothing() -> None:
