@@ -366,17 +366,17 @@ class ConversationLog:
         def fork(connection: sa.Connection) -> ConversationInfo:
             source = _info(connection, conversation, owner, lock=True)
             info = _new_conversation(connection, owner, source.metadata)
-            rows, left = [], at  # operations left to copy
+            rows, copied = [], 0
             for row in connection.execute(_events_of(conversation)).mappings():
-                if left is not None and left <= 0:
+                if at is not None and copied >= at:
                     break
-                written = row["operations"][:left]
+                written = row["operations"][: None if at is None else at - copied]
+                copied += len(written)
                 # Responses stay with the conversation that gave them.
                 changed = {"conversation": info.id, "response": None, "operations": written}
                 rows.append({**row, **changed})
-                left = None if left is None else left - len(written)
-            if left:
-                raise DataError(f"at={at}: this conversation has {at - left} operations.")
+            if at is not None and copied < at:
+                raise DataError(f"at={at}: this conversation has {copied} operations.")
             if not rows:
                 return info
             made = {name: rows[-1][name] for name in ("checkpoint", "embedder")}

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
-from fastapi.responses import JSONResponse
-from openai.types.chat import ChatCompletion
 
-from atommem.episode import Step
 from atommem.errors import DataError
 from atommem.serve.conversation import Answer, OnAccepted, OnStep
 from atommem.serve.conversation_log import ConversationInfo, Event, NotFoundError, RequestKey
 from atommem.serve.conversations import Conversations
-from atommem.serve.streaming import ChatEvents, ResponseEvents, stream, until_disconnect
+from atommem.serve.streaming import Ask, ChatForm, ResponseForm, respond, until_disconnect
 from atommem.serve.wire import (
     AskCreate,
     ChatCreate,
@@ -33,14 +29,11 @@ from atommem.serve.wire import (
     conversation_object,
     item_object,
     page,
-    step_summary,
     to_json,
-    token_counts,
 )
 
 router = APIRouter(prefix="/v1")
 _LISTED = ("item", "ask", "answer")
-Ask = Callable[[OnStep | None, OnAccepted | None], Coroutine[Any, Any, Answer]]
 
 
 async def get_owner(request: Request) -> str:
@@ -189,16 +182,8 @@ async def create_response(
 ) -> Any:
     """Answer a question; without a conversation, from a memory that lives for this call."""
     response, ask = _prepare_ask(server, owner, body, key)
-    builder = ResponseBuilder(response, server.model.name, body.conversation)
-    if body.stream:
-        return await stream(request, ask, ResponseEvents(builder))
-    summaries: list[str] = []
-
-    async def on_step(step: Step) -> None:
-        summaries.append(step_summary(step))
-
-    answer = await until_disconnect(request, ask(on_step, None))
-    return JSONResponse(to_json(builder.answered(answer, summaries)))
+    form = ResponseForm(ResponseBuilder(response, server.model.name, body.conversation))
+    return await respond(request, ask, form, body.stream)
 
 
 @router.get("/responses/{response}")
@@ -223,26 +208,8 @@ async def create_chat_completion(
 ) -> Any:
     """Answer the last message after reading those before it that the conversation does not have."""
     response, ask = _prepare_ask(server, owner, body, key)
-    chat, created = response.replace("resp_", "chatcmpl-"), int(time.time())
-    if body.stream:
-        return await stream(request, ask, ChatEvents(chat, created, server.model.name))
-    answer = await until_disconnect(request, ask(None, None))
-    prompt, completion = token_counts(answer)
-    message = {"role": "assistant", "content": answer.text or "", "refusal": None}
-    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-    values = {
-        "id": chat,
-        "created": created,
-        "model": server.model.name,
-        "object": "chat.completion",
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        },
-    }
-    return JSONResponse(to_json(ChatCompletion.model_validate(values)))
+    form = ChatForm(response.replace("resp_", "chatcmpl-"), server.model.name)
+    return await respond(request, ask, form, body.stream)
 
 
 def _prepare_ask(

@@ -1,18 +1,19 @@
-"""Server-sent events of responses and chats, and work that ends when its client disconnects."""
+"""Answers and server-sent events of responses and chats; work ends when its client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar, get_args
 
 from fastapi import Request
 from openai.types import responses as events
-from openai.types.chat import ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import ResponseError, ResponseOutputText
 from pydantic import BaseModel
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from atommem.episode import Step
 from atommem.serve.conversation import Answer, OnAccepted, OnStep
@@ -22,8 +23,11 @@ from atommem.serve.wire import (
     answer_message,
     public_error,
     step_summary,
+    to_json,
+    token_counts,
 )
 
+Ask = Callable[[OnStep | None, OnAccepted | None], Coroutine[Any, Any, Answer]]
 _Result = TypeVar("_Result")
 
 
@@ -62,13 +66,17 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
         task.exception()  # retrieved, so that asyncio does not report it
 
 
-class ResponseEvents:
-    """Events of ``/v1/responses``: steps as parts of one reasoning summary, then the answer."""
+class ResponseForm:
+    """Form of ``/v1/responses``: steps as parts of one reasoning summary, then the answer."""
 
     def __init__(self, builder: ResponseBuilder) -> None:
         self._builder = builder
         self._sequence_number = -1
         self._steps = 0
+
+    def whole(self, answer: Answer, summaries: list[str]) -> dict[str, Any]:
+        """Return the answer without a stream."""
+        return to_json(self._builder.answered(answer, summaries))
 
     def accepted(self) -> list[str]:
         """Return the events after the question is committed."""
@@ -132,11 +140,24 @@ class ResponseEvents:
         return f"event: {name}\n{_data(event)}"
 
 
-class ChatEvents:
-    """Chunks of ``/v1/chat/completions``: steps as ``reasoning_content``, then the answer."""
+class ChatForm:
+    """Form of ``/v1/chat/completions``: steps as ``reasoning_content``, then the answer."""
 
-    def __init__(self, chat: str, created: int, model: str) -> None:
-        self._head = {"id": chat, "created": created, "model": model}
+    def __init__(self, chat: str, model: str) -> None:
+        self._head = {"id": chat, "created": int(time.time()), "model": model}
+
+    def whole(self, answer: Answer, summaries: list[str]) -> dict[str, Any]:
+        """Return the answer without a stream."""
+        prompt, completion = token_counts(answer)
+        message = {"role": "assistant", "content": answer.text or "", "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        values = {"object": "chat.completion", "choices": [choice], "usage": usage}
+        return to_json(ChatCompletion.model_validate(self._head | values))
 
     def accepted(self) -> list[str]:
         """Return the events after the question is committed."""
@@ -166,18 +187,16 @@ def _data(event: BaseModel) -> str:
     return f"data: {event.model_dump_json(exclude_unset=True, serialize_as_any=True)}\n\n"
 
 
-async def stream(
-    request: Request,
-    ask: Callable[[OnStep, OnAccepted], Awaitable[Answer]],
-    form: ResponseEvents | ChatEvents,
-) -> StreamingResponse:
-    """Stream steps and answer of one question.
+async def respond(
+    request: Request, ask: Ask, form: ResponseForm | ChatForm, streams: bool
+) -> Response:
+    """Ask, and return the answer or its stream.
 
-    This waits until the question is committed, so that earlier errors get a status of their own.
+    A stream waits until the question is committed, so that earlier errors get a status of their
+    own.
 
-    Args:
-        ask: Asks, and calls its arguments after each step and when the question is committed.
-        form: Formats the events.
+    Raises:
+        ClientDisconnectedError: The client has disconnected.
     """
     queue: asyncio.Queue[list[str] | None] = asyncio.Queue()
     summaries: list[str] = []
@@ -190,6 +209,10 @@ async def stream(
     async def on_step(step: Step) -> None:
         summaries.append(step_summary(step))
         queue.put_nowait(form.step(summaries[-1]))
+
+    if not streams:
+        answer = await until_disconnect(request, ask(on_step, None))
+        return JSONResponse(form.whole(answer, summaries))
 
     async def work() -> None:
         try:

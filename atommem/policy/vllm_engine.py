@@ -114,9 +114,8 @@ class VllmEnginePolicy:
                 self._waiting.clear()
                 continue
             for output in outputs:
-                future = self._waiting.pop(output.request_id, None) if output.finished else None
-                if future is not None:
-                    self._resolve(future, output)
+                if output.finished and output.request_id in self._waiting:
+                    self._resolve(self._waiting.pop(output.request_id), output)
 
     def _add(
         self,

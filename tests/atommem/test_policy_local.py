@@ -22,14 +22,14 @@ PROMPTS = [[2 + (7 * i + 3 * j) % 48 for j in range(3 + i)] for i in range(8)]
 
 
 class NumberTokenizer:
-    """Token 7 is the word "7"; token 1 ends a sequence and is special."""
+    """Token 7 is the word "7"; `eos_token_id` ends a sequence and is special."""
 
-    eos_token_id = 1
+    def __init__(self, eos_token_id: int = 1) -> None:
+        self.eos_token_id = eos_token_id
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return " ".join(
-            str(i) for i in token_ids if not (skip_special_tokens and i == self.eos_token_id)
-        )
+        shown = (i for i in token_ids if not (skip_special_tokens and i == self.eos_token_id))
+        return " ".join(map(str, shown))
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +37,13 @@ def model() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 64,
-    }
-    heads = {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "tie_word_embeddings": True,
-    }
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "head_dim": 8}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, **sizes, **heads, **special))
+    config = Qwen3Config(
+        max_position_embeddings=64, tie_word_embeddings=True, **sizes, **layers, **special
+    )
+    model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6)  # far from uniform, so that a wrong token is also an unlikely one
@@ -66,24 +59,22 @@ def complete_all(
     policy: LocalPolicy, samplings: Sequence[Sampling], prompts: Sequence[list[int]] = PROMPTS
 ) -> list[Completion]:
     async def run() -> list[Completion]:
-        return await asyncio.gather(
-            *(policy.complete(list(p), s) for p, s in zip(prompts, samplings, strict=True)),
-        )
+        jobs = zip(prompts, samplings, strict=True)
+        return await asyncio.gather(*(policy.complete(list(p), s) for p, s in jobs))
 
     return asyncio.run(run())
 
 
-def logprobs_of(
-    model: Any, prompt: list[int], token_ids: list[int], temperature: float = 1.0
-) -> Any:
+def logprobs_of(model: Any, prompt: list[int], token_ids: list[int], temperature: float) -> Any:
     """One pass without cache, padding or batch; shape (tokens, vocabulary)."""
     with evaluating(model), torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + token_ids])).logits[0]
     return (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
 
 
-def batches_of(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
-    """Every batch that is decoded from now on."""
+def test_logprobs_match_the_sampled_distribution_in_any_order_of_requests(
+    model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches: list[list[Row]] = []
     decode = local.decode
 
@@ -92,23 +83,15 @@ def batches_of(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
         decode(model, rows, *args, **kwargs)
 
     monkeypatch.setattr(local, "decode", recorded)
-    return batches
-
-
-def test_decode_logprobs_match_sampled_distribution(
-    model: Any, policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = batches_of(monkeypatch)
     jobs = [
         (prompt, Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i))
         for i, prompt in enumerate(PROMPTS)
     ]
     jobs += [(PROMPTS[5], Sampling(temperature=2.0, max_tokens=9, seed=20 + i)) for i in range(3)]
-    for ordered in (jobs, jobs[::-1]):  # threads search large stores, and end in any order
+    for ordered in (jobs, jobs[::-1]):
         prompts, samplings = zip(*ordered, strict=True)
-        for prompt, sampling, done in zip(
-            prompts, samplings, complete_all(policy, samplings, prompts), strict=True
-        ):
+        completions = complete_all(policy, samplings, prompts)
+        for (prompt, sampling), done in zip(ordered, completions, strict=True):
             assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
             expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
             chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
@@ -118,21 +101,16 @@ def test_decode_logprobs_match_sampled_distribution(
     assert first == second
 
 
-def test_local_policy_greedy_equals_generate(model: Any, policy: LocalPolicy) -> None:
+def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> None:
     completions = complete_all(policy, [Sampling(temperature=0, max_tokens=12)] * 8)
+    settings = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": 1, "pad_token_id": 0}
     for prompt, done in zip(PROMPTS, completions, strict=True):
         with evaluating(model):
-            ids = model.generate(
-                torch.tensor([prompt]),
-                do_sample=False,
-                max_new_tokens=12,
-                eos_token_id=1,
-                pad_token_id=0,
-            )
+            ids = model.generate(torch.tensor([prompt]), **settings)
         assert done.token_ids == ids[0, len(prompt) :].tolist()
 
 
-def test_local_policy_seed_samples_same_in_any_batch(policy: LocalPolicy) -> None:
+def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> None:
     samplings = [Sampling(temperature=1.0, max_tokens=10, seed=100 + i) for i in range(8)]
     together = complete_all(policy, samplings)
     assert complete_all(policy, samplings) == together
@@ -144,12 +122,13 @@ def test_local_policy_seed_samples_same_in_any_batch(policy: LocalPolicy) -> Non
     assert complete_all(policy, unseeded) != complete_all(policy, unseeded)
 
 
-def test_local_policy_eos_in_ids_not_in_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def greedy(*most: int, eos: int = 1) -> list[Completion]:
-        tokenizer = NumberTokenizer()
-        tokenizer.eos_token_id = eos
-        samplings = [Sampling(temperature=0, max_tokens=n) for n in most]
-        return complete_all(LocalPolicy(model, tokenizer), samplings, [PROMPTS[0]] * len(most))
+        samplings = [Sampling(temperature=0, max_tokens=count) for count in most]
+        policy = LocalPolicy(model, NumberTokenizer(eos))
+        return complete_all(policy, samplings, [PROMPTS[0]] * len(most))
 
     path = greedy(8)[0].token_ids
     end = next(i for i in range(1, 8) if path[i] not in path[:i])
@@ -158,14 +137,12 @@ def test_local_policy_eos_in_ids_not_in_text(model: Any, monkeypatch: pytest.Mon
     assert len(stopped.logprobs) == end + 1
     assert stopped.text == " ".join(map(str, path[:end]))
     assert (cut.token_ids, cut.finish_reason) == (path[:end], "length")
-    monkeypatch.setattr(
-        model.generation_config, "eos_token_id", [40, path[0]]
-    )  # these end a completion too
-    (done,) = greedy(9)
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [40, path[0]])
+    (done,) = greedy(9)  # those of the generation config end a completion too
     assert (len(done.token_ids), done.finish_reason) == (1, "stop")
 
 
-def test_local_policy_restores_training_mode(model: Any, policy: LocalPolicy) -> None:
+def test_sampling_restores_the_training_mode(model: Any, policy: LocalPolicy) -> None:
     model.train()
     model.model.layers[1].eval()
     seen = []
@@ -175,10 +152,9 @@ def test_local_policy_restores_training_mode(model: Any, policy: LocalPolicy) ->
     handle.remove()
     assert set(seen) == {False}
     assert [module.training for module in model.modules()] == before
-    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_local_policy_invalid_request_is_refused(policy: LocalPolicy) -> None:
+def test_invalid_request_is_refused(policy: LocalPolicy) -> None:
     wrong = [
         ([2] * 60, Sampling(max_tokens=5), PromptTooLongError, r"60 tokens.*max_tokens=5.*64"),
         ([], Sampling(max_tokens=5), PolicyError, "is empty"),
@@ -190,29 +166,25 @@ def test_local_policy_invalid_request_is_refused(policy: LocalPolicy) -> None:
     assert len(complete_all(policy, [Sampling(max_tokens=4)], [[2] * 60])[0].token_ids) <= 4
 
 
-def test_local_policy_from_pretrained_loads_and_closes(model: Any, tmp_path: Path) -> None:
+def test_from_pretrained_loads_and_close_ends_the_thread(model: Any, tmp_path: Path) -> None:
     tokenizer = word_level(["<pad>", "<eos>", *(f"w{i}" for i in range(2, VOCABULARY))])
     tokenizer.save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
     policy = LocalPolicy.from_pretrained(tmp_path, max_batch_size=2)
-    assert policy.max_batch_size == 2
     samplings = [Sampling(temperature=0, max_tokens=5)] * 8
     loaded = complete_all(policy, samplings)
-    assert [c.token_ids for c in loaded] == [
-        c.token_ids for c in complete_all(LocalPolicy(model, tokenizer), samplings)
-    ]
+    expected = complete_all(LocalPolicy(model, tokenizer), samplings)
+    assert [c.token_ids for c in loaded] == [c.token_ids for c in expected]
     assert loaded[0].text.startswith("w")
     asyncio.run(policy.close())
     with pytest.raises(RuntimeError, match="shutdown"):
         complete_all(policy, [Sampling(max_tokens=2)], [[2]])
-    with pytest.raises(PolicyError, match="nothing_here"):
-        LocalPolicy.from_pretrained(tmp_path / "nothing_here")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(PolicyError, match="its tokenizer cannot be read"):
         LocalPolicy.from_pretrained(tmp_path)
 
 
-def test_plan_batches_similar_length_within_limits() -> None:
+def test_plan_batches_similar_lengths_within_limits() -> None:
     lengths = [(1 + (37 * i) % 3000, 10 + i % 50) for i in range(500)]
     batches = plan_batches(lengths, max_batch_size=64, max_batch_tokens=65_536)
     assert sorted(index for batch in batches for index in batch) == list(range(500))
@@ -243,33 +215,25 @@ SHARES = [
 
 
 @pytest.mark.parametrize("kept", [range(len(SHARES))[::-1], [1, 0]])
-def test_draw_shares_match_definition_for_every_row(kept: Sequence[int]) -> None:
+def test_draw_shares_match_the_definition_for_every_row(kept: Sequence[int]) -> None:
     """Spread the uniform numbers evenly over [0, 1): shares and log-probabilities are exact."""
-    draws, made = 2000, sorted(kept)
-    rows = [Row([1], SHARES[row][0]) for _ in range(draws) for row in made]
-    left = torch.tensor(
-        [draw * len(made) + made.index(row) for draw in range(draws) for row in kept]
-    )
-    settings = sampling_settings(rows)[left]
-    uniforms = ((torch.arange(draws, dtype=torch.float64) + 0.5) / draws).repeat_interleave(
-        len(kept)
-    )
-    # Logits are known up to a constant.
-    logits = torch.tensor(PROBS).log().expand(len(left), -1) + 3.0
-    drawn = draw(logits, uniforms, settings)
+    draws = 2000
+    settings = sampling_settings([Row([1], SHARES[row][0]) for row in kept]).repeat(draws, 1)
+    uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+    logits = torch.tensor(PROBS).log().expand(len(settings), -1) + 3.0  # known up to a constant
+    drawn = draw(logits, uniforms.repeat_interleave(len(kept)), settings)
     token_ids, chosen = (values.view(draws, -1).T.tolist() for values in drawn)
     for row, ids, logprobs in zip(kept, token_ids, chosen, strict=True):
         sampling, expected = SHARES[row]
         assert ids == sorted(ids, reverse=True)
-        assert [ids.count(token_id) / draws for token_id in range(len(PROBS))] == pytest.approx(
-            expected, abs=1e-3
-        )
+        shares = [ids.count(token_id) / draws for token_id in range(len(PROBS))]
+        assert shares == pytest.approx(expected, abs=1e-3)
         own = expected if sampling.temperature else PROBS
         np.testing.assert_allclose(np.exp(logprobs), [own[token_id] for token_id in ids], atol=1e-3)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_draw_never_returns_zero_probability_token(uniform: float) -> None:
+def test_draw_never_returns_a_token_of_probability_zero(uniform: float) -> None:
     logprobs = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
     for sampling in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.99)):
         settings = sampling_settings([Row([1], sampling)])

@@ -1,4 +1,4 @@
-"""Which policy an evaluation opens, and what it needs for that; a hub may be out of reach."""
+"""Which policy a configuration opens, and models by their names on a hub."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from huggingface_hub import constants
 
 from atommem import hub
 from atommem.config import PolicyConfig, is_server
-from atommem.errors import ConfigError
-from atommem.policy import opening as policies
+from atommem.errors import ConfigError, PolicyError
+from atommem.policy import opening
 from atommem.policy.local import LocalPolicy
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
@@ -25,29 +25,21 @@ def config_of(*policy: str, model: str | None = None) -> PolicyConfig:
 
 
 async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(
-        transformers.AutoTokenizer, "from_pretrained", lambda name, **_: WordTokenizer()
-    )
-    one = policies.open_policy(config_of("http://a"))
-    assert isinstance(one, ServerPolicy)
-    several = policies.open_policy(config_of("http://a", "http://b/v1", model="m"))
-    assert isinstance(several, ServerPool)
-    assert [server.url for server in several.servers] == ["http://a", "http://b"]
-    assert await policies.policy_identity(
-        config_of("http://a", "http://b", model="m"), several
-    ) == {
-        "model": "m",
-        "tokenizer": "t",
-    }
+    monkeypatch.setattr(opening, "load_tokenizer", lambda name: WordTokenizer())
+    assert isinstance(opening.open_policy(config_of("http://a")), ServerPolicy)
+    several = config_of("http://a", "http://b/v1", model="m")
+    pool = opening.open_policy(several)
+    assert isinstance(pool, ServerPool)
+    assert [server.url for server in pool.servers] == ["http://a", "http://b"]
+    assert await opening.policy_identity(several, pool) == {"model": "m", "tokenizer": "t"}
     with pytest.raises(ConfigError, match="each only once"):
-        policies.open_policy(config_of("http://a", "http://a"))
+        opening.open_policy(config_of("http://a", "http://a"))
     for names in ([], ["folder", "http://a"], ["a", "b"]):
         with pytest.raises(ConfigError, match="one model folder, or URLs"):
-            policies.open_policy(config_of(*names))
+            config_of(*names)
 
 
-async def test_policy_identity_hub_name_records_commit(
+async def test_policy_identity_of_a_hub_name_has_the_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transformers = pytest.importorskip("transformers")
@@ -63,15 +55,29 @@ async def test_policy_identity_hub_name_records_commit(
         LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model)
     )
     settings = config_of("Qwen/Qwen3-8B@v1.0")
-    identity = await policies.policy_identity(settings, policies.open_policy(settings))
+    identity = await opening.policy_identity(settings, opening.open_policy(settings))
     assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")
-    policies.load_tokenizer("Qwen/Qwen3-8B@v1.0")
-    assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 3
+    assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 2
     with pytest.raises(ConfigError, match="no revision after the @"):
-        policies.load_tokenizer("Qwen/Qwen3-8B@")
+        opening.load_tokenizer("Qwen/Qwen3-8B@")
 
 
-# Models by their names on a hub -------------------------------------------------------------------
+def test_model_folder_refuses_paths_without_a_model(tmp_path: Path) -> None:
+    (tmp_path / "run" / "grpo").mkdir(parents=True)
+    (tmp_path / "run" / "grpo" / "config.json").write_text('{"max_position_embeddings": 64}')
+    grpo = str(tmp_path / "run" / "grpo")
+    assert opening.model_folder("policy", grpo) == grpo
+    assert opening.model_folder("policy", "Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    with pytest.raises(PolicyError, match=f"Give one of the models in it: {grpo}"):
+        opening.model_folder("policy", str(tmp_path / "run"))
+    with pytest.raises(PolicyError, match=r"there is no such folder \(did you mean .*/run/grpo\?"):
+        opening.model_folder("policy", str(tmp_path / "run" / "grop"))
+    opening.check_window("max_tokens", 63, grpo)
+    with pytest.raises(PolicyError, match="max_tokens=64: leaves no room"):
+        opening.check_window("max_tokens", 64, grpo)
+    (tmp_path / "run" / "grpo" / "model.safetensors").write_bytes(bytes(100))
+    with pytest.raises(PolicyError, match=r"model\.safetensors is cut off or damaged"):
+        opening.model_folder("policy", grpo)
 
 
 class _Hub(Quiet):

@@ -125,6 +125,7 @@ def test_turn_beyond_its_time_is_503(tmp_path: Path) -> None:
         gate.open.set()
 
 
+@pytest.mark.slow
 def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         with gated(tmp_path / "log.db") as (gate, server, _):

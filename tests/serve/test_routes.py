@@ -196,6 +196,7 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
 
 
+@pytest.mark.slow
 def test_conversation_continues_with_another_checkpoint_and_embedder(tmp_path: Path) -> None:
     db = tmp_path / "log.db"
     with running(make_conversations(db)) as first, first.http() as http:

@@ -36,8 +36,13 @@ def without_names(operations: Iterable[Operation]) -> list[Operation]:
     ]
 
 
-@pytest.mark.parametrize("shown", ["reading", "answering"])
-@pytest.mark.parametrize("chunking", ["documents", "tokens"])
+@pytest.mark.parametrize(
+    ("shown", "chunking"),
+    [
+        ("reading", "tokens"),
+        pytest.param("answering", "documents", marks=pytest.mark.slow),
+    ],
+)
 async def test_training_evaluation_and_serving_give_the_same_tokens(
     shown: str, chunking: str, tmp_path: Path
 ) -> None:

@@ -23,6 +23,8 @@ from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
 from tests.serve.servers import until
 
+pytestmark = pytest.mark.slow  # transformers is imported
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -93,7 +95,6 @@ def test_serve_beyond_this_machine_without_keys_is_refused(
     assert "Address already in use" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_serve_with_vllm_starts_answers_and_ends_on_sigterm(run: Path, tmp_path: Path) -> None:
     python = fake_vllm_python(tmp_path, text="<final_answer>\\boxed{Rome}</final_answer>")
     port, db = str(free_port()), f"sqlite:///{tmp_path / 'log.db'}"

@@ -114,9 +114,11 @@ class FullWeightSync:
             pass
         if broken is not None:
             raise OutageError(f"the server broke during a weight transfer: {broken!r}")
+        if pool is not None:
+            # A lost server returns with its checkpoint's weights, so it waits for the next update.
+            trainer.run_async(pool.restrict([server.url for server in pool.servers]))
 
     async def close(self, pool: ServerPool) -> None:
-        """Leave the NCCL group."""
         self._leave()
 
     def _join(self, trainer: Any, pool: ServerPool | None) -> None:
