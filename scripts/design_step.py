@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
-from pathlib import Path
 
-from common import command_line, make_agent
+from common import ROOT, command_line, make_agent
 
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
@@ -24,11 +22,9 @@ from atommem.episode import Step
 from atommem.memory.log import MemoryView, to_json
 from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import EpisodeRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import tokenizer_shapes
 
-PAGE = Path(__file__).parents[1] / "docs" / "design.md"
+PAGE = ROOT / "docs" / "design.md"
 _BLOCK = re.compile(
     r"(?P<head><!-- design_step: (?P<name>\w+) -->\n```\w*\n)(?P<text>.*?)(?P<foot>\n```)",
     re.DOTALL,
