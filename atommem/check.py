@@ -310,16 +310,16 @@ async def check_environment(
     checker = _Checker(kind, config, read, max_tasks, max_steps)
     findings = []
     for name, check in CHECKS.items():
-        finding = Finding("pass", name, check.__doc__ or "")
+        finding, fix = Finding("pass", name), check.__doc__ or ""
         try:
             await check(checker)
         except _BrokenError as broken:
-            finding = Finding(broken.level, name, str(broken)[:500], broken.fix or finding.detail)
+            finding = Finding(broken.level, name, str(broken)[:500], broken.fix or fix)
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(frame.filename).name}:{frame.lineno}"
             detail = f"{type(error).__name__}: {error} ({where})"[:500]
-            finding = Finding("fail", name, detail, finding.detail)
+            finding = Finding("fail", name, detail, fix)
         findings.append(finding)
         if finding.level != "pass" and name in _ESSENTIAL:
             break

@@ -138,7 +138,7 @@ class Demo:
         faults = ", ".join(f"{rate:.0%} of {name}s" for name, rate in rates if rate)
         title = f"Cold start on {recipe.episodes} episodes of an expert that forgets {faults}"
         with self._timed("sft", title):
-            episodes = self.demonstrate(recipe.episodes)
+            episodes = self._demonstrate(recipe.episodes)
             rows, scores = demonstrations(episodes), [episode.metrics["em"] for episode in episodes]
             if self._ranks.num_processes > 1:
                 rows, scores = gather_object(rows), gather_object(scores)
@@ -165,7 +165,7 @@ class Demo:
             trainer.train()
             trainer.save_final()
 
-    def demonstrate(self, count: int) -> list[Episode]:
+    def _demonstrate(self, count: int) -> list[Episode]:
         """Run this rank's share of `count` episodes of the faulty expert."""
         memory, recipe = self.settings.run.memory, self.recipe
         dialect = get_dialect(memory.dialect, memory.templates)
@@ -312,14 +312,7 @@ def _report(
     console.print()
     console.print(results_table(results))
     print_outcome(summary, recipe.bars, console)
-    for label, path in (
-        ("summary", out / SUMMARY_FILE),
-        ("reward and action rates over training", plot),
-        ("trained policy", out / "grpo"),
-        ("policy before GRPO", out / "cold_start"),
-        ("held-out tasks", out / HELDOUT_FILE),
-        ("evaluations with all traces", out / "eval"),
-    ):
-        console.print(f"{label}: {path}", soft_wrap=True)
+    console.print(f"summary: {out / SUMMARY_FILE}; training: {plot}", soft_wrap=True)
+    console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)
     trace = min((out / "eval" / "after" / TRACES).iterdir())
     console.print(f"Replay an episode: atommem trace {trace}", soft_wrap=True)

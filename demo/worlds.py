@@ -27,11 +27,10 @@ def grpo_config(world: World) -> Path:
     return GRPO_CONFIG.with_name("grpo_web.yaml") if isinstance(world, SiteConfig) else GRPO_CONFIG
 
 
-def make_expert(world: World, dialect: Dialect, faults: Any = None) -> Expert | BrowsingExpert:
+def make_expert(world: World, dialect: Dialect, faults: Any = None) -> Any:
     """Return the scripted expert of a world."""
-    kind: Any = BrowsingExpert if isinstance(world, SiteConfig) else Expert
-    expert: Expert | BrowsingExpert = kind(get_prose(world.prose), dialect, faults)
-    return expert
+    kind = BrowsingExpert if isinstance(world, SiteConfig) else Expert
+    return kind(get_prose(world.prose), dialect, faults)
 
 
 def make_tasks(world: World, count: int, seed: int, capacities: Sequence[int] = ()) -> list[Task]:

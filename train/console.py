@@ -81,11 +81,9 @@ class ConsoleTable(TrainerCallback):
         self._began = (0.0, 0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock, when the state of a resumed run is loaded."""
         self._began = (time.monotonic(), state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print the entry of an update or of an evaluation."""
         if not state.is_world_process_zero or not logs:
             return
         if score := held_out_score(logs):
@@ -145,7 +143,6 @@ class MetricsFile(TrainerCallback):
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Rewrite the file, when the state of a resumed run is loaded."""
         if not state.is_world_process_zero:
             return
         path = Path(args.output_dir) / METRICS_FILE
@@ -154,7 +151,6 @@ class MetricsFile(TrainerCallback):
         path.write_text("".join(lines), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Append an entry."""
         if state.is_world_process_zero and logs:
             with (Path(args.output_dir) / METRICS_FILE).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")

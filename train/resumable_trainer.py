@@ -130,7 +130,7 @@ class ResumableTrainer(Trainer):
         return str(self._writing_to or super()._get_output_dir(trial))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Do nothing: the model is pushed at the end (`atommem.train.stages`)."""
+        pass  # the model is pushed at the end (`atommem.train.stages`)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output_dir = Path(super()._get_output_dir(trial))

@@ -92,7 +92,6 @@ class StageConfig:
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """`chat_template_kwargs`, empty if unset."""
         return self.chat_template_kwargs or {}
 
     def __post_init__(self) -> None:

@@ -8,22 +8,18 @@ may stand in any text by chance.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from atommem.envs.chunking import chunks_of_documents
+from atommem.envs.chunking import SENTENCE_END, chunks_of_documents
 from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome, replay
 
-# A sentence ends after . ! ? (and closing quotes or brackets) before white space, after their CJK
-# counterparts, and before a line break.
-_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)|[。！？]|(?=\n)")  # noqa: RUF001
 _VERDICTS = frozenset({"", "yes", "no", "noanswer"})
 _STOP_WORDS = frozenset(
     [
@@ -186,7 +182,7 @@ def _carried(facts: list[Fact], texts: Iterable[str]) -> float:
 
 
 def _sentences(text: str) -> list[str]:
-    ends = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    ends = [0, *(match.end() for match in SENTENCE_END.finditer(text)), len(text)]
     return [text[start:end] for start, end in pairwise(ends) if text[start:end].strip()]
 
 

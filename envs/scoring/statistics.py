@@ -199,7 +199,7 @@ def sign_flip_test(differences: Sequence[float] | Array, units: Units) -> float:
     Laake 2013).
 
     If groups and questions are crossed, both get signs, and the sum is scaled to the variance of
-    the differences: not exact, but of the right size (scripts/bench_stats.py).
+    the differences: not exact, but of the right size.
     """
     values = np.asarray(differences, dtype=float)
     ways = [sums[np.abs(sums) > 1e-9] for sums in units.sums(values)]

@@ -325,7 +325,7 @@ class WebEnvironment:
         parts, limit = [text], shared.config.chunk_tokens
         # A token has at least one byte, so most results need no count.
         if len(text.encode()) > limit:
-            parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, limit, True)
+            parts = await asyncio.to_thread(chunk_text, text, shared.tokenizer, limit)
         title, origin = clean(result.title[:_MAX_NAME]), clean(result.origin)
         result = replace(result, title=title, links=_first_links(result.links), origin=origin)
         self._display = _Display(call[:_MAX_NAME], result, parts or [""])

@@ -29,12 +29,8 @@ class McpSource(ToolSource):
 
     A server is a URL (streamable HTTP) or a command line (stdio). ``${NAME}`` is a variable of the
     environment; keys are written so and appear nowhere else. A tool named like an action of ours
-    (read, delete, ...) is offered as ``mcp_read``.
-    Connections live in a thread of their own, because tools are listed before there is an event
-    loop.
-
-    Raises:
-        ConfigError: No server is named, ``mcp`` or a key is missing, or a server is out of reach.
+    (read, delete, ...) is offered as ``mcp_read``. Connections live in a thread of their own,
+    because tools are listed before there is an event loop.
     """
 
     def __init__(self, config: Any) -> None:

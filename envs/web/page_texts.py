@@ -47,11 +47,8 @@ def snippet(text: str, query: str) -> str:
 def named_titles(text: str, known: Callable[[Iterable[str]], Iterable[str]]) -> list[str]:
     """Return the titles that `text` names, as their `core`, in the order of their mention.
 
-    The longest title at a place counts. Names do not start with a small letter.
-
-    Args:
-        text: Of a page.
-        known: Returns those of some strings that are the core of a title.
+    The longest title at a place counts. Names do not start with a small letter. `known` returns
+    those of some strings that are the core of a title.
     """
     found = list(_TOKEN.finditer(text))
     spans: dict[int, dict[str, int]] = {}

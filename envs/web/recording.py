@@ -31,11 +31,7 @@ class Recording:
     """A file of calls with their results, and of the number of calls made.
 
     A call is a tool, what answers it (the same arguments have one answer for each backend), and
-    arguments.
-
-    Args:
-        path: The file; created unless `read_only`.
-        read_only: Forbid changes.
+    arguments. The file is created unless `read_only`.
 
     Raises:
         ConfigError: The file is missing, or cannot be created.
@@ -77,16 +73,8 @@ class Recording:
         for arguments, packed in self._file.rows(f"SELECT arguments, result FROM calls {order}"):
             yield json.loads(arguments), self._decode(packed)
 
-    def counts(self) -> list[tuple[str, str, int]]:
-        """Return how many calls are recorded for each tool and backend."""
-        return self._file.rows("SELECT tool, backend, COUNT(*) FROM calls GROUP BY 1, 2 ORDER BY 1")
-
     def charge(self, budget: int | None) -> None:
-        """Count a call before it is made, so that the budget is never exceeded.
-
-        Raises:
-            BudgetSpentError: The budget does not allow another call.
-        """
+        """Count a call before it is made; raises `BudgetSpentError` beyond the budget."""
         limit = _UNLIMITED if budget is None else budget
         change = "UPDATE made SET calls = calls + 1 WHERE calls < ? RETURNING calls"
         if not self._file.rows(change, limit):

@@ -68,9 +68,6 @@ class FunctionSource(ToolSource):
 
     The policy sees the exceptions of the function, except AtomMem's own: `OutageError` fails the
     episode, as does a call that exceeds ``tool_seconds``. Plain functions run in threads.
-
-    Raises:
-        ConfigError: The function lacks a docstring or annotations.
     """
 
     def __init__(self, config: Any, function: Callable[..., Any]) -> None:

@@ -15,16 +15,14 @@ _LOCK_SECONDS = 60.0
 
 
 class SqliteFile:
-    """An SQLite file.
+    """An SQLite file; all methods raise `DataError` if it is damaged or of another kind.
 
     Args:
-        path: The file.
         kind: Its role in error messages (``recording``).
         schema: SQL that creates missing tables; None opens the file for reading only.
 
-    Raises (all methods):
+    Raises:
         ConfigError: The file cannot be opened.
-        DataError: The file is damaged or of another kind.
     """
 
     def __init__(self, path: Path, kind: str, schema: str | None) -> None:

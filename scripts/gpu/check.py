@@ -58,21 +58,10 @@ def install(wheels: Path, target: Path) -> None:
     """
     files = [str(path) for path in sorted(wheels.glob("*.whl"))]
     if not files:
-        raise SystemExit(
-            f"gpu_check: {wheels} holds no wheels: see docs/gpu.md for how they get there."
-        )
-    options = [
-        "--no-index",
-        "--no-deps",
-        "--no-compile",
-        "--no-cache-dir",
-        "--upgrade",
-        "--target",
-        str(target),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", *options, *files], check=False
-    )
+        raise SystemExit(f"gpu_check: {wheels} holds no wheels. docs/gpu.md says how to get them.")
+    options = ["-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), *files]
+    done = subprocess.run(command, check=False)
     if done.returncode:
         raise SystemExit(f"gpu_check: the wheels of {wheels} could not be installed (above).")
 

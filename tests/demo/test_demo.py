@@ -37,29 +37,6 @@ def test_demo_in_a_folder_of_other_files_is_refused(
     assert (tmp_path / "eval").is_dir()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("flags", "recipe"), [([], FULL), (["--web", "--seed", "1"], WEB)])
-def test_demo_replaces_an_earlier_one_and_evaluates_its_ablations(
-    flags: list[str], recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "eval" / "before" / "traces").mkdir(parents=True)
-    (tmp_path / "summary.json").write_text("{}")
-    (tmp_path / "notes.txt").write_text("mine")
-    assert cli.main(["demo", "--quick", "--out", str(tmp_path), *flags]) == 0
-    printed = capfd.readouterr().out
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["seed"], summary["n"]) == (len(flags) // 2, 8)
-    for name in ("before", "after", *recipe.ablations):
-        traces = list((tmp_path / "eval" / name / "traces").iterdir())
-        assert len(traces) == 8
-        assert read_trace(traces[0]).complete
-    for name in ("summary.json", "training.png", "grpo", "cold_start", "heldout.parquet", "eval"):
-        assert str(tmp_path / name) in printed
-        assert (tmp_path / name).exists()
-    LocalPolicy.from_pretrained(tmp_path / "grpo")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
 @contextmanager
 def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start one in a session of its own, which is gone afterwards."""
@@ -75,21 +52,56 @@ def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[
         process.wait()
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a quick demo in one process, which replaced an earlier one."""
+    out = tmp_path_factory.mktemp("demo") / "single"
+    (out / "eval" / "before" / "traces" / "old").mkdir(parents=True)
+    (out / "summary.json").write_text("{}")
+    (out / "notes.txt").write_text("mine")
+    with demo(out, 1) as process:
+        assert process.wait(timeout=300) == 0
+    return out
+
+
+def check_results(out: Path, seed: int, recipe: Recipe) -> None:
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["seed"], summary["n"]) == (seed, 8)
+    for name in ("before", "after", *recipe.ablations):
+        traces = list((out / "eval" / name / "traces").iterdir())
+        assert len(traces) == 8
+        assert read_trace(traces[0]).complete
+
+
 @pytest.mark.slow
-def test_demo_on_two_processes_trains_as_on_one(tmp_path: Path) -> None:
-    for processes in (1, 2):
-        with demo(tmp_path / str(processes), processes, "--updates", "1") as process:
-            assert process.wait(timeout=300) == 0
-    logs = [(tmp_path / f"{processes}.log").read_text() for processes in (1, 2)]
+def test_demo_replaces_an_earlier_one_and_evaluates_its_ablations(single: Path) -> None:
+    check_results(single, 0, FULL)
+    printed = single.with_name("single.log").read_text()
+    for name in ("summary.json", "training.png", "grpo", "cold_start"):
+        assert str(single / name) in printed
+        assert (single / name).exists()
+    LocalPolicy.from_pretrained(single / "grpo")
+    assert (single / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_demo_of_the_web_evaluates_its_ablations(tmp_path: Path) -> None:
+    assert cli.main(["demo", "--quick", "--out", str(tmp_path), "--web", "--seed", "1"]) == 0
+    check_results(tmp_path, 1, WEB)
+
+
+@pytest.mark.slow
+def test_demo_on_two_processes_trains_as_on_one(single: Path, tmp_path: Path) -> None:
+    out = tmp_path / "two"
+    with demo(out, 2) as process:
+        assert process.wait(timeout=300) == 0
+    logs = [folder.with_name(f"{folder.name}.log").read_text() for folder in (single, out)]
     # Until the first epoch of 302 rows ends, whose last batch is filled up where two share it.
     losses = [re.findall(r"^ +[1-4] +\S+ +(\d\.\d{4}) ", log, re.M) for log in logs]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
-    for folder in ("", "eval"):
-        first, second = (
-            {path.name for path in (tmp_path / n / folder).iterdir()} for n in ("1", "2")
-        )
-        assert first == second
+    evaluations = [{path.name for path in (one / "eval").iterdir()} for one in (single, out)]
+    assert evaluations[0] == evaluations[1]
 
 
 @pytest.mark.slow

@@ -159,17 +159,28 @@ class ByteTokenizer(WordTokenizer):
 
 
 @pytest.mark.parametrize("tokenizer", [WordTokenizer(), ByteTokenizer()])
-@given(text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20))
+@given(
+    text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20), sentences=st.booleans()
+)
 @settings(max_examples=100)
 def test_chunks_join_to_the_text_and_none_is_too_long(
-    tokenizer: WordTokenizer, text: str, size: int
+    tokenizer: WordTokenizer, text: str, size: int, sentences: bool
 ) -> None:
-    chunks = chunk_text(text, tokenizer, size)
+    chunks = chunk_text(text, tokenizer, size, sentences)
     assert "".join(chunks) == text
     for chunk in chunks:
         spans = tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True)
         # A character may have more tokens than a chunk; white space at an edge may add one.
         assert len(spans["offset_mapping"]) <= size + 1 or len(chunk) == 1
+
+
+def test_whole_sentences_that_fit_stay_together() -> None:
+    text = "One two three. Four five. Six seven eight nine ten eleven twelve. Done."
+    assert chunk_text(text, WordTokenizer(), 5, whole_sentences=True) == [
+        "One two three. Four five.",
+        " Six seven eight nine ten",
+        " eleven twelve. Done.",
+    ]
 
 
 def test_documents_are_joined_with_their_titles_or_are_a_chunk_each() -> None:

@@ -50,7 +50,6 @@ class _TaggedPolicy:
         self.versions: list[int] = []
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Complete as the policy does."""
         version = self._worker.version
         completion = await self._policy.complete(prompt_ids, sampling)
         self.versions.append(version)

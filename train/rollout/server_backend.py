@@ -119,7 +119,6 @@ class FullWeightSync:
             trainer.run_async(pool.restrict([server.url for server in pool.servers]))
 
     async def close(self, pool: ServerPool) -> None:
-        """Leave the NCCL group."""
         self._leave()
 
     def _join(self, trainer: Any, pool: ServerPool | None) -> None:

@@ -57,7 +57,6 @@ class Corpus:
 
     Raises:
         ConfigError: The folder is not a corpus, or the embedder is another one.
-        DataError: A file is damaged.
     """
 
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
@@ -90,10 +89,6 @@ class Corpus:
         """Add pages and index them; return how many were new or changed.
 
         A page replaces that of its id. An interrupted addition is completed by the next one.
-
-        Raises:
-            ConfigError: Another process is adding.
-            OutageError: The embedder is out of reach.
         """
         added = await asyncio.to_thread(self._add, pages)
         if self._vectors is not None:
@@ -114,7 +109,6 @@ class Corpus:
 
         Raises:
             ConfigError: The corpus has no vectors for this mode.
-            OutageError: The embedder is out of reach.
         """
         mode = mode or self.modes[-1]
         check_choice("mode", mode, self.modes)
@@ -182,9 +176,7 @@ def build_corpus(
     """Build a corpus, or add pages to an existing one; not within an event loop.
 
     Args:
-        pages: A page replaces that of its id (or URL).
-        embedder: For dense search; None is words alone. For an existing corpus: its model's
-            location.
+        embedder: For dense search; for an existing corpus, what differs from its build.
         passage_characters: Longest passage.
 
     Returns:
@@ -192,7 +184,6 @@ def build_corpus(
 
     Raises:
         ConfigError: A setting is wrong, or contradicts the existing corpus.
-        DataError: A page cannot be read.
         OutageError: The embedder is out of reach; what was added so far stays.
     """
     folder, pages = Path(folder), iter(pages)
@@ -246,11 +237,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 class CorpusSource(ToolSource):
-    """``tools: [corpus]``: search and visit in the folder ``corpus``; named titles are links.
-
-    Raises:
-        ConfigError: ``corpus`` is unset or not a corpus, or has no vectors for ``corpus_search``.
-    """
+    """``tools: [corpus]``: search and visit in the folder ``corpus``; named titles are links."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -71,15 +71,7 @@ def read_pages(path: str | Path) -> Iterator[Page]:
 
 
 class PageStore:
-    """Pages and passages. Numbers of passages increase and are never reused.
-
-    Args:
-        path: The file; created if missing.
-        passage_characters: Longest passage.
-
-    Raises (all methods):
-        ConfigError, DataError: As `SqliteFile`.
-    """
+    """Pages and passages in an SQLite file. Numbers of passages are never reused."""
 
     def __init__(self, path: Path, passage_characters: int) -> None:
         self._passage_characters = passage_characters

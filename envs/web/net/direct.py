@@ -53,12 +53,7 @@ class Fetched:
 class Direct(ToolSource):
     """Fetches pages without proxies, cookies or credentials, and reads HTML, PDF and text.
 
-    Args:
-        config: A `WebConfig`.
-        rule, resolve: As in `GuardedBackend`.
-
-    Raises:
-        ConfigError: A package is missing.
+    `rule` and `resolve` are those of `GuardedBackend`.
     """
 
     backend = "direct"

@@ -46,11 +46,7 @@ _MAX_LINKS = 100
 class ProviderSource(ToolSource):
     """Tools of one provider.
 
-    Attributes:
-        service: The provider's name, also of its key (``ATOMMEM_SERPER_API_KEY``).
-
-    Raises:
-        ConfigError: The URL is missing or invalid, or the key may not be sent there.
+    `service` is the provider's name, also of its key (``ATOMMEM_SERPER_API_KEY``).
     """
 
     service: ClassVar[Service]

@@ -18,15 +18,14 @@ import torch
 from atommem.config import EmbedderConfig, MemoryConfig, save_config
 from atommem.demo.recipe import PolicySize
 from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
-from atommem.embedding import make_embedder
 from atommem.environment import environment_config
 from atommem.episode import Observation
 from atommem.eval.runner import evaluate
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Completion, Sampling
-from atommem.rollout import Agent, EpisodeRunner
+from atommem.rollout import EpisodeRunner
+from atommem.run import RunConfig, build_agent
 from atommem.train.checkpoints import GenerationSettings
-from atommem_atlas import Atlas
 from atommem_atlas.tasks import Task, read_tasks
 
 MEMORY = MemoryConfig(templates="compact", retrieve_k=2, scratchpad_tokens=16)
@@ -94,14 +93,8 @@ def main(data: str, out: str) -> None:
     """The policy in OUT/start, and the guide's episodes on the tasks in OUT/guide."""
     tasks = read_tasks(data)
     tokenizer = make_policy(tasks, Path(out, "start"))
-    agent = Agent(
-        policy=Guide(tokenizer),
-        tokenizer=tokenizer,
-        embedder=make_embedder(EMBEDDER),
-        environments=Atlas(environment_config("atlas"), tokenizer),
-        memory=MEMORY,
-        sampling=Sampling(),
-    )
+    run = RunConfig(memory=MEMORY, embedder=EMBEDDER, environment=environment_config("atlas"))
+    agent = build_agent(run, Guide(tokenizer), tokenizer=tokenizer)
     shown = asyncio.run(evaluate(tasks, EpisodeRunner(agent), Path(out, "guide"), progress=False))
     print(
         f"a policy in {out}/start; the guide's overlap on {len(tasks)} tasks: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import uvicorn
 from mcp.server import MCPServer
@@ -23,13 +22,6 @@ def lookup(name: str) -> str:
 def broken(name: str) -> str:
     """Cannot do what it is asked."""
     raise ValueError(f"no {name} today")
-
-
-@server.tool()
-def slow() -> str:
-    """Takes long."""
-    time.sleep(30)
-    return "late"
 
 
 if __name__ == "__main__":

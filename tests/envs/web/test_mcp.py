@@ -179,9 +179,13 @@ def test_episode_uses_the_tools_of_a_real_server(
     assert episode.reward == 1.0
 
 
-@pytest.mark.slow
-def test_silent_server_is_an_outage_and_a_missing_one_a_config_error(url: str) -> None:
+def test_silent_server_is_an_outage(servers: Servers) -> None:
+    servers.made = 1
     with pytest.raises(OutageError, match="does not answer"):
-        use(source(url, tool_seconds=2.0), ("slow", {}))
+        use(source(ADDRESS, tool_seconds=0.05), ("grep", {"late": 100}))
+
+
+def test_missing_server_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_source, "_WAIT_SECONDS", 0.01)
     with pytest.raises(ConfigError, match=r"out of reach.*Start the server"):
         source("http://127.0.0.1:9/mcp")

@@ -37,7 +37,7 @@ class Engine(ToolSource):
             MADE.append(query)
             await asyncio.sleep(0.05)
             if query == "gone":
-                raise OutageError("the engine is gone")
+                raise OutageError("no engine")
             missing = query == "nothing"
             return ToolResult(f"found {query}", is_error=missing, origin=f"https://{query}.test/")
 
@@ -99,18 +99,14 @@ def test_equal_calls_are_made_once_and_replayed(tmp_path: Path) -> None:
     for mode in ("record", "replay", "frozen"):
         assert results == search(tmp_path / "c.db", *queries, recording_mode=mode)
     assert sorted(MADE) == ["Ann", "Bob", "nothing"], "a missing page is recorded too"
+    for _ in range(2):
+        assert [str(one) for one in search(tmp_path / "c.db", "gone", "gone")] == ["no engine"] * 2
+    assert MADE[-2:] == ["gone"] * 2, "an outage is shared and not recorded"
     (missing,) = search(tmp_path / "c.db", "new", recording_mode="replay")
     assert isinstance(missing, OutageError)
     (absent,) = search(tmp_path / "c.db", "new", recording_mode="frozen")
     assert isinstance(absent, ToolResult)
     assert absent.is_error
-
-
-def test_outage_is_shared_by_waiting_calls_and_not_recorded(tmp_path: Path) -> None:
-    results = search(tmp_path / "c.db", *["gone"] * 4)
-    assert [str(result) for result in results] == ["the engine is gone"] * 4
-    search(tmp_path / "c.db", "gone")
-    assert MADE == ["gone"] * 2
 
 
 def test_cancelled_call_leaves_the_others_waiting(tmp_path: Path) -> None:
@@ -143,16 +139,13 @@ def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path: Path) -> 
     assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
 
 
-@pytest.mark.parametrize("result", [b"no zlib", zlib.compress(b"{}"), None])
-def test_damaged_result_is_a_data_error(tmp_path: Path, result: Any) -> None:
+def test_damaged_missing_or_foreign_files_are_refused(tmp_path: Path) -> None:
     path = record(tmp_path / "c.db", (CALL, RESULT))
-    with sqlite3.connect(path) as file:
-        file.execute("UPDATE calls SET result = ?", [result])
-    with pytest.raises(DataError, match="is damaged"):
-        Recording(path, read_only=True).find(*CALL)
-
-
-def test_missing_or_foreign_files_are_refused(tmp_path: Path) -> None:
+    for damaged in (b"no zlib", zlib.compress(b"{}")):
+        with sqlite3.connect(path) as file:
+            file.execute("UPDATE calls SET result = ?", [damaged])
+        with pytest.raises(DataError, match="is damaged"):
+            Recording(path, read_only=True).find(*CALL)
     with pytest.raises(ConfigError, match="no such recording"):
         Recording(tmp_path / "none.db", read_only=True)
     (tmp_path / "text.db").write_text("no database " * 100)
