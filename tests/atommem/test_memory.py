@@ -231,7 +231,7 @@ async def test_forget_deletes_entries_of_a_source() -> None:
     before = state(m)
     for name in ("https://bad.test", "https://bad.test/, part 1/3", "https://other.test/", ""):
         assert await m.forget(name, 2) == ()
-    assert await m.forget(BAD, 2, read={0, 2}) == ()
+    assert await m.forget(BAD, 2, steps_shown={0, 2}) == ()
     assert state(m) == before
     operations = await m.forget(BAD, 2)
     assert [(o.kind, o.entry_id, o.actor, o.reason) for o in operations[:-1]] == [
