@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,12 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
     )
     episode = await runner.run(Task("t", (Question("What?", ()),), context=TEXT))
     memory = make(served)
-    reading = await memory.read(TEXT, questions="What?")
+    await memory.read(TEXT, questions="What?")
     answer = await memory.ask("What?")
     assert served.prompts == trained.prompts
     assert episode.answers == (answer.text,) == ("six",)
     played = [operation.kind for step in episode.steps for operation in step.operations]
     assert [operation.kind for operation in memory.history()] == played
-    assert (reading.chunks, reading.steps) == (3, (0, 1, 2))
-    assert [step.index for step in answer.steps] == [3, 4]
 
 
 async def test_ask_returns_answer_with_its_sources() -> None:
@@ -110,17 +109,14 @@ async def test_ask_returns_answer_with_its_sources() -> None:
 async def test_read_with_questions_or_goal_shows_them() -> None:
     policy = NotePolicy()
     memory = make(policy)
-    pieces = ["one", "two three", " ", "four five six seven"]
-    await memory.read(pieces, questions=["A?", "B?"])
     # A piece is a chunk unless it is too long.
-    assert texts(memory) == ["one", "two three", "four five six", "seven"]
+    await memory.read(["two three", "four five six seven"], questions=["A?", "B?"])
+    assert texts(memory) == ["two three", "four five six", "seven"]
     assert "1. A?\n2. B?" in policy.prompts[0]
     await memory.read("one")
     assert "The questions are not known yet" in policy.prompts[-1]
     await memory.read("two", goal="Find numbers")
     assert "Question:\nFind numbers" in policy.prompts[-1]
-    with pytest.raises(ConfigError, match="a goal"):
-        await memory.read("two", goal="Find numbers", questions="What?")
 
 
 async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
@@ -166,29 +162,17 @@ async def test_read_after_outage_continues_at_failed_chunk() -> None:
     assert (await memory.read(TEXT)).steps == (3, 4, 5)
 
 
-async def test_read_file_or_invalid_source(tmp_path: Path) -> None:
-    path, memory = tmp_path / "a.txt", make()
+async def test_read_invalid_source_or_setting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
     path.write_text("one two")
+    memory = make()
     assert (await memory.read(path)).name == "a.txt"
-    assert texts(memory) == ["one two"]
-    (tmp_path / "binary").write_bytes(b"a\0b")
-    sources: list[tuple[Any, str]] = [
-        ("", "the text is empty"),
-        (Path("nowhere.txt"), "cannot read nowhere.txt: No such file"),
-        (str(path), "is the path of a file"),
-        (tmp_path / "binary", "a binary file"),
-    ]
-    for source, message in sources:
-        with pytest.raises(DataError, match=message):
-            await memory.read(source)
-
-
-def test_memory_invalid_setting_is_refused() -> None:
-    unknown = r"chunk_token: unknown setting \(did you mean chunk_tokens"
-    with pytest.raises(ConfigError, match=unknown):
+    with pytest.raises(DataError, match="No such file"):
+        await memory.read(Path("nowhere.txt"))
+    with pytest.raises(DataError, match="is the path of a file"):
+        await memory.read(str(path))
+    with pytest.raises(ConfigError, match=r"unknown setting \(did you mean chunk_tokens"):
         make(chunk_token=3)
-    with pytest.raises(ConfigError, match=r"Give --tokenizer .*--api chat"):
-        AsyncMemory("http://localhost:1")
 
 
 async def test_forget_deletes_entries_of_a_reading() -> None:
@@ -227,19 +211,14 @@ async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None
 
 def test_blocking_memory_serves_several_threads() -> None:
     memory = blocking(NotePolicy())
-    threads = [threading.Thread(target=memory.read, args=(f"text {n}",)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(memory.read, [f"text {n}" for n in range(8)]))
     assert sorted(texts(memory)) == [f"text {n}" for n in range(8)]
     with pytest.raises(ConfigError, match="own progress callback"):  # must not wait for it
         memory.read(TEXT, progress=lambda done, chunks: print(memory.ask("What?")))
 
 
-def test_blocking_read_interrupted_keeps_finished_chunks(request: pytest.FixtureRequest) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+def test_blocking_read_interrupted_keeps_finished_chunks() -> None:
     policy = NotePolicy()
     memory = blocking(policy)
 
@@ -286,8 +265,7 @@ async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
     assert (again.settings["chunk_tokens"], again.settings["capacity"]) == (3, 9)
     for one in (memory, again):
         await one.read("five six")
-    await again.save(folder)
-    assert (await load(folder)).history() == again.history() == memory.history()
+    assert again.history() == memory.history()
 
 
 async def test_load_with_other_embedder_needs_reembed(tmp_path: Path) -> None:
@@ -296,8 +274,6 @@ async def test_load_with_other_embedder_needs_reembed(tmp_path: Path) -> None:
         await load(tmp_path, embedder="hashing")
     again = await load(tmp_path, embedder="hashing", embedder_dim=32, reembed=True)
     assert texts(again) == texts(memory)
-    with pytest.raises(ConfigError, match=r"made with a Policy object\. Give it"):
-        await AsyncMemory.load(tmp_path)
 
 
 async def test_load_missing_or_damaged_folder_is_refused(tmp_path: Path) -> None:

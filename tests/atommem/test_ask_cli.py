@@ -56,17 +56,11 @@ def test_ask_file_or_standard_input_prints_answers(
     captured = capsys.readouterr()
     assert captured.out == "part 1, part 2, part 3\n"
     assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
-    assert ask(url, book, "Where?", "Who?") == 0
-    answers = "".join(f"{question}\tpart 1, part 2, part 3\n" for question in ("Where?", "Who?"))
-    assert capsys.readouterr().out == answers
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    assert ask(url, "-", "Where?", "--json") == 0
-    captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert (found["file"], found["entries"], found["steps"]) == ("-", 3, 4)
-    assert found["answers"][0]["answer"] == "part 1, part 2, part 3"
-    pieces = {entry["source"]["piece"] for entry in found["answers"][0]["entries"]}
-    assert pieces == {"chunk 1/3", "chunk 2/3", "chunk 3/3"}
+    assert ask(url, "-", "Where?", "Who?", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["file"], found["entries"], found["steps"]) == ("-", 3, 5)
+    assert [item["answer"] for item in found["answers"]] == ["part 1, part 2, part 3"] * 2
 
 
 def test_ask_with_memory_folder_continues_it(
@@ -77,32 +71,22 @@ def test_ask_with_memory_folder_continues_it(
     assert ask(url, book, "Where?", "--memory", folder, "--json") == 0
     report = capsys.readouterr().out.split("\n", 1)[1]
     assert json.loads(report)["steps"] == 5  # the book was not read again
-    # With the policy and the settings that it was kept with.
+    # With the policy and the settings that it was saved with.
     assert ask_cli.main(["--memory", str(folder), "--no_reading", "Who?"]) == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
-    book.write_text("Bob is here.")
-    assert ask_cli.main([str(book), "Who?", "--memory", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [reading["name"] for reading in found["readings"]] == ["book.txt", "book.txt"]
-    assert (found["entries"], found["steps"]) == (4, 8)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{book}"], "QUESTION is missing"),
-        (["{book}", "Where?"], "--policy is missing"),
-        (["nowhere.txt", "Where?", "--policy", "x"], "nowhere.txt: no such file"),
-        (["{binary}", "Where?", "--policy", "x"], "a binary file"),
-        (["{book}", "Where?", "--policy", "http://127.0.0.1:9"], "Give --tokenizer"),
-        (["--no_reading", "Where?", "--policy", "x"], "--no_reading: needs an existing memory"),
+        (["Where?"], "--policy is missing"),
+        (["Where?", "--policy", "http://127.0.0.1:9"], "Give --tokenizer"),
+        (["--policy", "x"], "QUESTION is missing"),
     ],
 )
 def test_ask_wrong_arguments_are_refused(arguments: list[str], message: str, book: Path) -> None:
-    paths = {"book": book, "binary": book.with_name("a.bin")}
-    paths["binary"].write_bytes(b"a\0b")
     with pytest.raises(AtomMemError, match=message):
-        ask_cli.main([argument.format(**paths) for argument in arguments])
+        ask_cli.main([str(book), *arguments])
 
 
 @pytest.mark.slow
@@ -146,6 +130,5 @@ def test_ask_interrupted_continues_with_the_same_command(
     found = json.loads(capsys.readouterr().out)
     read = found["readings"][0]["steps"]
     # An interrupted step leaves the memory as it was; its number is not used again.
-    assert read == sorted(set(read))
-    assert len(read) == reading["chunks"]
-    assert found["steps"] == read[-1] + 2 <= reading["chunks"] + 2
+    assert len(read) == len(set(read)) == reading["chunks"]
+    assert found["steps"] <= reading["chunks"] + 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
-from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +53,6 @@ def scoring(score: Score) -> Any:
     return give
 
 
-async def raise_on_long_texts(self: Any, turn: Turn) -> StepResult:
-    if any(len(str(action.arguments)) > 500 for action in turn.actions):
-        raise KeyError("no such word")
-    result: StepResult = await Journey.step(self, turn)
-    return result
-
-
 async def ignore_cancellation(self: Any, turn: Turn) -> StepResult:
     try:
         await asyncio.sleep(0.005)
@@ -86,25 +78,15 @@ def fail(error: Exception) -> Any:
     return call
 
 
-CLASHING = make_dataclass("Settings", [("capacity", int, 3)], bases=(atlas.AtlasConfig,))
 GONE = OutageError("words are gone")
 BROKEN = [
-    broken("settings", "fail", "also have capacity", config_class=CLASHING),
     broken("tasks", "fail", "never mind", describe=staticmethod(fail(RuntimeError("never mind")))),
-    broken("episodes", "fail", "no such word", episode_step=raise_on_long_texts),
     broken("episodes", "fail", "goes on after", episode_step=stepping(endless)),
     broken("episodes", "warn", "words are gone", episode_step=stepping(fail(GONE))),
     broken("episodes", "fail", "reward=1.5", episode_score=scoring(Score(1.5))),
     broken("episodes", "warn", "doing nothing earns 0.5", episode_score=scoring(Score(0.5))),
     broken("repeatable", "fail", "another way", episode_step=stepping(shuffle)),
     broken("cancelled", "fail", "went on", episode_step=ignore_cancellation),
-    broken(
-        "texts",
-        "fail",
-        "not ask questions",
-        reading=lambda *_: [],
-        asking=EnvironmentFactory.asking,
-    ),
 ]
 
 
@@ -125,20 +107,15 @@ def test_check_broken_environment_is_reported(
 def test_check_tasks_without_an_id_or_file_are_reported(tmp_path: Path) -> None:
     found = check(Atlas, tasks=None)
     assert [finding.check for finding in found if finding.level == "warn"] == ["tasks"]
-    for tasks, words in ((TASKS[:1] * 2, "ids repeat"), ([replace(TASKS[0], id=7)], "id 7")):
-        assert any(words in finding.detail for finding in check(Atlas, tasks=tasks))
+    assert any("ids repeat" in finding.detail for finding in check(Atlas, tasks=TASKS[:1] * 2))
     assert check(Atlas, tasks=None, data=tmp_path / "none")[-1].detail.startswith("DataError")
 
 
-@pytest.mark.parametrize("settings", ["--max_reads 2", "--questions_shown arriving"])
-def test_env_check_longdoc_passes(
-    settings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_env_check_longdoc_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(tmp_path / "tasks.jsonl")
     made = f"data synthetic --n 4 --distractors 3 --questions 1-2 --out {data}"
     assert cli.main(made.split()) == 0
-    words = ["check", "longdoc", "--data", data, "--chunking", "documents"]
-    assert main([*words, *settings.split()]) == 0
+    assert main(["check", "longdoc", "--data", data, "--chunking", "documents"]) == 0
     assert f"{len(CHECKS)} pass, 0 warn, 0 fail" in capsys.readouterr().out
 
 

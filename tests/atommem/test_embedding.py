@@ -84,16 +84,10 @@ def test_sentence_transformer_uses_query_prompt(model_folder: Path) -> None:
     assert np.abs(query[0] - entries[0]).max() > 1e-2
     with pytest.raises(ConfigError, match="embedder_model"):
         SentenceTransformerEmbedder(model_folder / "nothing")
-
-
-@pytest.mark.slow
-def test_sentence_transformer_odd_texts_are_cut_and_counted(model_folder: Path) -> None:
-    embedder = SentenceTransformerEmbedder(model_folder)
-    long = "red fox " * 1000
+    plain = SentenceTransformerEmbedder(model_folder)
     with pytest.warns(UserWarning, match=r"8,000 characters exceeds|has no vector"):
-        vectors = embed(embedder, [long, "red fox", "", "half \ud83d", long])
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    assert (embedder.counts.cut, embedder.counts.lost) == (2, 1)
+        embed(plain, ["red fox " * 1000, "red fox", ""])
+    assert (plain.counts.cut, plain.counts.lost) == (1, 1)
 
 
 class EmbeddingServer:
@@ -102,7 +96,7 @@ class EmbeddingServer:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.answers: list[httpx.Response] = []
-        self.longest: int | None = None
+        self.longest = 10_000
         self.refused: str | None = None
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -111,7 +105,7 @@ class EmbeddingServer:
         if self.answers:
             return self.answers.pop(0)
         texts = body["input"]
-        if self.longest is not None and max(map(len, texts)) > self.longest:
+        if max(map(len, texts)) > self.longest:
             return error(400, "This model's maximum context length is 8.")
         if self.refused is not None and any(self.refused in text for text in texts):
             return error(400, "a bad word")
@@ -126,9 +120,8 @@ def error(status: int, message: str) -> httpx.Response:
     return httpx.Response(status, json={"error": {"message": message}})
 
 
-def data(vectors: list[Any], indices: list[int] | None = None) -> httpx.Response:
-    numbered = zip(indices or range(len(vectors)), vectors, strict=True)
-    rows = [{"index": index, "embedding": vector} for index, vector in numbered]
+def data(vectors: list[Any]) -> httpx.Response:
+    rows = [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     return httpx.Response(200, content=json.dumps({"data": rows[::-1]}))
 
 
@@ -145,9 +138,6 @@ async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer)
     np.testing.assert_allclose(vectors, expected, rtol=1e-6)
     assert vectors.dtype == np.float32
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
-    count = len(server.bodies)
-    assert (await embedder.embed([], "entry")).shape == (0, 3)
-    assert len(server.bodies) == count
 
 
 @pytest.mark.filterwarnings("ignore:a text")
@@ -165,32 +155,22 @@ def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
 def test_http_embedder_refused_text_gets_unit_vector(server: EmbeddingServer) -> None:
     embedder = server.embedder()
     server.refused = "x"
-    vectors = embed(embedder, ["aa", "x" * 500, "aaa", "x"])
-    np.testing.assert_allclose(vectors[[1, 3]], [[1, 0, 0]] * 2)
-    np.testing.assert_allclose(vectors[[0, 2], 0] / vectors[[0, 2], 1], [2, 3], rtol=1e-6)
-    assert (embedder.counts.cut, embedder.counts.lost) == (0, 2)
+    vectors = embed(embedder, ["aa", "x" * 500])
+    np.testing.assert_allclose(vectors, [[0.8944272, 0.4472136, 0], [1, 0, 0]], rtol=1e-6)
+    assert (embedder.counts.cut, embedder.counts.lost) == (0, 1)
     with pytest.raises(ConfigError, match=r"None of the last 64 texts .* \(HTTP 400: a bad word"):
         embed(embedder, ["x"] * 64)
-    server.answers = [data([[1, None, 3]])]
-    with pytest.raises(ConfigError, match="zero or not finite"):
-        server.embedder()
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (httpx.Response(200, json={"object": "list"}), "did not return embeddings of 2 texts"),
-        (data([[1, 2, 3], [1, 2, 3]], [0, 0]), "did not return embeddings of 2 texts"),
-        (data([[1, 2], [1, 2]]), "after 3 numbers each"),
-    ],
-)
-def test_http_embedder_invalid_answer_is_config_error(
-    server: EmbeddingServer, answer: httpx.Response, message: str
-) -> None:
+def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingServer) -> None:
     embedder = server.embedder()
-    server.answers = [answer]
-    with pytest.raises(ConfigError, match=message):
-        embed(embedder, ["a", "b"])
+    for answer, message in (
+        (httpx.Response(200, json={"object": "list"}), "did not return embeddings of 2 texts"),
+        (data([[1, 2], [1, 2]]), "after 3 numbers each"),
+    ):
+        server.answers = [answer]
+        with pytest.raises(ConfigError, match=message):
+            embed(embedder, ["a", "b"])
     server.answers = [httpx.Response(500)] * 3
     with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
         embed(embedder, ["a"])

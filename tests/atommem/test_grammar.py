@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from atommem.actions import (
     ANSWER_ACTION,
     MEMORY_ACTIONS,
-    Action,
     ActionSpec,
     Body,
-    Problem,
 )
 from atommem.dialects import get_dialect
 from atommem.grammar import Grammar
@@ -30,43 +28,33 @@ RELEASED = get_dialect("released").grammar()
 SPECS = {spec.name: spec for spec in (*MEMORY_ACTIONS, ANSWER_ACTION)}
 
 
-def grammar(**tags: str) -> Grammar:
-    return Grammar({tag: SPECS[name] for name, tag in tags.items()})
-
-
-SHORT = grammar(create="c", scratchpad="s", update="u", answer="a")
+TAGS = {"create": "c", "scratchpad": "s", "update": "u", "answer": "a"}
+SHORT = Grammar({tag: SPECS[name] for name, tag in TAGS.items()})
 
 
 def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list[str]:
-    """What was parsed, in the order of the text: ``create one``, ``update 3 new``, ``!empty c``."""
+    """Return the parsed items in order: ``create one``, ``update 3 new``, ``!empty c``."""
     parsed = dialect.parse(text, thinking=thinking)
-
-    def line(item: Action | Problem) -> str:
-        if isinstance(item, Problem):
-            return f"!{item.reason} {item.tag}"
-        handle = "" if item.handle is None else f" {item.handle}"
-        return f"{item.kind}{handle}" + (f" {item.text}" if item.text else "")
-
-    items: list[Action | Problem] = [*parsed.actions, *parsed.problems]
-    return [line(item) for item in sorted(items, key=lambda item: item.start)]
+    lines = {item.start: f"!{item.reason} {item.tag}" for item in parsed.problems}
+    for action in parsed.actions:
+        words = [action.kind, "" if action.handle is None else str(action.handle), action.text]
+        lines[action.start] = " ".join(word for word in words if word)
+    return [lines[start] for start in sorted(lines)]
 
 
 def test_parse_tag_means_what_its_dialect_says() -> None:
     text = (
         "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
-        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo "
-        "moved.</update_memory> "
+        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo</update_memory> "
         "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
-        '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
-        "<modify_memory>1: "
-        "b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
+        "<modify_memory>1: b</modify_memory><add_memory>c</add_memory>"
+        "<update_query>d</update_query>"
         "<final_answer>It is \\boxed{Brin}.</final_answer>"
     )
-    kept = ["read where is Ana", "update 2 Bo moved.", "delete 1", "scratchpad plan"]
-    call = 'search {"name": "search", "arguments": {"query": "x"}}'
-    assert outline(text, PAPER) == ["create Ana lives in Brin.", *kept, call, "answer Brin"]
-    other = ["scratchpad Memory 2: Bo moved.", "delete 1", "update 1 b", "create c", "read d"]
-    assert outline(text, RELEASED) == [*other, "answer Brin"]
+    paper = ["read where is Ana", "update 2 Bo", "delete 1", "scratchpad plan", "answer Brin"]
+    assert outline(text, PAPER) == ["create Ana lives in Brin.", *paper]
+    released = ["scratchpad Memory 2: Bo", "delete 1", "update 1 b", "create c", "read d"]
+    assert outline(text, RELEASED) == [*released, "answer Brin"]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +111,6 @@ def test_parse_handle_forms_are_read(head: str) -> None:
 @pytest.mark.parametrize("body", NO_HANDLES)
 def test_parse_body_without_handle_is_a_problem(body: str) -> None:
     assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
-    deleted = f"<delete_memory>{body}</delete_memory>"
-    assert outline(deleted, PAPER) == ["!missing_handle delete_memory"]
 
 
 def test_parse_text_after_handle() -> None:
@@ -177,11 +163,9 @@ def test_parse_hostile_arguments_raise_nothing() -> None:
         assert problem.reason in ("bad_arguments", "not_json")
 
 
-TAGS = {spec.name: tag for tag, spec in SHORT.tags.items()}
 WORDS = "\\boxed{|}|{|1: x|Memory 2|word| |\n|<|</|c>|\ud800"
-TAG_NAMES = ("c", "s", "u", "a", "think", "S")
-TAGS_AND_WORDS = [f"<{slash}{tag}>" for slash in ("", "/") for tag in TAG_NAMES]
-PIECES = st.sampled_from([*TAGS_AND_WORDS, *WORDS.split("|"), "9" * 50])
+ELEMENTS = [f"<{slash}{tag}>" for slash in ("", "/") for tag in (*TAGS.values(), "think", "S")]
+PIECES = st.sampled_from([*ELEMENTS, *WORDS.split("|"), "9" * 50])
 TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
 
 
@@ -195,12 +179,9 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
         end = action.end
         tag = f"<{TAGS[action.kind]}>"
         assert text[action.start : action.start + len(tag)].lower() == tag
-        assert action.text == action.text.strip()
         assert action.text in text[action.start : action.end]
         assert action.text or action.kind == "scratchpad"
         assert (action.handle is not None) == (action.kind == "update")
-    starts = [problem.start for problem in parsed.problems]
-    assert starts == sorted(starts)
     assert all(0 <= item.start < item.end <= len(text) for item in parsed.problems)
     # Without thinking, every opening tag is accounted for, once.
     if "think>" not in text.lower():

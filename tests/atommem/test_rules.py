@@ -43,10 +43,7 @@ class Nearest(Rule):
 
     def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
         assert (store.step, store.capacity) == (1, 2)
-        assert candidate.source == Source(1, "chunk 2")
-        cosines = store.vectors @ candidate.vector
         ((entry, score),) = store.search(candidate.vector, 1)
-        assert store.ids[int(cosines.argmax())] == entry.id
         return Eviction(entry.id, f"like {candidate.text}", score)
 
 
@@ -55,87 +52,67 @@ async def test_evict_is_logged_before_the_create() -> None:
     m = memory(capacity=2, retention=name)
     await m.apply([Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann")], 0)
     turn = [Action(CREATE, "ann sings well"), Action(UPDATE, "ann hums", 1)]
-    delete, create, update, retrieve = await m.apply(turn, 1, Source(1, "chunk 2"))
+    delete, create, update, _ = await m.apply(turn, 1)
     assert texts(m) == {2: "bob hums", 3: "ann sings well"}
     assert (delete.kind, delete.entry_id, delete.before) == ("delete", 1, "ann sings")
     assert (delete.actor, delete.reason) == (f"retention:{name}", "like ann sings well")
-    assert delete.score == pytest.approx(0.816, abs=0.01)
-    assert (create.actor, create.entry_id, retrieve.kind) == ("policy", 3, "retrieve")
+    assert (create.actor, create.entry_id) == ("policy", 3)
     assert update.outcome is Outcome.UNKNOWN_HANDLE  # its entry has just been evicted
 
 
 class Careful(Rule):
-    """Refuses short texts and joins near ones."""
+    """Refuses short texts and joins others with the nearest entry."""
 
     def admit(self, candidate: Candidate, store: StoreState) -> Admission:
         if len(candidate.text) < 4:
-            return Refused("too short", np.float32(len(candidate.text)))
+            return Refused("too short", len(candidate.text))
         for entry, score in store.search(candidate.vector, 1):
-            if score > 0.7:
-                joined = f"{entry.text}; {candidate.text}"
-                return Merged(entry.id, "near duplicate", joined, score)
+            return Merged(entry.id, "near", f"{entry.text}; {candidate.text}", score)
         return Accepted()
 
 
-CAREFUL = f"{HERE}:Careful"
-
-
 async def test_admission_merge_is_logged_as_update() -> None:
-    embedder = WordEmbedder()
-    m = memory(embedder, admission=CAREFUL, capacity=1, entry_tokens=4)
+    embedder, actor = WordEmbedder(), f"admission:{HERE}:Careful"
+    m = memory(embedder, admission=f"{HERE}:Careful", capacity=1, entry_tokens=4)
     new, after = "also ann sings now", "ann sings now; [cut]"
     (refused,) = await m.apply([Action(CREATE, "abc")], 0)
     assert (refused.outcome, refused.after, refused.actor) == (Outcome.REJECTED, "abc", "policy")
-    assert (refused.reason, refused.score) == (f"admission:{CAREFUL}: too short", 3)
+    assert (refused.reason, refused.score) == (f"{actor}: too short", 3)
     await m.apply([Action(CREATE, "ann sings now"), Action(READ, "ann sings now")], 0)
     create, update, _ = await m.apply([Action(CREATE, new)], 1)
     assert (create.outcome, create.entry_id, create.after) == (Outcome.MERGED, 1, new)
-    assert (create.actor, create.reason) == ("policy", f"admission:{CAREFUL}: near duplicate")
     assert (update.kind, update.entry_id, update.before) == ("update", 1, "ann sings now")
-    assert (update.after, update.actor) == (after, f"admission:{CAREFUL}")
+    assert (update.after, update.actor) == (after, actor)
     assert texts(m) == {1: after}
     rows = await embedder.embed([after], "entry")  # the store finds it by its new text
     np.testing.assert_allclose(m.vectors().rows[:1], rows, atol=1e-6)
 
 
 class Tidy(Rule):
-    """Deletes entries after some steps, and those that were observed to fail."""
+    """Deletes entries that were observed to fail."""
 
-    def __init__(self, steps: int = 2) -> None:
-        self.steps, self.failed = steps, set[int]()
+    def __init__(self) -> None:
+        self.failed = set[int]()
 
     def sweep(self, store: StoreState) -> Sequence[Eviction]:
-        old = store.ids[store.column("created") <= store.step - self.steps].tolist()
-        failed = sorted(self.failed & set(store.entries) - set(old))
-        return [*(Eviction(i, "old", 1) for i in old), *(Eviction(i, "failed") for i in failed)]
+        return [Eviction(entry_id, "failed") for entry_id in self.failed & set(store.entries)]
 
     def observe(self, shown: Sequence[int], outcome: float, step: int) -> None:
         if outcome == 0:
             self.failed |= set(shown)
 
 
-async def test_sweep_is_logged_after_the_actions() -> None:
-    name = f"{HERE}:Tidy(steps=1)"
-    m = memory(retention=name)
-    await m.apply([Action(CREATE, "one"), Action(CREATE, "two")], 0)
-    create, *deletes = await m.apply([Action(CREATE, "three")], 1)
-    assert [(o.kind, o.entry_id) for o in deletes] == [("delete", 1), ("delete", 2)]
-    assert (deletes[0].actor, deletes[0].reason) == (f"retention:{name}", "old")
-    assert (create.entry_id, texts(m)) == (3, {3: "three"})
-
-
 async def test_rule_of_forked_or_restored_memory_has_observed_the_log() -> None:
-    embedder, name = WordEmbedder(), f"{HERE}:Tidy(steps=99)"
+    embedder, name = WordEmbedder(), f"{HERE}:Tidy"
     m = memory(embedder, retention=name)
     turn = [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")]
     await m.apply(turn, 0)
     m.log_outcome("observe", 0.0, 0, [1])
-    m.log_outcome("observe", 1.0, 0, [1, 2])
-    assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(2, 0.5), (1, 1.0)]
+    assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(1, 0.0), (0, None)]
     restored = await memory(embedder, retention=name).restore(m.start, m.log)
     for one in (m.fork(), restored):
-        await one.apply([], 1)
-        assert texts(one) == {2: "bob hums"}
+        delete, _ = await one.apply([], 1)
+        assert (delete.kind, delete.entry_id, delete.actor) == ("delete", 1, f"retention:{name}")
     assert texts(m) == {1: "ann sings", 2: "bob hums"}
 
 
@@ -153,21 +130,18 @@ def test_make_rule_invalid_name_or_option_is_refused(name: str, message: str) ->
         make_rule("retention", name)
 
 
-async def test_store_state_returns_columns_and_cosines_by_age() -> None:
+async def test_store_state_cosines_equal_products() -> None:
     rows = await WordEmbedder().embed(["ann sings", "bob", "ann sings low", "ann"], "entry")
-    entries = {3 + i: Entry(3 + i, "text", i, i, last_shown=None if i else 5) for i in range(3)}
+    entries = {3 + i: Entry(3 + i, "text", i, i) for i in range(3)}
     held = VectorStore(64)
     held.add([5, 3], rows[[2, 0]])
     changes = {4: rows[1], 9: None}  # 4 is new, and 9 was deleted
     seen = StoreState(entries, held, 9, None, (0, 1), changes)
-    assert seen.ids.tolist() == [3, 4, 5]
     np.testing.assert_array_equal(seen.vectors, rows[:3])
-    np.testing.assert_array_equal(seen.column("last_shown"), [5, np.nan, np.nan])
     cosines = rows[:3] @ rows[:3].T
     np.testing.assert_allclose(seen.mean_cosines(), (cosines.sum(axis=0) - 1) / 2, atol=2e-5)
     np.fill_diagonal(cosines, -1)
     np.testing.assert_allclose(seen.nearest(), cosines.max(axis=0), atol=2e-5)
-    np.testing.assert_allclose(seen.cosines(rows[3]), rows[:3] @ rows[3], atol=2e-5)
     assert [entry.id for entry, _ in seen.search(rows[3], 2)] == [3, 5]
 
 
@@ -218,8 +192,7 @@ def test_redundancy_and_rated_rules_compare_entries() -> None:
     found = make_rule("retention", "redundancy").evict(NEW, store(entries(shown=[0] * 4), rows))
     assert (found.entry_id, found.score) == (11, pytest.approx(0.96))
     candidate, rule = replace(NEW, score=0.5), make_rule("retention", "length")
-    refused = Eviction(None, "words 0.5, less than all entries", 0.5)
-    assert rule.evict(candidate, store(entries(score=[1.0, 2.0]))) == refused
+    assert rule.evict(candidate, store(entries(score=[1.0, 2.0]))).entry_id is None
     assert rule.evict(candidate, store(entries(score=[0.5, 2.0]))).entry_id == 10
 
 
@@ -278,23 +251,6 @@ def test_shipped_rules_pass_the_check(kind: str, tmp_path: Path) -> None:
         if name == "linear":
             rules[kind] = f"linear(weights={weights})"
         assert problems(**rules, streams=1, steps=40) == [], name
-
-
-class Counts(Rule):
-    """Keeps a count that a restored memory's rule does not have."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        self.made += 1
-        return Eviction(sorted(store.entries)[self.made % len(store.entries)], "by a count")
-
-
-@pytest.mark.slow
-def test_check_reports_state_outside_the_log() -> None:
-    found = problems(f"{HERE}:Counts", streams=2)
-    assert any("after a restore" in problem for problem in found)
 
 
 async def test_amac_refuses_low_types_and_keeps_higher_scores() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atommem.actions import Action
-from atommem.config import MemoryConfig, drawn_capacity
+from atommem.config import drawn_capacity
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
@@ -48,22 +48,16 @@ async def test_session_restored_continues_identically(way: str, tmp_path: Path) 
     assert (session.turns, session.sampled) == (whole.turns, whole.sampled)
     assert session.memory.contents == whole.memory.contents
     assert session.memory.log == whole.memory.log
-    assert {"create", "read", "update", "delete", "scratchpad"} <= {
-        operation.kind for operation in whole.memory.log
-    }
 
 
-async def test_session_load_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
+async def test_session_load_damaged_file_is_refused(tmp_path: Path) -> None:
     session, path = Session(agent(), "t/0"), tmp_path / "a session"
     await turns(session, 2)
     raw = session.state().save(path).read_bytes()
-    assert [item.name for item in tmp_path.iterdir()] == ["a session"]
-    for content in (b"hello", b'{"type": "session", "format": 9}', raw[: len(raw) // 2]):
+    for content in (b'{"type": "session", "format": 9}', raw[: len(raw) // 2]):
         path.write_bytes(content)
         with pytest.raises(TraceError, match="a session: cannot read the session"):
             SessionState.load(path)
-    with pytest.raises(TraceError, match="No such file"):
-        SessionState.load(tmp_path / "none")
 
 
 async def test_session_restore_mismatch_is_refused() -> None:
@@ -98,20 +92,6 @@ class Stuck(Embeds):
         return await super().embed(texts, kind)
 
 
-async def test_turn_cancelled_leaves_memory_unchanged() -> None:
-    embedder = Stuck(2)
-    session = Session(agent(saying(CREATE, CREATE.replace("ann", "bob")), embedder=embedder))
-    await session.turn(reading("q?"))
-    before = session.state().to_json()
-    task = asyncio.create_task(session.turn(reading("q?")))
-    await embedder.reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    after = session.state().to_json()
-    assert {name for name in before if before[name] != after[name]} == {"turns", "sampled"}
-
-
 async def test_turn_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
     embedder = Embeds()
     session = Session(agent(saying(CREATE, CREATE, CREATE), embedder=embedder))
@@ -138,9 +118,7 @@ async def test_turn_deadline_leaves_session_unchanged() -> None:
     with pytest.raises(StepTimeoutError):
         await session.turn(reading("q?"), deadline=loop.time() + 0.02, steps=steps)
     assert (session.state().to_json(), steps) == (before, [])
-    session.agent.policy = ListPolicy(session.agent.tokenizer, [TimeoutError("mine"), CREATE])  # type: ignore[arg-type]
-    with pytest.raises(TimeoutError, match="mine"):  # the policy's own is no time limit
-        await session.turn(reading("q?"), deadline=loop.time() + 60)
+    session.agent.policy = ListPolicy(session.agent.tokenizer, [CREATE])  # type: ignore[arg-type]
     with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
         await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
     assert embedder.reached.is_set()
@@ -159,20 +137,15 @@ async def test_sessions_of_one_agent_are_independent() -> None:
     assert [session.state().to_json() for session in sessions] == alone
 
 
-@pytest.mark.parametrize(
-    ("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])]
-)
-async def test_turn_of_chat_server_without_thinking_is_parsed(text: str, kinds: list[str]) -> None:
-    shared = agent()
-    shared.prompts.opens_thinking = True
-
+async def test_turn_of_chat_server_without_thinking_is_parsed() -> None:
     class Chat:
         async def complete_chat(self, messages: object, sampling: object) -> Completion:
-            return Completion([], [], text, "stop", 5, 3)
+            return Completion([], [], "<create_memory>a</create_memory>", "stop", 5, 3)
 
-    shared.policy = Chat()  # type: ignore[assignment]
+    shared = agent(lambda tokenizer: Chat())
+    shared.prompts.opens_thinking = True
     step = await Session(shared).turn(reading("Who?", chunk="c"))
-    assert [action.kind for action in step.actions] == kinds
+    assert [action.kind for action in step.actions] == ["create"]
     assert step.problems == ()
 
 
@@ -182,34 +155,23 @@ async def test_session_capacity_follows_its_task() -> None:
     for task in range(30):
         capacity = drawn_capacity(drawn, f"t{task}")
         seen.add(capacity)
-        sessions = [Session(one, f"t{task}/{sample}") for sample in range(3)]
-        assert {session.memory.view().capacity for session in sessions} == {capacity}
-        await sessions[0].memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
-        assert len(sessions[0].memory.entries()) == (capacity or 8)
-        restored = await Session.restore(one, sessions[0].state())
+        session = Session(one, f"t{task}/1")
+        await session.memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
+        assert len(session.memory.entries()) == (capacity or 8)
+        restored = await Session.restore(one, session.state())
         assert restored.memory.view().capacity == capacity
     assert seen == {2, 5, None}
-    assert MemoryConfig(capacity=3, capacities=drawn).of_task("t").capacity == 3
 
 
 def test_activity_clock_overlapping_intervals_count_once() -> None:
-    """Two of one kind over 1..4 and 3..6, one more over 8..11; another kind over 2..5."""
-    now = 0.0
+    now = 1.0
     clock = ActivityClock(lambda: now)
-    first, second, other = clock.busy("generate"), clock.busy("generate"), clock.busy("embed")
-    for now, act in (  # noqa: B007  # the clock reads it
-        (1.0, first.__enter__),
-        (2.0, other.__enter__),
-        (3.0, second.__enter__),
-        (4.0, lambda: first.__exit__(None, None, None)),
-        (5.0, lambda: other.__exit__(None, None, None)),
-        (6.0, lambda: second.__exit__(None, None, None)),
-    ):
-        act()
-    now = 8.0
     with clock.busy("generate"):
-        now = 9.0
-        assert clock.take() == {"generate": 6.0, "embed": 3.0}
-        now = 11.0
+        now = 2.0
+        with clock.busy("embed"), clock.busy("generate"):
+            now = 5.0
+        now = 6.0
+        assert clock.take() == {"generate": 5.0, "embed": 3.0}
+        now = 8.0
     assert clock.take() == {"generate": 2.0}
     assert clock.take() == {}

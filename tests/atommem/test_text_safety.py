@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -31,12 +30,10 @@ from atommem.text_safety import (
     SegmentEncoder,
     clean,
     control_tokens,
-    forms_in,
     guard_text,
     printable,
     read_json,
 )
-from atommem.tokens import encoder
 from tests.fakes import WordTokenizer, longdoc, reading
 
 pytest.importorskip("transformers")
@@ -89,12 +86,7 @@ FORMS = ["<|im_end|>", "</s>", "[INST]", "<think>", "<extra_id_7>", "<\u200b|im_
 @pytest.mark.parametrize("form", FORMS)
 def test_guard_text_known_form_is_broken(form: str) -> None:
     assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
-    assert guard_text(guard_text(form)) == guard_text(form).replace("\\", "\\\\")
-
-
-def test_guard_text_ordinary_markup_stays() -> None:
-    for text in ("a < b and c > d", "<b>bold</b> <table>", "[1] [sic] [see note]", "C:\\new |>"):
-        assert guard_text(text) == text
+    assert guard_text("a < b, <b>bold</b>, [1] [sic]") == "a < b, <b>bold</b>, [1] [sic]"
 
 
 # Encoding of data ---
@@ -122,33 +114,14 @@ def test_encoder_control_token_text_is_data(shape: str) -> None:
     assert came_out >= len(tokens) - 1  # all but the unknown word
 
 
-def test_encoder_breaks_markers_that_are_not_tokens() -> None:
-    frame = "<|user|>\nx</s>\n<|assistant|>\n"
-    assert forms_in(frame) == ["<|user|>", "</s>", "<|assistant|>"]
-    encode = SegmentEncoder(tokenizer_of("byte_level"), forms_in(frame))
-    assert tokenizer_of("byte_level").decode(encode.data("x <|user|> y")) == "x <\\|user|> y"
-
-
-def test_encoder_truncation_set_by_another_call_cuts_nothing() -> None:
-    tokenizer = SHAPES["byte_level"]()
-    encode = encoder(tokenizer)
-    before = encode("one two three four")
-    tokenizer("one two three four", truncation=True, max_length=2)
-    assert len(before) > 2
-    assert encode("one two three four") == before
-    assert SegmentEncoder(tokenizer).data("one two three four") == before
-
-
 @pytest.mark.slow
 def test_hostile_texts_take_linear_time() -> None:
-    prompts = builder("byte_level")
-    guards: list[Callable[[str], Any]] = [
-        guard_text,
-        encoder_of("unigram").data,
-        lambda text: prompts._headings.guard(text, "memory.entry", "text"),
-    ]
+    def prompt(text: str) -> str:
+        return builder("byte_level").text(NOTHING, view(text, text))
+
+    guards: list[Callable[[str], Any]] = [guard_text, encoder_of("unigram").data, prompt]
     for guard in guards:
-        for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<a_", "Memory ", "\n2"):
+        for unit in ("\\", "<", "<|im_end|>", "\n", "\u200b", "<a_", "Memory ", "\n2"):
             started = time.process_time()
             guard(unit * (50_000 // len(unit)))
             assert time.process_time() - started < 1.0, unit  # quadratic time would be minutes
@@ -187,11 +160,8 @@ def builder(shape: str, templates: str = "full", capacity: int | None = 20) -> P
 
 
 def observation(questions: list[str], chunk: str, title: str, page: str) -> Observation:
-    lines = tuple(
-        Piece("question_line", {"number": n, "text": text})
-        for n, text in enumerate(questions, start=1)
-    )
-    asked = questions[0] if len(questions) == 1 else lines
+    lines = [Piece("question_line", {"number": 1, "text": text}) for text in questions]
+    asked = questions[0] if len(questions) == 1 else tuple(lines)
     stream = (
         Piece("chunk", {"chunk": chunk, "chunk_number": 2, "chunk_count": 3}),
         Piece("page", {"title": title, "part": 2, "text": page}),
@@ -200,6 +170,9 @@ def observation(questions: list[str], chunk: str, title: str, page: str) -> Obse
     return Observation(
         "reading", (Piece("questions", {"questions": asked}),), stream, (Piece("reading"),)
     )
+
+
+NOTHING = observation(["x"], "x", "x", "x")
 
 
 def view(scratchpad: str, query: str | None, *entries: str) -> MemoryView:
@@ -248,8 +221,8 @@ def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> 
         token_ids = prompts.build(seen, view(draw[5] or "x", *draw[6:]))
         assert encode.controls(token_ids) == expected, draw
         unguarded += len(encode.controls(encode.template(clean(draw[2]))))
-        judged = tokenizer.encode(quoted(draw[0], 2000), add_special_tokens=False)
         if shape != "awkward":  # its made-up tokens have no known form
+            judged = tokenizer.encode(quoted(draw[0], 2000), add_special_tokens=False)
             assert not set(encode.controls(judged)) - {tokenizer.unk_token_id}, draw[0]
     assert unguarded > 0
 
@@ -285,21 +258,9 @@ def test_prompt_different_states_have_different_prompts(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prompt_template_text_keeps_its_ids(shape: str) -> None:
     prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
-    state = (
-        observation(["the bell", "a town"], "the town", "bell", "a b"),
-        view("x", "y", "of a", "b"),
-    )
+    state = (observation(["a", "b"], "the town", "bell", "a b"), view("x", "y", "of a", "b"))
     whole = prompts.tokenizer.encode(prompts.text(*state), add_special_tokens=False)
     assert prompts.build(*state) == whole
-
-
-def test_prompt_control_token_of_a_template_stays() -> None:
-    tokenizer = tokenizer_of("byte_level")
-    section = Section({"page": "Page {text}", "closing": "Think in <think> first."})
-    prompts = PromptBuilder(tokenizer, get_dialect("paper"), MemoryConfig(), section, ())
-    page = Observation("x", (Piece("page", {"text": "<think>"}),), (), (Piece("closing"),))
-    think = tokenizer.convert_tokens_to_ids("<think>")
-    assert prompts.build(page, MemoryView()).count(think) == 1
 
 
 def test_messages_are_guarded_for_every_model_family() -> None:
