@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

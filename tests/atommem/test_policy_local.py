@@ -39,10 +39,7 @@ def model() -> Any:
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "head_dim": 8}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    config = Qwen3Config(
-        max_position_embeddings=64, tie_word_embeddings=True, **sizes, **layers, **special
-    )
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(Qwen3Config(max_position_embeddings=64, **sizes, **layers, **special))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6)  # far from uniform, so that a wrong token is also an unlikely one
@@ -71,22 +68,14 @@ def logprobs_of(model: Any, prompt: list[int], token_ids: list[int], temperature
     return (logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1]
 
 
-def test_logprobs_match_the_sampled_distribution_in_any_order_of_requests(
-    model: Any, policy: LocalPolicy
-) -> None:
-    jobs = [
-        (prompt, Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i))
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    jobs += [(PROMPTS[5], Sampling(temperature=2.0, max_tokens=9, seed=20 + i)) for i in range(3)]
-    for ordered in (jobs, jobs[::-1]):
-        prompts, samplings = zip(*ordered, strict=True)
-        completions = complete_all(policy, samplings, prompts)
-        for (prompt, sampling), done in zip(ordered, completions, strict=True):
-            assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
-            expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
-            chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
-            assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+def test_logprobs_match_the_sampled_distribution(model: Any, policy: LocalPolicy) -> None:
+    samplings = [Sampling(0.5 + 0.25 * i, max_tokens=4 + i, seed=i) for i in range(8)]
+    completions = complete_all(policy, samplings)
+    for prompt, sampling, done in zip(PROMPTS, samplings, completions, strict=True):
+        assert len(done.token_ids) == len(done.logprobs) <= sampling.max_tokens
+        expected = logprobs_of(model, prompt, done.token_ids, sampling.temperature)
+        chosen = expected.gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
+        assert done.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
 
 
 def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> None:
@@ -136,15 +125,10 @@ def test_sampling_restores_the_training_mode(model: Any, policy: LocalPolicy) ->
 
 
 def test_invalid_request_is_refused(policy: LocalPolicy) -> None:
-    wrong = [
-        ([2] * 60, Sampling(max_tokens=5), PromptTooLongError, r"60 tokens.*max_tokens=5.*64"),
-        ([], Sampling(max_tokens=5), PolicyError, "is empty"),
-        ([2], Sampling(temperature=-1, max_tokens=5), PolicyError, "temperature=-1"),
-    ]
-    for prompt, sampling, error, message in wrong:
-        with pytest.raises(error, match=message):
-            asyncio.run(policy.complete(prompt, sampling))
-    assert len(complete_all(policy, [Sampling(max_tokens=4)], [[2] * 60])[0].token_ids) <= 4
+    with pytest.raises(PromptTooLongError, match=r"60 tokens.*max_tokens=5.*64"):
+        complete_all(policy, [Sampling(max_tokens=5)], [[2] * 60])
+    with pytest.raises(PolicyError, match="temperature=-1"):
+        complete_all(policy, [Sampling(temperature=-1, max_tokens=5)], [[2]])
 
 
 def test_from_pretrained_loads_and_close_ends_the_thread(model: Any, tmp_path: Path) -> None:

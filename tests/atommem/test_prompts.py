@@ -44,21 +44,10 @@ def test_prompt_capacity_notice_and_compact_wording() -> None:
     assert text == f"{compact} capacity 2 of 5 act"
 
 
-def make_builder(
-    section: Section, *specs: ActionSpec, template: str | None = None
-) -> PromptBuilder:
-    tokenizer = byte_level()
-    if template is not None:
-        tokenizer.chat_template = template
-    dialect, config = get_dialect("paper"), MemoryConfig()
-    return PromptBuilder(tokenizer, dialect, config, section, (*specs, ANSWER_ACTION))
-
-
 def test_prompt_text_for_a_number_is_refused() -> None:
-    prompts = make_builder(Section({"item": "{number:d}. {text}"}))
-    named = Observation("acting", stream=(Piece("item", {"number": "one", "text": "x"}),))
+    named = Observation("acting", stream=(Piece("chunk", {"chunk_number": "one"}),))
     with pytest.raises(DialectError, match="takes a number"):
-        prompts.text(named, MemoryView())
+        builder().text(named, MemoryView())
 
 
 def test_prompt_disabled_actions_are_not_mentioned() -> None:
@@ -87,22 +76,23 @@ OBSERVATION = Observation("acting", (Piece("asked", {"text": "Who?"}),))
 NOTHING = MemoryView("", None)
 # As Qwen3's: tools stand in the system message, and calls are asked for as JSON in tags.
 WITH_TOOLS = (
-    "{%- if tools %}{{- '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}{{- "
-    "messages[0].content }}"
-    "{%- endif %}{{- '\n\nTOOLS\n<tools>' }}{%- for tool in tools %}{{- '\n' + tool | tojson "
-    "}}{%- endfor %}"
+    "{%- if tools %}{{- '<|im_start|>system\n' + messages[0].content + '\n<tools>' }}"
+    "{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}"
     "{{- '\n</tools>\nCalls: <tool_call>\n{\"name\": ...}\n</tool_call><|im_end|>\n' }}{%- endif %}"
     "{%- for message in messages %}{%- if not (tools and message.role == 'system') %}"
-    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endif "
-    "%}{%- endfor %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 # In the form of those that ask for calls in another way.
 OTHER_CALLS = WITH_TOOLS.replace("<tool_call>\n{", "[CALL]\n{").replace("</tool_call>", "[/CALL]")
 
 
-def with_tools(template: str | None, *specs: ActionSpec) -> PromptBuilder:
-    return make_builder(SECTION, *(specs or (SEARCH,)), template=template)
+def with_tools(template: str | None, spec: ActionSpec = SEARCH) -> PromptBuilder:
+    tokenizer = byte_level()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    dialect, config = get_dialect("paper"), MemoryConfig()
+    return PromptBuilder(tokenizer, dialect, config, SECTION, (spec, ANSWER_ACTION))
 
 
 def test_tools_chat_template_with_tools_words_them() -> None:

