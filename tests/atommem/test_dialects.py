@@ -34,11 +34,6 @@ NOTE = next(spec for spec in MEMORY_ACTIONS if spec.name == SCRATCHPAD)
 FULL = yaml.safe_load((Path(dialects.__file__).parent / "templates" / "full.yaml").read_text())
 
 
-def section(**changes: str) -> dict[str, object]:
-    pieces = {**find_environment("longdoc").section("full").pieces, **changes}
-    return {"environments": {"longdoc": {"pieces": pieces}}}
-
-
 def test_register_dialect_conflicts_are_refused() -> None:
     tags = {kind: f"x_{kind}" for kind in KINDS}
     for _ in range(2):  # the same again is no conflict
@@ -61,7 +56,6 @@ def test_register_dialect_conflicts_are_refused() -> None:
     [
         ({"query": "no place for it"}, r"query lacks \{text\}"),
         ({"colour": "red"}, "unknown field colour"),
-        (section(chunk="no place for it"), r"piece chunk lacks \{chunk\}"),
     ],
 )
 def test_load_section_broken_file_names_the_field_or_piece(
