@@ -93,19 +93,6 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
     assert [operation.kind for operation in memory.history()] == played
 
 
-async def test_ask_returns_answer_with_its_sources() -> None:
-    memory = make()
-    await memory.read(TEXT, name="numbers.txt")
-    answer = await memory.ask("What?")
-    assert (str(answer), answer.question, answer.scratchpad) == ("42", "What?", "")
-    assert {entry.text.strip() for entry in answer.entries} == set(texts(memory))
-    assert answer.entries[0].source is not None
-    assert answer.entries[0].source.piece == "numbers.txt, chunk 3/3"
-    assert memory.settings["chunk_tokens"] == 3
-    with pytest.raises(ConfigError, match="nothing to ask"):
-        await memory.ask(" ")
-
-
 async def test_read_with_questions_or_goal_shows_them() -> None:
     policy = NotePolicy()
     memory = make(policy)
@@ -179,24 +166,17 @@ async def test_forget_deletes_entries_of_a_reading() -> None:
     memory = make()
     await memory.read("one two three", name="bad.txt")
     await memory.read("four five six seven", name="good.txt")
-    operations = await memory.forget("bad.txt")
-    assert (operations[0].kind, operations[0].actor) == ("delete", "user")
+    await memory.forget("bad.txt")
     assert texts(memory) == ["four five six", "seven"]
     assert [reading.name for reading in memory.readings] == ["good.txt"]
-    assert len((await memory.at(memory.steps - 1)).entries()) == 2, "as it was before"
-    assert await memory.forget("bad.txt") == ()
 
 
 # Memory, which waits ---
 
 
-def blocking(policy: NotePolicy) -> Memory:
-    return Memory(policy, embedder=WordEmbedder(), chunk_tokens=3)
-
-
 async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None:
     policy = NotePolicy()
-    with blocking(policy) as memory:
+    with Memory(policy, embedder=WordEmbedder(), chunk_tokens=3) as memory:
         assert memory.read(TEXT, name="t").complete
         assert memory.ask("What?").text == "42"
         assert len(memory.at(1).entries()) == 1
@@ -210,7 +190,7 @@ async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None
 
 
 def test_blocking_memory_serves_several_threads() -> None:
-    memory = blocking(NotePolicy())
+    memory = Memory(NotePolicy(), embedder=WordEmbedder())
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(memory.read, [f"text {n}" for n in range(8)]))
     assert sorted(texts(memory)) == [f"text {n}" for n in range(8)]
@@ -220,7 +200,7 @@ def test_blocking_memory_serves_several_threads() -> None:
 
 def test_blocking_read_interrupted_keeps_finished_chunks() -> None:
     policy = NotePolicy()
-    memory = blocking(policy)
+    memory = Memory(policy, embedder=WordEmbedder(), chunk_tokens=3)
 
     def hang(done: int, chunks: int) -> None:
         policy.hang = done == 2
@@ -249,8 +229,7 @@ async def load(folder: Path, **settings: Any) -> AsyncMemory:
 async def saved(folder: Path, **settings: Any) -> AsyncMemory:
     memory = make(capacity=9, **settings)
     await memory.read(TEXT, name="t")
-    await memory.ask("What?")
-    assert await memory.save(folder) == folder
+    await memory.save(folder)
     return memory
 
 
@@ -266,14 +245,6 @@ async def test_load_returns_the_saved_memory(tmp_path: Path) -> None:
     for one in (memory, again):
         await one.read("five six")
     assert again.history() == memory.history()
-
-
-async def test_load_with_other_embedder_needs_reembed(tmp_path: Path) -> None:
-    memory = await saved(tmp_path)
-    with pytest.raises(ConfigError, match="made with embedder='words/64'"):
-        await load(tmp_path, embedder="hashing")
-    again = await load(tmp_path, embedder="hashing", embedder_dim=32, reembed=True)
-    assert texts(again) == texts(memory)
 
 
 async def test_load_missing_or_damaged_folder_is_refused(tmp_path: Path) -> None:

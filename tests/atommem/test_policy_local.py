@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row, draw, sampling_settings
 from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
-from tests.fakes import word_level
 
 torch = pytest.importorskip("torch")
 VOCABULARY = 50
@@ -129,21 +127,6 @@ def test_invalid_request_is_refused(policy: LocalPolicy) -> None:
         complete_all(policy, [Sampling(max_tokens=5)], [[2] * 60])
     with pytest.raises(PolicyError, match="temperature=-1"):
         complete_all(policy, [Sampling(temperature=-1, max_tokens=5)], [[2]])
-
-
-def test_from_pretrained_loads_and_close_ends_the_thread(model: Any, tmp_path: Path) -> None:
-    tokenizer = word_level(["<pad>", "<eos>", *(f"w{i}" for i in range(2, VOCABULARY))])
-    tokenizer.save_pretrained(tmp_path)
-    model.save_pretrained(tmp_path)
-    policy = LocalPolicy.from_pretrained(tmp_path, max_batch_size=2)
-    samplings = [Sampling(temperature=0, max_tokens=5)] * 8
-    loaded = complete_all(policy, samplings)
-    expected = complete_all(LocalPolicy(model, tokenizer), samplings)
-    assert [c.token_ids for c in loaded] == [c.token_ids for c in expected]
-    assert loaded[0].text.startswith("w")
-    asyncio.run(policy.close())
-    with pytest.raises(RuntimeError, match="shutdown"):
-        complete_all(policy, [Sampling(max_tokens=2)], [[2]])
 
 
 def test_plan_batches_similar_lengths_within_limits() -> None:

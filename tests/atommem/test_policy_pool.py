@@ -119,14 +119,6 @@ async def test_pool_without_servers_waits_then_is_an_outage(pools: Pools) -> Non
     assert len(await waiting) == 3
 
 
-async def test_pool_model_name_must_agree(pools: Pools) -> None:
-    cluster = Cluster("a", "b")
-    assert await pools(cluster).model_name() == "policy"
-    cluster["b"].models = {"another": ""}
-    with pytest.raises(PolicyError, match="http://a: policy, http://b: another"):
-        await pools(cluster).model_name()
-
-
 async def test_pool_refuses_unscaled_logprobs_also_of_a_returned_server(pools: Pools) -> None:
     cluster = Cluster("a")
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)

@@ -88,8 +88,8 @@ async def test_chat_policy_sends_messages_and_returns_counts() -> None:
     values = {"max_tokens": 8, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}
     messages = [MESSAGES[0], {"role": "user", "content": "half \ufffd"}]
     assert server.bodies == [{"model": "m", "messages": messages, **values}]
-    with pytest.raises(PolicyError, match="takes messages, not token ids"):
-        await policy.complete([1, 2], SAMPLING)
+    with pytest.raises(PolicyError, match=r"401.*Incorrect.*ATOMMEM_POLICY_API_KEY"):
+        await chat_policy(FakeChat(refusal(401, "Incorrect"))).complete_chat(MESSAGES, sampling)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,6 @@ async def test_chat_policy_sends_messages_and_returns_counts() -> None:
 async def test_chat_policy_reply_forms(reply: Reply, text: str, finish_reason: str) -> None:
     completion = await chat_policy(FakeChat(reply)).complete_chat(MESSAGES, SAMPLING)
     assert (completion.text, completion.finish_reason) == (text, finish_reason)
-
-
-async def test_chat_policy_refused_key_names_its_variable() -> None:
-    policy = chat_policy(FakeChat(refusal(401, "Incorrect API key")))
-    with pytest.raises(PolicyError, match=r"401.*Incorrect.*ATOMMEM_POLICY_API_KEY"):
-        await policy.complete_chat(MESSAGES, SAMPLING)
 
 
 async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -> None:

@@ -15,7 +15,6 @@ from atommem.config import drawn_capacity
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
-from atommem.policy.contract import Completion
 from atommem.process import ActivityClock
 from atommem.rollout import Session, StepTimeoutError
 from atommem.session_state import SessionState
@@ -120,18 +119,6 @@ async def test_sessions_of_one_agent_are_independent() -> None:
     shared = agent()
     sessions = [Session(shared, f"t/{number}") for number in range(8)]
     assert await asyncio.gather(*(turns(session, 5) for session in sessions)) == alone
-
-
-async def test_turn_of_chat_server_without_thinking_is_parsed() -> None:
-    class Chat:
-        async def complete_chat(self, messages: object, sampling: object) -> Completion:
-            return Completion([], [], "<create_memory>a</create_memory>", "stop", 5, 3)
-
-    shared = agent(lambda tokenizer: Chat())
-    shared.prompts.opens_thinking = True
-    step = await Session(shared).turn(reading("Who?", chunk="c"))
-    assert [action.kind for action in step.actions] == ["create"]
-    assert step.problems == ()
 
 
 async def test_session_capacity_follows_its_task() -> None:

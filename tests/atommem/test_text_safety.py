@@ -32,16 +32,11 @@ from atommem.text_safety import (
     clean,
     control_tokens,
     guard_text,
-    printable,
-    read_json,
 )
 from tests.fakes import WordTokenizer, longdoc, reading
 
 pytest.importorskip("transformers")
 from tests.tokenizer_shapes import SHAPES
-
-WITHOUT_CHAT = ("words",)
-"""Shapes without a chat template, which read compact prompts as the demo does."""
 
 
 @cache
@@ -64,19 +59,7 @@ def test_clean_any_text_can_be_carried(text: str) -> None:
     assert json.loads(json.dumps(cleaned, ensure_ascii=False).encode()) == cleaned
     assert "\0" not in cleaned
     assert clean(cleaned) == cleaned
-
-
-def test_clean_joins_surrogates_and_keeps_the_rest() -> None:
-    assert clean("a\ud83db\0c \ude00\ud83d") == "a\ufffdb\ufffdc \ufffd\ufffd"
-    assert clean("\ud83d\ude00") == "\U0001f600"
-    assert printable("\x1b[31mred\x9b\n\t") == "\ufffd[31mred\ufffd\n\t"
-
-
-def test_read_json_refuses_what_others_cannot_read() -> None:
-    assert read_json('{"a\\ud800": [1.5, "\\u0000"]}', 2) == {"a\ufffd": [1.5, "\ufffd"]}
-    for text in ("NaN", "1e999", "[[[0]]]", "{"):
-        with pytest.raises(ValueError, match=r"."):
-            read_json(text, 2)
+    assert clean("\ud83d\ude00 \ud83d\0") == "\U0001f600 \ufffd\ufffd"
 
 
 # Servers whose tokenizer is unknown ---
@@ -149,14 +132,14 @@ COMPACT = {"result": "result {tool} : {text}", "page": "page {title} says {text}
 
 
 @cache
-def builder(shape: str, templates: str = "full", capacity: int | None = 20) -> PromptBuilder:
+def builder(shape: str, templates: str = "full") -> PromptBuilder:
     """The prompts of documents, with pages and results of tools beside."""
     tokenizer = tokenizer_of(shape) if shape else WordTokenizer()
     own = longdoc(tokenizer).section(templates)
     pieces = {**own.pieces, **(COMPACT if templates == "compact" else FULL)}
     section = Section(pieces, own.introduction, own.rules, own.actions)
     dialect = get_dialect("memagent" if templates == "memagent" else "paper", templates)
-    config = MemoryConfig(templates=templates, capacity=capacity)
+    config = MemoryConfig(templates=templates, capacity=20)
     return PromptBuilder(tokenizer, dialect, config, section, (ANSWER_ACTION,))
 
 
@@ -204,10 +187,23 @@ def hostile_value(tokens: list[str], headings: list[str], rng: random.Random) ->
     return "".join(part() for _ in range(rng.randrange(1, 6)))
 
 
+def builder_of(shape: str) -> PromptBuilder:
+    """Shapes without a chat template read compact prompts, as the demo does."""
+    return builder(shape, "compact" if shape == "words" else "full")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompt_template_text_keeps_its_ids(shape: str) -> None:
+    prompts = builder_of(shape)
+    state = (observation(["a", "b"], "the town", "bell", "a b"), view("x", "y", "of a", "b"))
+    whole = prompts.tokenizer.encode(prompts.text(*state), add_special_tokens=False)
+    assert prompts.build(*state) == whole
+
+
 @pytest.mark.parametrize("count", [15, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> None:
-    prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
+    prompts = builder_of(shape)
     tokenizer: Any = prompts.tokenizer
     encode, rng = prompts._encoder, random.Random(f"9/{shape}")
     tokens = sorted(
@@ -254,14 +250,6 @@ def test_prompt_different_states_have_different_prompts(
         if templates == "memagent":
             state = (state[0], view(draw[3], None))
         assert seen_as.setdefault(prompt, repr(state)) == repr(state)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_prompt_template_text_keeps_its_ids(shape: str) -> None:
-    prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
-    state = (observation(["a", "b"], "the town", "bell", "a b"), view("x", "y", "of a", "b"))
-    whole = prompts.tokenizer.encode(prompts.text(*state), add_special_tokens=False)
-    assert prompts.build(*state) == whole
 
 
 def test_messages_are_guarded_for_every_model_family() -> None:

@@ -16,12 +16,8 @@ from atommem.trace import read_trace, write_trace
 from atommem.trace_view import render_trace
 from tests.atommem.sessions import ANSWER, TASK, runner, saying
 
-LONG = Document("", "Start of the chunk. " + "y " * 3000 + "End of the chunk.")
-DATA = {
-    "id": "t1",
-    "source": "hotpotqa",
-    "questions": [{"text": "Who runs the [old] mill?", "golds": ["Ada", "Ada L."]}],
-}
+LONG = Document("", "y " * 3000)
+DATA = {"id": "t1", "questions": [{"text": "Who runs the [old] mill?", "golds": ["Ada"]}]}
 TEXTS = [
     "<create_memory>Ann \u2028 lives \ud800</create_memory><read_memory>Ann</read_memory>",
     "\x1b[31mred <update_memory>Memory 1: Ann moved</update_memory>"
@@ -46,12 +42,8 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
     text = rendered(path)
     for expected in (
-        "t1, sample 3 (hotpotqa)",
         "Who runs the [old] mill?",  # square brackets are not rich markup
-        "Ada | Ada L.",
-        "step 3/3, answering, question 1/1, 2 reads left",
         "update Memory 1 (entry 1)",
-        "+ Ann moved",
         "delete Memory 7: unknown handle",
         "stray_close: </create_memory>",
         "stop reason: answered",
@@ -60,9 +52,7 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
     assert text.count("y") < 1000
     assert rendered(path, full=True).count("y") > 3000
-    second = rendered(path, step=2)
-    assert "step 2/3" in second
-    assert "step 1/3" not in second
+    assert "step 1/3" not in rendered(path, step=2)
     with pytest.raises(ConfigError, match="step=4: this trace has the steps 1 to 3"):
         rendered(path, step=4)
 
@@ -90,16 +80,9 @@ async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:
     assert trace.episode == written
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("hello", "not a trace, or damaged"),
-        ('{"type": "episode", "format": 99}', "its format is not 2"),
-        ('{"type": "episode", "format": 2}', "or damaged"),
-    ],
-)
-def test_read_trace_invalid_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_read_trace_invalid_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text(content)
-    with pytest.raises(TraceError, match=message):
-        read_trace(path)
+    for content in ("hello", '{"type": "episode", "format": 2}'):
+        path.write_text(content)
+        with pytest.raises(TraceError, match="or damaged"):
+            read_trace(path)
