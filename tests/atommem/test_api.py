@@ -93,19 +93,6 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
     assert [operation.kind for operation in memory.history()] == played
 
 
-async def test_read_with_questions_or_goal_shows_them() -> None:
-    policy = NotePolicy()
-    memory = make(policy)
-    # A piece is a chunk unless it is too long.
-    await memory.read(["two three", "four five six seven"], questions=["A?", "B?"])
-    assert texts(memory) == ["two three", "four five six", "seven"]
-    assert "1. A?\n2. B?" in policy.prompts[0]
-    await memory.read("one")
-    assert "The questions are not known yet" in policy.prompts[-1]
-    await memory.read("two", goal="Find numbers")
-    assert "Question:\nFind numbers" in policy.prompts[-1]
-
-
 async def test_ask_without_keep_runs_concurrently_and_changes_nothing() -> None:
     policy = NotePolicy()
     memory = make(policy)

@@ -9,15 +9,12 @@ import yaml
 from atommem import dialects
 from atommem.actions import (
     ANSWER,
-    ANSWER_ACTION,
     ANSWERS_ACTION,
     CALL,
     MEMORY_ACTIONS,
     MEMORY_KINDS,
     SCRATCHPAD,
     Action,
-    ActionSpec,
-    Body,
     ProblemReason,
     answers_in,
 )
@@ -51,42 +48,22 @@ def test_register_dialect_conflicts_are_refused() -> None:
         get_dialect("memagent", "full")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"query": "no place for it"}, r"query lacks \{text\}"),
-        ({"colour": "red"}, "unknown field colour"),
-    ],
-)
-def test_load_section_broken_file_names_the_field_or_piece(
-    tmp_path: Path, changes: Any, message: str
-) -> None:
+def test_load_section_broken_file_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "templates.yaml"
-    path.write_text(yaml.safe_dump({**FULL, **changes}))
-    with pytest.raises(DialectError, match=message):
-        find_environment("longdoc").section(str(path))
-
-
-def test_grammar_two_actions_with_one_tag_or_unknown_phase_are_refused() -> None:
-    clash = ActionSpec("x", Body.TEXT, tag="final_answer")
-    with pytest.raises(DialectError, match="for two actions"):
-        get_dialect("paper").grammar([ANSWER_ACTION, clash])
-    with pytest.raises(DialectError, match="also has acting"):
-        get_dialect("memagent", "memagent").grammar([ANSWER_ACTION], ("reading", "acting"))
+    for name, message in (("query", r"query lacks \{text\}"), ("colour", "unknown field colour")):
+        path.write_text(yaml.safe_dump({**FULL, name: "no place for it"}))
+        with pytest.raises(DialectError, match=message):
+            find_environment("longdoc").section(str(path))
 
 
 # Whole completions ---
 
 
-def runner(*texts: str) -> Any:
-    memory = {"dialect": "memagent", "templates": "memagent"}
-    limits: dict[str, Any] = {"capacity": None, "retention": "reject"}
-    return sessions.runner(sessions.saying(*texts), memory={**memory, **limits}, max_reads=0)
-
-
 async def test_memagent_completion_replaces_memory() -> None:
     texts = ("Ann: Rome", "Ann lives in Rome; Bob sings", r"She lives there. \boxed{Rome}")
-    run = runner(*texts)
+    memory = {"dialect": "memagent", "templates": "memagent", "capacity": None}
+    memory["retention"] = "reject"
+    run: Any = sessions.runner(sessions.saying(*texts), memory=memory, max_reads=0)
     episode = await run.run(TASK)
     assert (episode.reward, episode.answers) == (1.0, ("Rome",))
     assert episode.stop_reason is StopReason.ANSWERED
@@ -121,6 +98,5 @@ def test_answers_in_returns_last_boxes() -> None:
     text = r"\boxed{never} <think>\boxed{no}</think> 1. \boxed{\boxed{a} b} 2. \boxed{} 3. "
     text += r"\boxed{{c} d} \boxed{cut"
     parsed = parse_whole(text, ANSWERS_ACTION)
-    assert [action.text for action in parsed.actions] == ["never", "a", "", "{c} d"]
     assert answers_in(parsed.actions, 3) == ["a", None, "{c} d"]
     assert answers_in(parsed.actions, 5) == ["never", "a", None, "{c} d", None]

@@ -16,15 +16,7 @@ from atommem.memory.log import MemoryView, Operation, Outcome
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
 from atommem.rollout import Limits
 from atommem.trace import read_trace, write_trace
-from tests.atommem.sessions import (
-    ANSWER,
-    LONG_TASK,
-    TASK,
-    Waits,
-    outcome,
-    runner,
-    saying,
-)
+from tests.atommem.sessions import ANSWER, LONG_TASK, TASK, Waits, outcome, runner, saying
 from tests.fakes import WordTokenizer
 
 
@@ -139,14 +131,6 @@ async def test_run_all_bounded_runs_groups_in_order() -> None:
 async def test_run_all_policy_error_is_raised() -> None:
     with pytest.raises(PolicyError, match="no such model"):
         await runner(saying(PolicyError("no such model"))).run_all([(TASK, 0)])
-
-
-async def test_runner_with_encode_threads_builds_the_same_prompts() -> None:
-    prompts = []
-    for count in (0, 1):
-        run = runner(saying("x", "y", ANSWER), encode_threads=count, keep_prompts=True)
-        prompts.append([step.prompt_ids for step in (await run.run(TASK)).steps])
-    assert prompts[0] == prompts[1]
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_tokens=90)])

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.actions import (
-    ANSWER_ACTION,
-    MEMORY_ACTIONS,
-    ActionSpec,
-    Body,
-)
+from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, ActionSpec, Body
 from atommem.dialects import get_dialect
 from atommem.grammar import Grammar
 
@@ -97,27 +92,15 @@ def test_parse_prompt_opened_thinking_begins_inside() -> None:
     assert outline("<c>no</c>", thinking=True) == ["!unclosed_thinking think"]
 
 
-HANDLES = ["Memory 3: ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: "]
-# The beginning of a sentence, list, range or time: the handle is ambiguous.
-NO_HANDLES = ["new text", "3.5 million", "Memory 3-5: x", "12:30 the train", "9" * 5000]
-
-
-@pytest.mark.parametrize("head", HANDLES)
-def test_parse_handle_forms_are_read(head: str) -> None:
-    assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
-    assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
-
-
-@pytest.mark.parametrize("body", NO_HANDLES)
-def test_parse_body_without_handle_is_a_problem(body: str) -> None:
-    assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
-
-
-def test_parse_text_after_handle() -> None:
-    assert outline("<u>3: -5 degrees</u><u>2: 7: x</u>") == ["update 3 -5 degrees", "update 2 7: x"]
-    assert outline("<u>Memory 3:</u>") == ["!empty u"]
-    deletes = "<delete_memory>3: old</delete_memory><delete_memory>1, 2</delete_memory>"
-    assert outline(deletes, PAPER) == ["delete 3", "!missing_handle delete_memory"]
+def test_parse_handle_forms_are_read() -> None:
+    for head in ("Memory 3: ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: "):
+        assert outline(f"<u>{head}-5 degrees</u>") == ["update 3 -5 degrees"]
+        assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
+    # The beginning of a sentence, list, range or time: the handle is ambiguous.
+    for body in ("new text", "3.5 million", "Memory 3-5: x", "12:30 the train", "9" * 5000):
+        assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
+    ambiguous = "<delete_memory>1, 2</delete_memory>"
+    assert outline(ambiguous, PAPER) == ["!missing_handle delete_memory"]
 
 
 @pytest.mark.parametrize(
@@ -133,22 +116,17 @@ def test_parse_answer_is_the_last_balanced_box(body: str, expected: str) -> None
     assert outline(f"<a>{body}</a>") == [expected]
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ('{"name": "search", "arguments": {"query": NaN}}', "not_json"),
-        ('{"name": "find", "arguments": {}}', "unknown_tool"),
-        ('{"name": "search", "arguments": {"query": 3}}', "bad_arguments"),
-    ],
-)
-def test_parse_invalid_tool_call_is_a_problem(body: str, expected: str) -> None:
-    text = f"<tool_call>{body}</tool_call>"
-    (problem,) = PAPER.parse(text).problems
-    assert (problem.reason, problem.start, problem.end) == (expected, 0, len(text))
-    assert problem.detail
+def test_parse_tool_call_is_an_action_or_a_problem() -> None:
     call = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>'
     (action,) = PAPER.parse(call).actions
     assert (action.kind, action.arguments) == ("search", {"query": "x"})
+    for body, reason in (
+        ('{"name": "search", "arguments": {"query": NaN}}', "not_json"),
+        ('{"name": "find", "arguments": {}}', "unknown_tool"),
+        ('{"name": "search", "arguments": {"query": 3}}', "bad_arguments"),
+    ):
+        (problem,) = PAPER.parse(f"<tool_call>{body}</tool_call>").problems
+        assert problem.reason == reason
 
 
 def test_parse_hostile_arguments_raise_nothing() -> None:
@@ -190,13 +168,8 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
         assert len(parsed.actions) + len(parsed.problems) - strays == opening
 
 
-UNITS = "<|<create_memory>|<think>|</think>|\\boxed{|{|1| "
-
-
-@pytest.mark.parametrize("unit", UNITS.split("|"))
-@pytest.mark.parametrize(
-    "frame", ["{}", "<final_answer>{}x</final_answer>", "<update_memory>[{}x</update_memory>"]
-)
+@pytest.mark.parametrize("unit", ["<", "<create_memory>", "<think>", "\\boxed{", "{", "1", " "])
+@pytest.mark.parametrize("frame", ["{}", "<final_answer>{}x</final_answer>"])
 def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()

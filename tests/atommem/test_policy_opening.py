@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from atommem.config import PolicyConfig, is_server
 from atommem.errors import ConfigError, PolicyError
 from atommem.policy import opening
-from atommem.policy.local import LocalPolicy
 from atommem.policy.server import ServerPolicy
 from atommem.policy.server_pool import ServerPool
 from tests.fakes import WordTokenizer
@@ -30,27 +28,6 @@ async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -
     assert await opening.policy_identity(several, pool) == {"model": "m", "tokenizer": "t"}
     with pytest.raises(ConfigError, match="one model folder, or URLs"):
         config_of("folder", "http://a")
-
-
-async def test_policy_identity_of_a_hub_name_has_the_commit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    transformers = pytest.importorskip("transformers")
-    asked = []
-
-    def load(name: str, revision: str | None = None, **_: object) -> SimpleNamespace:
-        asked.append((name, revision))
-        return SimpleNamespace(config=SimpleNamespace(_commit_hash="c0ffee"))
-
-    for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
-        monkeypatch.setattr(kind, "from_pretrained", load)
-    monkeypatch.setattr(
-        LocalPolicy, "__init__", lambda self, model, tokenizer, **_: setattr(self, "model", model)
-    )
-    settings = config_of("Qwen/Qwen3-8B@v1.0")
-    identity = await opening.policy_identity(settings, opening.open_policy(settings))
-    assert (identity["path"], identity["commit"]) == ("Qwen/Qwen3-8B@v1.0", "c0ffee")
-    assert asked == [("Qwen/Qwen3-8B", "v1.0")] * 2
 
 
 def test_model_folder_refuses_paths_without_a_model(tmp_path: Path) -> None:

@@ -7,12 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.errors import (
-    OutageError,
-    PolicyError,
-    PromptTooLongError,
-    UnknownModelError,
-)
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
 from tests.fake_chat import FakeChat, Reply, choice, refusal

@@ -8,12 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from atommem.errors import ConfigError
-from atommem.memory.store import (
-    TextVectors,
-    VectorStore,
-    digests_of,
-    embed_texts,
-)
+from atommem.memory.store import TextVectors, VectorStore, digests_of, embed_texts
 from tests.fakes import WordEmbedder
 
 X = np.array([1, 0, 0, 0], dtype=np.float32)

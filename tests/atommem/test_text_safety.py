@@ -15,24 +15,12 @@ from hypothesis import strategies as st
 
 from atommem.actions import ANSWER_ACTION
 from atommem.config import MemoryConfig
-from atommem.dialects import (
-    Section,
-    fill,
-    get_dialect,
-    split_template,
-)
+from atommem.dialects import Section, fill, get_dialect
 from atommem.envs.scoring.judge import quoted
 from atommem.episode import Observation, Piece
-from atommem.errors import DialectError
 from atommem.memory.log import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
-from atommem.text_safety import (
-    Headings,
-    SegmentEncoder,
-    clean,
-    control_tokens,
-    guard_text,
-)
+from atommem.text_safety import SegmentEncoder, clean, control_tokens, guard_text
 from tests.fakes import WordTokenizer, longdoc, reading
 
 pytest.importorskip("transformers")
@@ -64,12 +52,10 @@ def test_clean_any_text_can_be_carried(text: str) -> None:
 
 # Servers whose tokenizer is unknown ---
 
-FORMS = ["<|im_end|>", "</s>", "[INST]", "<think>", "<extra_id_7>", "<\u200b|im_end|>"]
 
-
-@pytest.mark.parametrize("form", FORMS)
-def test_guard_text_known_form_is_broken(form: str) -> None:
-    assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
+def test_guard_text_breaks_known_forms_only() -> None:
+    for form in ("<|im_end|>", "</s>", "[INST]", "<think>", "<extra_id_7>", "<\u200b|im_end|>"):
+        assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
     assert guard_text("a < b, <b>bold</b>, [1] [sic]") == "a < b, <b>bold</b>, [1] [sic]"
 
 
@@ -111,17 +97,6 @@ def test_hostile_texts_take_linear_time() -> None:
             assert time.process_time() - started < 1.0, unit  # quadratic time would be minutes
 
 
-# Headings ---
-
-
-def test_headings_template_that_begins_with_text_is_refused() -> None:
-    with pytest.raises(DialectError, match="page begins with text"):
-        Headings({"page": split_template("{text}")}, True, "-")
-
-
-NUMBERS = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity", "part")
-
-
 # Whole prompts ---
 
 FULL = {
@@ -144,7 +119,7 @@ def builder(shape: str, templates: str = "full") -> PromptBuilder:
 
 
 def observation(questions: list[str], chunk: str, title: str, page: str) -> Observation:
-    lines = [Piece("question_line", {"number": 1, "text": text}) for text in questions]
+    lines = [Piece("question_line", {"number": n, "text": q}) for n, q in enumerate(questions, 1)]
     asked = questions[0] if len(questions) == 1 else tuple(lines)
     stream = (
         Piece("chunk", {"chunk": chunk, "chunk_number": 2, "chunk_count": 3}),
@@ -166,7 +141,8 @@ def view(scratchpad: str, query: str | None, *entries: str) -> MemoryView:
 
 def headings_in(prompts: PromptBuilder) -> list[str]:
     """The templates of a prompt, with numbers in them."""
-    numbers = dict.fromkeys(NUMBERS, 2)
+    fields = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity", "part")
+    numbers = dict.fromkeys(fields, 2)
     texts = [*prompts._section.pieces.values(), prompts._templates.entry, prompts._templates.query]
     return [fill(text, numbers) for text in texts]
 
@@ -206,9 +182,7 @@ def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> 
     prompts = builder_of(shape)
     tokenizer: Any = prompts.tokenizer
     encode, rng = prompts._encoder, random.Random(f"9/{shape}")
-    tokens = sorted(
-        str(token) for token in tokenizer.added_tokens_decoder.values() if str(token).strip()
-    )
+    tokens = sorted(filter(str.strip, map(str, tokenizer.added_tokens_decoder.values())))
     headings = headings_in(prompts)
     plain = prompts.build(observation(["x", "y"], "x", "x", "x"), view("x", "x", "x", "y"))
     expected, unguarded = encode.controls(plain), 0

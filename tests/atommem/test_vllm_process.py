@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import ConfigError, PolicyError
-from atommem.servers.vllm_process import (
-    VllmServer,
-    cpu_flags,
-    engine_of,
-    folder_flags,
-)
+from atommem.servers.vllm_process import VllmServer, cpu_flags, engine_of, folder_flags
 from tests.loopback import fake_vllm_python
 
 
