@@ -73,17 +73,14 @@ def test_ask_with_memory_folder_continues_it(
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_ask_wrong_arguments_are_refused(book: Path) -> None:
+    for arguments, message in (
         (["Where?"], "--policy is missing"),
         (["Where?", "--policy", "http://127.0.0.1:9"], "Give --tokenizer"),
         (["--policy", "x"], "QUESTION is missing"),
-    ],
-)
-def test_ask_wrong_arguments_are_refused(arguments: list[str], message: str, book: Path) -> None:
-    with pytest.raises(AtomMemError, match=message):
-        ask_cli.main([str(book), *arguments])
+    ):
+        with pytest.raises(AtomMemError, match=message):
+            ask_cli.main([str(book), *arguments])
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Batching of concurrent requests and embeddings."""
+"""Batching of concurrent embeddings."""
 
 import asyncio
 
@@ -7,33 +7,7 @@ import pytest
 
 from atommem.embedding.embedder import HashingEmbedder, MicroBatcher, Vectors
 from atommem.errors import OutageError
-from atommem.micro_batching import RequestBatcher, Waiting
 from tests.atommem.sessions import Embeds
-
-
-class Doubler(RequestBatcher[int, int]):
-    """Records its batches."""
-
-    def __init__(self) -> None:
-        super().__init__(self.double)
-        self.batches: list[list[int]] = []
-
-    async def double(self, waiting: list[Waiting[int, int]]) -> None:
-        self.batches.append([item.request for item in waiting])
-        await asyncio.sleep(0.01)
-        for item in waiting:
-            item.resolve(2 * item.request)
-
-
-async def test_batcher_cancelled_waiter_does_not_affect_others() -> None:
-    batcher = Doubler()
-    tasks = [asyncio.create_task(batcher.submit(request)) for request in (0, 1, 2)]
-    while not batcher.batches:
-        await asyncio.sleep(0.001)
-    tasks[1].cancel()
-    tasks += [asyncio.create_task(batcher.submit(request)) for request in (3, 4)]
-    assert (await asyncio.gather(*tasks, return_exceptions=True))[::2] == [0, 4, 8]
-    assert batcher.batches == [[0, 1, 2], [3, 4]], "the next one collects meanwhile"
 
 
 async def expected(*texts: str) -> Vectors:
@@ -66,3 +40,12 @@ async def test_micro_batcher_error_is_not_cached() -> None:
         await batcher.embed(["a"], "entry")
     recorder.fail = None
     np.testing.assert_array_equal(await batcher.embed(["a"], "entry"), await expected("a"))
+
+
+async def test_micro_batcher_cancelled_waiter_does_not_affect_others() -> None:
+    batcher = MicroBatcher(Embeds())
+    first, second = (asyncio.create_task(batcher.embed([text], "entry")) for text in "ab")
+    await asyncio.sleep(0)
+    first.cancel()
+    np.testing.assert_array_equal(await second, await expected("b"))
+    assert first.cancelled()

@@ -14,8 +14,6 @@ from atommem.actions import (
     MEMORY_ACTIONS,
     MEMORY_KINDS,
     SCRATCHPAD,
-    Action,
-    ProblemReason,
     answers_in,
 )
 from atommem.dialects import get_dialect, register_dialect
@@ -77,21 +75,14 @@ async def test_memagent_completion_replaces_memory() -> None:
     assert not any(text in third for text in ("Ann: Rome", "Bob sings."))
 
 
-@pytest.mark.parametrize(
-    ("text", "bodies", "problems"),
-    [
-        ("hm</think>the memory\n", ["the memory"], []),
-        # Neither an empty memory nor one that never stops thinking replaces the old one.
-        (" ", [], [ProblemReason.EMPTY]),
-        ("<think>hm, so", [], [ProblemReason.UNCLOSED_THINKING]),
-    ],
-)
-def test_parse_whole_returns_text_outside_thinking(
-    text: str, bodies: list[str], problems: list[ProblemReason]
-) -> None:
-    parsed = parse_whole(text, NOTE, text.startswith("hm</think>"))
-    assert parsed.actions == tuple(Action(SCRATCHPAD, b, start=0, end=len(text)) for b in bodies)
-    assert [problem.reason for problem in parsed.problems] == problems
+def test_parse_whole_returns_text_outside_thinking() -> None:
+    (action,) = parse_whole("hm</think>the memory\n", NOTE, thinking=True).actions
+    assert (action.kind, action.text) == (SCRATCHPAD, "the memory")
+    # Neither an empty memory nor one that never stops thinking replaces the old one.
+    for text, reason in ((" ", "empty"), ("<think>hm, so", "unclosed_thinking")):
+        parsed = parse_whole(text, NOTE)
+        assert parsed.actions == ()
+        assert [problem.reason for problem in parsed.problems] == [reason]
 
 
 def test_answers_in_returns_last_boxes() -> None:

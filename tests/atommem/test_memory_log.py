@@ -60,16 +60,13 @@ def test_operations_and_snapshots_round_trip_through_json() -> None:
         Snapshot.from_json({**snapshot.to_json(), "format": 9})
 
 
-@pytest.mark.parametrize(
-    ("operation", "message"),
-    [
+def test_apply_contradicting_operation_is_refused() -> None:
+    contents = replay(LOG)
+    for operation, message in (
         (Operation(5, "create", entry_id=3, after="x"), "its new id is 3, after 3"),
         (Operation(5, "read", before=None, after="x"), "the query is 'query'"),
         (Operation(5, "retrieve", scores=((2, 0.5), (1, 0.5))), "entry 1 does not exist"),
-    ],
-)
-def test_apply_contradicting_operation_is_refused(operation: Operation, message: str) -> None:
-    contents = replay(LOG)
-    with pytest.raises(TraceError, match=f"step 5 .*{message}"):
-        contents.apply(operation)
+    ):
+        with pytest.raises(TraceError, match=f"step 5 .*{message}"):
+            contents.apply(operation)
     assert contents == replay(LOG)

@@ -11,7 +11,7 @@ import pytest
 from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row, draw, sampling_settings
-from atommem.policy.local import FREE_PADDING, LocalPolicy, evaluating, plan_batches
+from atommem.policy.local import LocalPolicy, evaluating
 
 torch = pytest.importorskip("torch")
 VOCABULARY = 50
@@ -127,17 +127,6 @@ def test_invalid_request_is_refused(policy: LocalPolicy) -> None:
         complete_all(policy, [Sampling(max_tokens=5)], [[2] * 60])
     with pytest.raises(PolicyError, match="temperature=-1"):
         complete_all(policy, [Sampling(temperature=-1, max_tokens=5)], [[2]])
-
-
-def test_plan_batches_similar_lengths_within_limits() -> None:
-    lengths = [(1 + (37 * i) % 3000, 10 + i % 50) for i in range(500)]
-    batches = plan_batches(lengths, max_batch_size=64, max_batch_tokens=65_536)
-    assert sorted(index for batch in batches for index in batch) == list(range(500))
-    for batch in batches:
-        prompts = [lengths[i][0] for i in batch]
-        assert len(batch) <= 64
-        assert len(batch) * (max(prompts) + max(lengths[i][1] for i in batch)) <= 65_536
-        assert len(batch) * max(prompts) - sum(prompts) <= max(sum(prompts), FREE_PADDING)
 
 
 PROBS = [0.1, 0.4, 0.05, 0.25, 0.2]

@@ -79,6 +79,28 @@ async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Poo
     assert cluster["a"].asked == ["v2"] * 2
 
 
+async def test_pool_requests_an_adapter_only_after_it_is_loaded(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asynchronous training publishes while episodes run."""
+    cluster = Cluster("a")
+    pool = pools(cluster)
+    await pool.use_adapter(V1)
+    load, may_load = pool.servers[0].admin.load_adapter, asyncio.Event()
+
+    async def slow(name: str, path: str) -> None:
+        await may_load.wait()
+        await load(name, path)
+
+    monkeypatch.setattr(pool.servers[0].admin, "load_adapter", slow)
+    publishing = asyncio.create_task(pool.use_adapter(V2))
+    await complete(pool, 2)
+    may_load.set()
+    await publishing
+    await complete(pool, 1)
+    assert cluster["a"].asked == ["v1", "v1", "v2"]
+
+
 async def test_pool_restarted_server_loads_the_adapter_again(pools: Pools) -> None:
     """Nobody saw it die: it answers 404 for a model that it has forgotten."""
     cluster = Cluster("a")

@@ -117,18 +117,14 @@ async def test_rule_of_forked_or_restored_memory_has_observed_the_log() -> None:
     assert texts(m) == {1: "ann sings", 2: "bob hums"}
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_make_rule_invalid_name_or_option_is_refused() -> None:
+    for name, message in (
         ("lrv", r"retention=lrv: unknown \(did you mean lru\?\)"),
         ("json:dumps", "Give a subclass of atommem.memory.rules.Rule"),
         ("fifo(size=3)", r"--size=3: unknown setting\. Options: none"),
-        ("linear(weights=none.json)", "none.json: cannot read it"),
-    ],
-)
-def test_make_rule_invalid_name_or_option_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_rule("retention", name)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_rule("retention", name)
 
 
 async def test_store_state_cosines_equal_products() -> None:

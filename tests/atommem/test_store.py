@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from atommem.errors import ConfigError
 from atommem.memory.store import TextVectors, VectorStore, digests_of, embed_texts
 from tests.fakes import WordEmbedder
 
@@ -56,15 +54,6 @@ def test_store_equals_dictionary_after_random_changes() -> None:
             assert [entry_id for entry_id, _ in found] == order[:k]
         assert len(store) == len(expected)
     np.testing.assert_array_equal(store.rows(list(expected)), list(expected.values()))
-
-
-def test_store_invalid_vector_is_refused() -> None:
-    store = VectorStore(4)
-    store.update({1: X})
-    for vector, message in ((np.ones(3, dtype=np.float32), r"shape \(1, 3\)"), (2 * X, "norm 2")):
-        with pytest.raises(ConfigError, match=message):
-            store.update({1: vector})
-    assert store.search(X, 9) == [(1, 1.0)]
 
 
 async def test_text_vectors_loaded_from_file_save_embedding(tmp_path: Path) -> None:
