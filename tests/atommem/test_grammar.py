@@ -94,8 +94,9 @@ def test_parse_prompt_opened_thinking_begins_inside() -> None:
 
 def test_parse_handle_forms_are_read() -> None:
     for head in ("Memory 3: ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: "):
-        assert outline(f"<u>{head}-5 degrees</u>") == ["update 3 -5 degrees"]
+        assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
         assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
+    assert outline("<u>3: -5 degrees</u><u>Memory 3:</u>") == ["update 3 -5 degrees", "!empty u"]
     # The beginning of a sentence, list, range or time: the handle is ambiguous.
     for body in ("new text", "3.5 million", "Memory 3-5: x", "12:30 the train", "9" * 5000):
         assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
