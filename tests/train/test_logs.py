@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +15,12 @@ from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import MemoryConfig
 from atommem.environment import TaskDescription
-from atommem.envs.task import describe_task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import add_sums
 from atommem.process import ActivityClock
 from atommem.train import console
 from atommem.train.console import ConsoleTable, MetricsFile, read_metrics
-from atommem.train.episode_logs import COLUMNS, RolloutLog, rollout_means, sample_writer
-from atommem.train.plot import PLOT_FILE
+from atommem.train.episode_logs import COLUMNS, RolloutLog, rollout_means
 from atommem.train.settings import parse
 from atommem.train.stages import prepare_reporters
 from atommem.train.train_cli import main
@@ -70,18 +67,6 @@ def test_metrics_file_of_a_resumed_run_continues_its_checkpoint(tmp_path: Path) 
     assert write(state(2, history), 3, 4) == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
-def test_plot_draws_updates_and_evaluations(tmp_path: Path) -> None:
-    entries = [
-        {"step": step, "reward": step / 10, "actions/lookup": 0.5, "loss": 0.0}
-        for step in range(1, 6)
-    ]
-    entries.append({"step": 5, "eval_reward": 0.5, "eval_reward_low": 0.4, "eval_reward_high": 0.6})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
-    assert main(["plot", str(tmp_path)]) == 0
-    assert (tmp_path / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
-
-
 def test_rollout_means_by_source_omit_failed_episodes() -> None:
     tasks = [TaskDescription("t0", "hotpotqa"), TaskDescription("t1", "musique")]
     first = [make_episode("t0", i, reward, []) for i, reward in enumerate((1.0, 0.0))]
@@ -91,17 +76,6 @@ def test_rollout_means_by_source_omit_failed_episodes() -> None:
     means = rollout_means(add_sums(logs), 2)
     found = {key: value for key, value in means.items() if key.startswith("reward/")}
     assert found == pytest.approx({"reward/hotpotqa": 2 / 3, "reward/musique": 0.5})
-
-
-def test_sample_episodes_are_written_at_their_updates(tmp_path: Path) -> None:
-    args = SimpleNamespace(output_dir=tmp_path, log_episodes=2, log_episodes_steps=10, report_to=[])
-    (task,) = make_tasks(1)
-    hook = sample_writer(args, [task], describe_task, MemoryConfig())
-    for update in range(21):
-        hook(update, [make_episode(task.id, 0, 1.0, [(3, 2)])])
-    files = sorted(path.name for path in (tmp_path / "samples").iterdir())
-    assert files == ["step-1.txt", "step-10.txt", "step-20.txt"]
-    assert "reward: 1" in (tmp_path / "samples" / "step-10.txt").read_text()
 
 
 @pytest.fixture

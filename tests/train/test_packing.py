@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.rows import Row
-from atommem.train.packing.micro_batch import IGNORED, pack_rows, pad_rows, shared_prefixes
+from atommem.train.packing.micro_batch import pack_rows, shared_prefixes
 from atommem.train.packing.planning import balance, cut, cut_padded, lexicographic
 from atommem.train.packing.tree_attention import (
     Tree,
@@ -22,9 +22,8 @@ from atommem.train.packing.tree_attention import (
     flex_tree_attention,
     kernel_arguments,
     tree_attention,
-    tree_obstacle,
 )
-from tests.train.toys import make_model, make_row
+from tests.train.toys import make_row
 
 
 def random_rows(seed: int, count: int) -> list[Row]:
@@ -32,15 +31,6 @@ def random_rows(seed: int, count: int) -> list[Row]:
     rng = random.Random(seed)
     ids = [[rng.choices(range(3), k=rng.randint(1, 4)) for _ in range(2)] for _ in range(count)]
     return [make_row(*both) for both in ids]
-
-
-@given(st.integers(0, 10_000), st.integers(0, 12))
-def test_shared_prefixes_count_packed_tokens(seed: int, count: int) -> None:
-    rows = lexicographic(random_rows(seed, count))
-    assert [r.ids.tolist() for r in rows] == sorted(r.ids.tolist() for r in rows)
-    shared = shared_prefixes(rows)
-    for index in range(1, count + 1):
-        assert sum(map(len, rows[:index])) - sum(shared[:index]) == pack_rows(rows[:index]).computed
 
 
 @given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
@@ -94,16 +84,6 @@ def test_pack_rows_has_the_layout_of_trl(seed: int, count: int) -> None:
         assert kernel[name].dtype == expected[name].dtype
     longest = [kernel["tree_max_seqlen_q"], kernel["tree_max_seqlen_k"]]
     assert longest == expected["tree_max_seqlens"].tolist()
-
-
-def test_pad_rows_pads_on_the_right_and_labels_completions() -> None:
-    padded = pad_rows([make_row([1, 2], [31, 32, 33]), make_row([1, 2, 3], [31])], pad_token_id=9)
-    assert {name: tensor.tolist() for name, tensor in padded.inputs.items()} == {
-        "input_ids": [[1, 2, 31, 32, 33], [1, 2, 3, 31, 9]],
-        "attention_mask": [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
-        "shift_labels": [[IGNORED, 31, 32, 33, IGNORED], [IGNORED, IGNORED, 31, IGNORED, IGNORED]],
-    }
-    assert (padded.token_index.tolist(), padded.computed) == ([1, 2, 3, 7], 10)
 
 
 def heads(tokens: int) -> list[torch.Tensor]:
@@ -168,10 +148,3 @@ def test_flex_tree_attention_equals_tree_attention() -> None:
     out = flex_tree_attention(*states, tree, 0.25, flex=flex_attention)
     expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)
     assert torch.allclose(out, expected, atol=1e-6)
-
-
-def test_tree_obstacle_names_layers_that_trees_cannot_pass() -> None:
-    model = make_model()
-    assert tree_obstacle(model) is None
-    model.config.layer_types = ["linear_attention"] * 2
-    assert "linear_attention layers" in str(tree_obstacle(model))
