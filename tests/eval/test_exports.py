@@ -92,21 +92,14 @@ def test_predictions_of_locomo_are_grouped_by_conversation(tmp_path: Path) -> No
     assert [item["atommem_prediction"] for item in second["qa"]] == ["", "not mentioned"]
 
 
-async def test_report_command_exports_predictions(tmp_path: Path) -> None:
-    await evaluated([make_task("t0", questions=2)], tmp_path / "ours")
-    out = tmp_path / "report"
-    command = ["report", str(tmp_path / "ours"), "--out", str(out), "--export", "predictions"]
-    assert main(command) == 0
-    path = out / "predictions" / "ours-hotpotqa-hotpotqa-seed0.json"
-    assert json.loads(path.read_text()) == {"answer": {"q0": "t0-0", "q1": "t0-1"}, "sp": {}}
-
-
 async def test_inspect_log_has_every_episode_and_our_own_scores(tmp_path: Path) -> None:
     tasks = [make_task(f"t{number}") for number in range(4)]
     await evaluated(tasks, tmp_path / "ours", wrong=["t1"], gone=["t2"])
     out = tmp_path / "out"
-    command = ["report", f"AtomMem={tmp_path / 'ours'}", "--out", str(out), "--export", "inspect"]
-    assert main(command) == 0
+    command = ["report", f"AtomMem={tmp_path / 'ours'}", "--out", str(out)]
+    assert main([*command, "--export", "inspect", "predictions"]) == 0
+    (predictions,) = (out / "predictions").iterdir()
+    assert json.loads(predictions.read_text())["answer"]["q0"] == "t0-0"
     (path,) = (out / "inspect").iterdir()
     log = json.loads(path.read_text())
     assert path.name.startswith(log["eval"]["created"][:10]), "Inspect finds logs by such names"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,13 +86,6 @@ async def test_method_shows_and_stores_what_the_authors_code_does(case: dict[str
     }
 
 
-def answering(reply: Callable[[str], Any]) -> Callable[[str], str]:
-    """The right answers, and while reading `reply` as JSON."""
-    return lambda prompt: (
-        right(prompt) if "Answer every question" in prompt else json.dumps(reply(prompt))
-    )
-
-
 def store_of(episode: Episode) -> list[str]:
     entries = replay(operation for step in episode.steps for operation in step.operations).entries
     return [entry.text for entry in entries.values()]
@@ -111,14 +104,16 @@ async def test_generative_agents_beyond_the_threshold_reflect(
 ) -> None:
     monkeypatch.setattr("atommem.eval.methods.generative_agents.THRESHOLD", 15)
 
-    def reply(prompt: str) -> Any:
-        if "questions of the highest level" in prompt:
-            return {"questions": ["What grows ?", "Who is who ?", "Why ?", "a fourth"]}
-        if "insights of a high level" in prompt:
-            return {"insights": [{"insight": f"insight {n}"} for n in range(7)]}
-        return {"importance": 8}
-
-    setup, policy = make_setup(answering(reply))
+    reply = json.dumps(
+        {
+            "questions": ["What grows ?", "Who is who ?", "Why ?", "a fourth"],
+            "insights": [{"insight": f"insight {n}"} for n in range(7)],
+            "importance": 8,
+        }
+    )
+    setup, policy = make_setup(
+        lambda prompt: right(prompt) if "Answer every question" in prompt else reply
+    )
     episode = await make_method("generative_agents", setup).run(TASK)
     # After the second and the fourth document: questions, three times insights, and 15 ratings.
     assert len(policy.prompts) == 4 + 2 * (1 + 3 + 3 * 5) + 1

@@ -36,6 +36,9 @@ def test_load_keys_reads_a_file_or_else_the_variable(
     file.write_text(f"ann={first}\nbob={first}")
     with pytest.raises(ConfigError, match="line 2: two owners have the same key"):
         load_keys(str(file))
+    file.write_text("ann=short")
+    with pytest.raises(ConfigError, match="line 1: not OWNER=KEY"):
+        load_keys(str(file))
 
 
 def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Running) -> None:
@@ -69,6 +72,7 @@ def test_owners_do_not_see_each_other_and_only_the_page_needs_no_key(server: Run
         ({"Host": "LOCALHOST:1"}, 200),
         ({"Host": "127.0.0.1.evil.test"}, 421),
         ({"Origin": "http://evil.test"}, 403),
+        ({"Origin": "null"}, 403),
         ({"Host": "memory.test", "Origin": "https://memory.test"}, 200),
         ({"Authorization": "Bearer \xff\xfe"}, 401),
     ],
@@ -88,7 +92,10 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
         raise RuntimeError("sesame")
 
     with caplog.at_level(logging.INFO, LOGGER.name), server.http(KEYS["ann"]) as http:
-        answers = [http.get("/v1/conversations/sesame?secret=sesame")]
+        answers = [
+            http.post("/v1/conversations", json={"items": [{"content": "sesame"}]}),
+            http.get("/v1/conversations/sesame?secret=sesame"),
+        ]
         monkeypatch.setattr(server.conversations.log, "info", broken)
         answers.append(http.get("/v1/conversations/x"))
         ids = [answer.headers["x-request-id"] for answer in answers]
@@ -101,7 +108,8 @@ def test_log_is_json_without_text_of_clients_or_exceptions(
         until(lambda: {*ids} <= {*lines()})  # requests are logged after they are answered
     found = [lines()[request] for request in ids]
     assert not any("sesame" in line or KEYS["ann"] in line for line in found)
-    assert {json.loads(line)["route"] for line in found} == {"/v1/conversations/{conversation}"}
+    one = "/v1/conversations/{conversation}"
+    assert [json.loads(line)["route"] for line in found] == ["/v1/conversations", one, one]
     assert answers[-1].json()["error"]["message"] == "the server failed."
     last = json.loads(found[-1])
     assert (last["level"], last["error"], last["owner"]) == ("error", "RuntimeError", "ann")
