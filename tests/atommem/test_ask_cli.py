@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -18,11 +17,9 @@ from atommem import ask as ask_cli
 from atommem.errors import AtomMemError
 from tests.loopback import make_checkpoint, serving
 
-TEXT = "Ann lives in Port. " * 3
-
 
 def script(text: str) -> str:
-    """Keeps the number of every part, and answers with all that it is shown."""
+    """Create an entry of every part, and answer with all that it is shown."""
     part = re.search(r"Part (\d+) of", text)
     if part is not None:
         return f"<create_memory>part {part[1]}</create_memory><read_memory>part</read_memory>"
@@ -40,7 +37,7 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
     path = tmp_path / "book.txt"
-    path.write_text(TEXT)
+    path.write_text("Ann lives in Port. " * 3)
     return path
 
 
@@ -56,17 +53,11 @@ def test_ask_file_or_standard_input_prints_answers(
     captured = capsys.readouterr()
     assert captured.out == "part 1, part 2, part 3\n"
     assert "shown: part 1 (book.txt, chunk 1/3)" in captured.err
-    assert ask(url, book, "Where?", "Who?") == 0
-    answers = "".join(f"{question}\tpart 1, part 2, part 3\n" for question in ("Where?", "Who?"))
-    assert capsys.readouterr().out == answers
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    assert ask(url, "-", "Where?", "--json") == 0
-    captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert (found["file"], found["entries"], found["steps"]) == ("-", 3, 4)
-    assert found["answers"][0]["answer"] == "part 1, part 2, part 3"
-    pieces = {entry["source"]["piece"] for entry in found["answers"][0]["entries"]}
-    assert pieces == {"chunk 1/3", "chunk 2/3", "chunk 3/3"}
+    monkeypatch.setattr(sys, "stdin", book.open())
+    assert ask(url, "-", "Where?", "Who?", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["file"], found["entries"], found["steps"]) == ("-", 3, 5)
+    assert [item["answer"] for item in found["answers"]] == ["part 1, part 2, part 3"] * 2
 
 
 def test_ask_with_memory_folder_continues_it(
@@ -74,35 +65,22 @@ def test_ask_with_memory_folder_continues_it(
 ) -> None:
     folder = book.parent / "memory"
     assert ask(url, book, "Where?", "--memory", folder) == 0
+    capsys.readouterr()
     assert ask(url, book, "Where?", "--memory", folder, "--json") == 0
-    report = capsys.readouterr().out.split("\n", 1)[1]
-    assert json.loads(report)["steps"] == 5  # the book was not read again
-    # With the policy and the settings that it was kept with.
+    assert json.loads(capsys.readouterr().out)["steps"] == 5  # the book was not read again
+    # With the policy and the settings that it was saved with.
     assert ask_cli.main(["--memory", str(folder), "--no_reading", "Who?"]) == 0
     assert capsys.readouterr().out == "part 1, part 2, part 3\n"
-    book.write_text("Bob is here.")
-    assert ask_cli.main([str(book), "Who?", "--memory", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [reading["name"] for reading in found["readings"]] == ["book.txt", "book.txt"]
-    assert (found["entries"], found["steps"]) == (4, 8)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{book}"], "QUESTION is missing"),
-        (["{book}", "Where?"], "--policy is missing"),
-        (["nowhere.txt", "Where?", "--policy", "x"], "nowhere.txt: no such file"),
-        (["{binary}", "Where?", "--policy", "x"], "a binary file"),
-        (["{book}", "Where?", "--policy", "http://127.0.0.1:9"], "Give --tokenizer"),
-        (["--no_reading", "Where?", "--policy", "x"], "--no_reading: needs an existing memory"),
-    ],
-)
-def test_ask_wrong_arguments_are_refused(arguments: list[str], message: str, book: Path) -> None:
-    paths = {"book": book, "binary": book.with_name("a.bin")}
-    paths["binary"].write_bytes(b"a\0b")
-    with pytest.raises(AtomMemError, match=message):
-        ask_cli.main([argument.format(**paths) for argument in arguments])
+def test_ask_wrong_arguments_are_refused(book: Path) -> None:
+    for arguments, message in (
+        (["Where?"], "--policy is missing"),
+        (["Where?", "--policy", "http://127.0.0.1:9"], "Give --tokenizer"),
+        (["--policy", "x"], "QUESTION is missing"),
+    ):
+        with pytest.raises(AtomMemError, match=message):
+            ask_cli.main([str(book), *arguments])
 
 
 @pytest.mark.slow
@@ -113,39 +91,33 @@ def test_ask_checkpoint_without_answer_exits_unanswered(
     monkeypatch.chdir(tmp_path)
     flags = ["--policy", "checkpoint", "--max_tokens", "4", "--memory", "m"]
     assert ask_cli.main([str(book), "Where?", *flags]) == ask_cli.EXIT_UNANSWERED
-    captured = capsys.readouterr()
-    assert captured.out == "\n"
-    assert "gave no answer" in captured.err
+    assert "gave no answer" in capsys.readouterr().err
     about = json.loads((tmp_path / "m" / "memory.json").read_text())
-    assert about["given"] == {"max_tokens": 4}
     assert about["policy"]["policy"] == [str(checkpoint.resolve())]  # to be loaded from anywhere
 
 
 def test_ask_interrupted_continues_with_the_same_command(
     book: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    book.write_text(TEXT * 5)
-    folder, asked = book.parent / "memory", []
+    book.write_text("Ann lives in Port. " * 15)
+    folder, prompts = book.parent / "memory", []
 
-    def pressed(text: str) -> str:
-        asked.append(text)
-        if len(asked) == 4:
+    def interrupt(text: str) -> str:
+        prompts.append(text)
+        if len(prompts) == 4:
             with pytest.raises(AtomMemError, match="in use by another command"):
                 ask_cli.main([str(book), "Where?", "--memory", str(folder), "--policy", "x"])
             os.kill(os.getpid(), signal.SIGINT)
         return script(text)
 
-    with serving(pressed) as url:
+    with serving(interrupt) as url:
         assert ask(url, book, "Where?", "--memory", folder, "--json") == 130
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert f"interrupted. {folder} holds the finished steps; the same command continues" in err
+        assert "holds the finished steps; the same command continues" in capsys.readouterr().err
         (reading,) = json.loads((folder / "memory.json").read_text())["readings"]
         assert 3 <= len(reading["steps"]) < reading["chunks"]
         assert ask(url, book, "Where?", "--memory", folder, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     read = found["readings"][0]["steps"]
     # An interrupted step leaves the memory as it was; its number is not used again.
-    assert read == sorted(set(read))
-    assert len(read) == reading["chunks"]
-    assert found["steps"] == read[-1] + 2 <= reading["chunks"] + 2
+    assert len(read) == len(set(read)) == reading["chunks"]
+    assert found["steps"] <= reading["chunks"] + 2

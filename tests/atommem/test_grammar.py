@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 
@@ -10,67 +9,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atommem.actions import (
-    ANSWER_ACTION,
-    MEMORY_ACTIONS,
-    Action,
-    ActionSpec,
-    Body,
-    Problem,
-    ProblemReason,
-)
+from atommem.actions import ANSWER_ACTION, MEMORY_ACTIONS, ActionSpec, Body
 from atommem.dialects import get_dialect
 from atommem.grammar import Grammar
-from atommem.text_safety import clean
 
 SEARCH = ActionSpec(
     "search",
     Body.ARGUMENTS,
     schema={"required": ["query"], "properties": {"query": {"type": "string"}}},
 )
-VISIT = ActionSpec("visit", Body.ARGUMENTS, tag="visit")
 PAPER = get_dialect("paper").grammar([ANSWER_ACTION, SEARCH])
 RELEASED = get_dialect("released").grammar()
 SPECS = {spec.name: spec for spec in (*MEMORY_ACTIONS, ANSWER_ACTION)}
 
 
-def grammar(**tags: str) -> Grammar:
-    return Grammar({tag: SPECS[name] for name, tag in tags.items()})
-
-
-SHORT = grammar(create="c", scratchpad="s", update="u", answer="a")
+TAGS = {"create": "c", "scratchpad": "s", "update": "u", "answer": "a"}
+SHORT = Grammar({tag: SPECS[name] for name, tag in TAGS.items()})
 
 
 def outline(text: str, dialect: Grammar = SHORT, thinking: bool = False) -> list[str]:
-    """What was parsed, in the order of the text: ``create one``, ``update 3 new``, ``!empty c``."""
+    """Return the parsed items in order: ``create one``, ``update 3 new``, ``!empty c``."""
     parsed = dialect.parse(text, thinking=thinking)
-
-    def line(item: Action | Problem) -> str:
-        if isinstance(item, Problem):
-            return f"!{item.reason} {item.tag}"
-        handle = "" if item.handle is None else f" {item.handle}"
-        return f"{item.kind}{handle}" + (f" {item.text}" if item.text else "")
-
-    items: list[Action | Problem] = [*parsed.actions, *parsed.problems]
-    return [line(item) for item in sorted(items, key=lambda item: item.start)]
+    lines = {item.start: f"!{item.reason} {item.tag}" for item in parsed.problems}
+    for action in parsed.actions:
+        words = [action.kind, "" if action.handle is None else str(action.handle), action.text]
+        lines[action.start] = " ".join(word for word in words if word)
+    return [lines[start] for start in sorted(lines)]
 
 
 def test_parse_tag_means_what_its_dialect_says() -> None:
     text = (
         "I note this. <create_memory>Ana lives in Brin.</create_memory>\n"
-        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo "
-        "moved.</update_memory> "
+        "<read_memory> where is Ana </read_memory><update_memory>Memory 2: Bo</update_memory> "
         "<delete_memory>Memory 1</delete_memory><update_scratchpad>plan</update_scratchpad>"
-        '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
-        "<modify_memory>1: "
-        "b</modify_memory><add_memory>c</add_memory><update_query>d</update_query>"
+        "<modify_memory>1: b</modify_memory><add_memory>c</add_memory>"
+        "<update_query>d</update_query>"
         "<final_answer>It is \\boxed{Brin}.</final_answer>"
     )
-    kept = ["read where is Ana", "update 2 Bo moved.", "delete 1", "scratchpad plan"]
-    call = 'search {"name": "search", "arguments": {"query": "x"}}'
-    assert outline(text, PAPER) == ["create Ana lives in Brin.", *kept, call, "answer Brin"]
-    other = ["scratchpad Memory 2: Bo moved.", "delete 1", "update 1 b", "create c", "read d"]
-    assert outline(text, RELEASED) == [*other, "answer Brin"]
+    paper = ["read where is Ana", "update 2 Bo", "delete 1", "scratchpad plan", "answer Brin"]
+    assert outline(text, PAPER) == ["create Ana lives in Brin.", *paper]
+    released = ["scratchpad Memory 2: Bo", "delete 1", "update 1 b", "create c", "read d"]
+    assert outline(text, RELEASED) == [*released, "answer Brin"]
 
 
 @pytest.mark.parametrize(
@@ -78,25 +57,18 @@ def test_parse_tag_means_what_its_dialect_says() -> None:
     [
         ("", []),
         ("no tags, 1 < 2 and </nothing>", []),
-        # Not tags: blanks and attributes inside, self-closing, kinds that the dialect lacks.
+        # Attributes, and kinds that the dialect lacks, are not tags.
         ('<c id="3">one</c>', ["!stray_close c"]),
         ("<c/><r>query</r><delete_memory>1</delete_memory>", []),
-        # Empty bodies.
-        ("<c></c><c> \n </c><u></u><a></a>", ["!empty c", "!empty c", "!empty u", "!empty a"]),
-        ("<s></s><s> </s>", ["scratchpad", "scratchpad"]),
-        # Closing tags without an opening one.
+        ("<c> \n </c><u></u><s></s>", ["!empty c", "!empty u", "scratchpad"]),
         ("<c>one</c></c><c>two</c>", ["create one", "!stray_close c", "create two"]),
-        # Elements without their own closing tag.
         # The completion ends inside one: its text may be half.
-        ("<c>one", ["!unclosed c"]),
         ("<c>one</c><s>no", ["create one", "!unclosed s"]),
-        # Another opening tag ends it; so does the same one, also where it was meant to close.
+        # Another opening tag or a wrong closing tag ends it.
         ("<c>one<c>two</c>", ["create one", "create two"]),
-        # A wrong closing tag ends it and is used up.
         ("<c>one</u>", ["create one"]),
         # Nothing is replaced and no answer given by accident.
-        ("<u>1: one<c>two</c>", ["!unclosed u", "create two"]),
-        (r"<a>\boxed{x}<c>two</c>", ["!unclosed a", "create two"]),
+        (r"<u>1: one<a>\boxed{x}<c>two</c>", ["!unclosed u", "!unclosed a", "create two"]),
         # Closed bodies are opaque.
         ("<s>one <c>two</c> three</s>", ["scratchpad one <c>two</c> three", "!nested c"]),
         # Neither smuggled in as an answer nor dropped without a word.
@@ -107,123 +79,55 @@ def test_parse_tag_means_what_its_dialect_says() -> None:
         ("<c>yes</c><think><c>no</c>", ["create yes", "!unclosed_thinking think"]),
         # Quoted in an element it is text, and voids nothing before it.
         ("<c>one</c><c>a </think> tag</c>", ["create one", "create a </think> tag"]),
-        # What closes nothing is no thinking: the prompt did not open it.
+        # What closes nothing is not thinking: the prompt did not open it.
         ("<c>one</c></think><c>two</c>", ["create one", "!stray_close think", "create two"]),
-        # It ends an element that has no closing tag of its own.
-        ("<c>one<think>no</think>", ["create one"]),
     ],
 )
 def test_parse_text_returns_actions_and_problems(text: str, expected: list[str]) -> None:
     assert outline(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<c>no</c><s>no</think><c>yes</c>", ["create yes"]),
-        # Cut off in its thoughts: nothing acts.
-        ("<c>no</c>", ["!unclosed_thinking think"]),
-        ("", ["!unclosed_thinking think"]),
-    ],
-)
-def test_parse_prompt_opened_thinking_begins_inside(text: str, expected: list[str]) -> None:
-    assert outline(text, thinking=True) == expected
+def test_parse_prompt_opened_thinking_begins_inside() -> None:
+    assert outline("<c>no</c><s>no</think><c>yes</c>", thinking=True) == ["create yes"]
+    assert outline("<c>no</c>", thinking=True) == ["!unclosed_thinking think"]
 
 
-HANDLES = ["Memory 3: ", "memory 3 ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: ", "entry 3: "]
-# The beginning of a sentence, list, range or time: the handle is ambiguous.
-NO_HANDLES = ["new text", "Memory three: x", "3.5 million", "1 January 1990 is", "Memory 3-5: x"]
-NO_HANDLES += ["[3], [4]: x", "Memory 3 -> 5: x", "12:30 the train", "1234567890: x", "9" * 5000]
+def test_parse_handle_forms_are_read() -> None:
+    for head in ("Memory 3: ", "3:", "[3] ", "#3 ", "Memory [3]: ", "003: "):
+        assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
+        assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
+    assert outline("<u>3: -5 degrees</u><u>Memory 3:</u>") == ["update 3 -5 degrees", "!empty u"]
+    # The beginning of a sentence, list, range or time: the handle is ambiguous.
+    for body in ("new text", "3.5 million", "Memory 3-5: x", "12:30 the train", "9" * 5000):
+        assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
+    ambiguous = "<delete_memory>1, 2</delete_memory>"
+    assert outline(ambiguous, PAPER) == ["!missing_handle delete_memory"]
 
 
-@pytest.mark.parametrize("head", HANDLES)
-def test_parse_handle_forms_are_read(head: str) -> None:
-    assert outline(f"<u>{head}new text</u>") == ["update 3 new text"]
-    assert outline(f"<delete_memory>{head}</delete_memory>", PAPER) == ["delete 3"]
+def test_parse_answer_is_the_last_balanced_box() -> None:
+    for body in (r"\boxed{a} or \boxed{b}", r"\boxed{a \boxed{b}"):
+        assert outline(f"<a>{body}</a>") == ["answer b"]
+    assert outline(r"<a>\boxed{}</a><a>\boxed{a</a>") == ["!empty a", "!no_box a"]
 
 
-@pytest.mark.parametrize("body", NO_HANDLES)
-def test_parse_body_without_handle_is_a_problem(body: str) -> None:
-    assert outline(f"<u>{body}</u>") == ["!missing_handle u"]
-    deleted = f"<delete_memory>{body}</delete_memory>"
-    assert outline(deleted, PAPER) == ["!missing_handle delete_memory"]
-
-
-def test_parse_text_after_handle() -> None:
-    assert outline("<u>3: -5 degrees</u><u>2: 7: x</u>") == ["update 3 -5 degrees", "update 2 7: x"]
-    empty = outline("<u>Memory 3:</u><u>3</u><u>123456789 : x</u>")
-    assert empty == ["!empty u", "!empty u", "update 123456789 x"]
-    bodies = ("3: old", "1, 2", "1 2", "1. x", "1: 2")
-    deletes = "".join(f"<delete_memory>{body}</delete_memory>" for body in bodies)
-    refused = ["!missing_handle delete_memory"] * 3
-    assert outline(deletes, PAPER) == ["delete 3", *refused, "delete 1"]
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (r"\boxed{x}", "answer x"),
-        (r"\boxed{a} or \boxed{b}", "answer b"),
-        (r"\boxed{a \boxed{b} c}", "answer b"),
-        (r"\boxed{a \boxed{b}", "answer b"),
-        (r"\boxed{}", "!empty a"),
-        (r"\boxed{a", "!no_box a"),
-        (r"boxed{a} \fbox{a} {a}", "!no_box a"),
-    ],
-)
-def test_parse_answer_is_the_last_balanced_box(body: str, expected: str) -> None:
-    assert outline(f"<a>{body}</a>") == [expected]
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ('{"name": "search", "arguments": {"query": "x"}}', None),
-        ('{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}', None),
-        ("search x", "not_json"),
+def test_parse_tool_call_is_an_action_or_a_problem() -> None:
+    call = '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"x\\"}"}</tool_call>'
+    (action,) = PAPER.parse(call).actions
+    assert (action.kind, action.arguments) == ("search", {"query": "x"})
+    for body, reason in (
         ('{"name": "search", "arguments": {"query": NaN}}', "not_json"),
         ('{"name": "find", "arguments": {}}', "unknown_tool"),
         ('{"name": "search", "arguments": {"query": 3}}', "bad_arguments"),
-    ],
-)
-def test_parse_tool_call(body: str, expected: str | None) -> None:
-    text = f"<tool_call>{body}</tool_call>"
-    parsed = PAPER.parse(text)
-    if expected is None:
-        assert [(action.kind, action.arguments) for action in parsed.actions] == [
-            ("search", {"query": "x"})
-        ]
-    else:
-        (problem,) = parsed.problems
-        assert problem == Problem(
-            ProblemReason(expected), "tool_call", 0, len(text), problem.detail
-        )
-        assert problem.detail
-
-
-def test_parse_several_calls_and_a_tag_of_arguments() -> None:
-    own = get_dialect("paper").grammar([SEARCH, VISIT, ActionSpec("flag", Body.TEXT)])
-    call = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
-    text = call % "a" + call % "b" + '<visit>{"page": 3}</visit><visit>3</visit><flag>x</flag>'
-    parsed = own.parse(text)
-    assert [(action.kind, dict(action.arguments or {})) for action in parsed.actions] == [
-        ("search", {"query": "a"}),
-        ("search", {"query": "b"}),
-        ("visit", {"page": 3}),
-        ("flag", {}),
-    ]
-    assert [problem.reason for problem in parsed.problems] == ["not_json"]
-    assert get_dialect("paper").grammar().parse(text).actions == ()
+    ):
+        (problem,) = PAPER.parse(f"<tool_call>{body}</tool_call>").problems
+        assert problem.reason == reason
 
 
 def test_parse_hostile_arguments_raise_nothing() -> None:
     call = '<tool_call>{"name": "search", "arguments": {"query": %s}}</tool_call>'
     free = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS)})
-    for query in (r'"\ud800\u0000"', r'{"\ud800": ["\u0000"]}'):  # no request can carry it
-        (action,) = free.parse(call % query).actions
-        assert "\ufffd" in str(action.arguments)
-        assert clean(str(action.arguments)) == str(action.arguments)
-        assert not re.search(r"\\ud800|\\x00", repr(action.arguments))
+    (action,) = free.parse(call % r'{"\ud800": ["\u0000"]}').actions  # no request can carry it
+    assert action.arguments == {"query": {"\ufffd": ["\ufffd"]}}
     schema = {"properties": {"query": {"multipleOf": 0.5}}}
     halves = replace(PAPER, tools={"search": ActionSpec("search", Body.ARGUMENTS, schema=schema)})
     for value in ("1" + "0" * 400, "[" * 800 + "]" * 800):  # nothing raises, here or later
@@ -231,11 +135,9 @@ def test_parse_hostile_arguments_raise_nothing() -> None:
         assert problem.reason in ("bad_arguments", "not_json")
 
 
-TAGS = {spec.name: tag for tag, spec in SHORT.tags.items()}
 WORDS = "\\boxed{|}|{|1: x|Memory 2|word| |\n|<|</|c>|\ud800"
-TAG_NAMES = ("c", "s", "u", "a", "think", "S")
-TAGS_AND_WORDS = [f"<{slash}{tag}>" for slash in ("", "/") for tag in TAG_NAMES]
-PIECES = st.sampled_from([*TAGS_AND_WORDS, *WORDS.split("|"), "9" * 50])
+ELEMENTS = [f"<{slash}{tag}>" for slash in ("", "/") for tag in (*TAGS.values(), "think", "S")]
+PIECES = st.sampled_from([*ELEMENTS, *WORDS.split("|"), "9" * 50])
 TEXTS = st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text())
 
 
@@ -249,12 +151,9 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
         end = action.end
         tag = f"<{TAGS[action.kind]}>"
         assert text[action.start : action.start + len(tag)].lower() == tag
-        assert action.text == action.text.strip()
         assert action.text in text[action.start : action.end]
         assert action.text or action.kind == "scratchpad"
         assert (action.handle is not None) == (action.kind == "update")
-    starts = [problem.start for problem in parsed.problems]
-    assert starts == sorted(starts)
     assert all(0 <= item.start < item.end <= len(text) for item in parsed.problems)
     # Without thinking, every opening tag is accounted for, once.
     if "think>" not in text.lower():
@@ -263,13 +162,8 @@ def test_parse_any_string_has_a_consistent_result(text: str) -> None:
         assert len(parsed.actions) + len(parsed.problems) - strays == opening
 
 
-UNITS = "<|<create_memory>|</create_memory>|<think>|</think>|\\boxed{|{|}|1| |[ "
-
-
-@pytest.mark.parametrize("unit", UNITS.split("|"))
-@pytest.mark.parametrize(
-    "frame", ["{}", "<final_answer>{}x</final_answer>", "<update_memory>[{}x</update_memory>"]
-)
+@pytest.mark.parametrize("unit", ["<", "<create_memory>", "<think>", "\\boxed{", "{", "1", " "])
+@pytest.mark.parametrize("frame", ["{}", "<final_answer>{}x</final_answer>"])
 def test_parse_garbage_takes_linear_time(unit: str, frame: str) -> None:
     text = frame.replace("{}", unit * (100_000 // len(unit)))
     start = time.process_time()

@@ -6,16 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {
-    "torch",
-    "transformers",
-    "trl",
-    "vllm",
-    "sentence_transformers",
-    "datasets",
-    "peft",
-    "accelerate",
-}
+HEAVY = {"torch", "transformers", "trl", "vllm", "datasets", "peft", "accelerate"}
 ROOMS = {"envs", "train", "eval", "serve", "demo"}
 
 

@@ -63,16 +63,12 @@ async def test_pool_server_dies_others_answer(pools: Pools) -> None:
     assert len(await running) == 8
     assert [server.url for server in pool.serving] == ["http://b"]
     assert pool.drops == 1
-    before = len(cluster["a"].asked)
-    await complete(pool, 4, affinity="t")
-    assert (len(cluster["a"].asked), len(cluster["b"].asked)) == (before, 12)
 
 
 async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     pool = pools(cluster)
     await pool.use_adapter(V1)
-    await complete(pool, 4)
     cluster["a"].up = False
     await complete(pool, 4)
     await pool.use_adapter(V2)
@@ -80,7 +76,7 @@ async def test_pool_returned_server_loads_the_adapter_before_requests(pools: Poo
     await until(lambda: len(pool.serving) == 2)
     await complete(pool, 4)
     assert cluster["a"].models == {"policy": "", "v2": "/adapters/v2"}
-    assert cluster["a"].asked == ["v1"] * 2 + ["v2"] * 2
+    assert cluster["a"].asked == ["v2"] * 2
 
 
 async def test_pool_requests_an_adapter_only_after_it_is_loaded(
@@ -102,25 +98,20 @@ async def test_pool_requests_an_adapter_only_after_it_is_loaded(
     may_load.set()
     await publishing
     await complete(pool, 1)
-    assert (cluster["a"].asked, pool.drops) == (["v1", "v1", "v2"], 0)
+    assert cluster["a"].asked == ["v1", "v1", "v2"]
 
 
 async def test_pool_restarted_server_loads_the_adapter_again(pools: Pools) -> None:
     """Nobody saw it die: it answers 404 for a model that it has forgotten."""
     cluster = Cluster("a")
-    ranks = [pools(cluster, send_seeds=send_seeds) for send_seeds in (True, False)]
+    ranks = [pools(cluster) for _ in range(2)]
     for pool in ranks:
         await pool.use_adapter(V1)
-    assert cluster["a"].loads == ["v1"], "once, however many ask"
+    assert cluster["a"].loads == ["v1"], "once for all ranks"
     cluster["a"].restart()
     for pool in ranks:
-        await pool.complete([5], replace(SAMPLING, seed=3))
+        await complete(pool, 1)
     assert cluster["a"].loads == ["v1", "v1"]
-    assert ["seed" in body for body in cluster["a"].bodies] == [True, False]
-    cluster["a"].restart()
-    cluster["a"].lora = False
-    with pytest.raises(PolicyError, match="--enable-lora"):
-        await pools(cluster).use_adapter(V1)
 
 
 async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools: Pools) -> None:
@@ -135,73 +126,29 @@ async def test_pool_restricted_to_servers_keeps_a_dropped_one_out(pools: Pools) 
     cluster["b"].restart()
     await asyncio.sleep(0.05)
     assert pool.serving == []
-    await pool.restrict(pool_urls := ["http://a", "http://b"])
-    assert [server.url for server in pool.serving] == pool_urls
+    await pool.restrict(cluster.urls)
+    assert [server.url for server in pool.serving] == cluster.urls
 
 
-async def test_pool_without_servers_request_is_an_outage(pools: Pools) -> None:
+async def test_pool_without_servers_waits_then_is_an_outage(pools: Pools) -> None:
     cluster = Cluster("a", "b")
     cluster["a"].up = cluster["b"].up = False
     with pytest.raises(OutageError, match=r"No server answered for 0 s \(http://a, http://b\)"):
         await complete(pools(cluster, patience=0.1), 1)
-    with pytest.raises(OutageError, match="No server answered"):
-        await pools(cluster, patience=0.05).model_name()
-    pool = pools(cluster)
-    with pytest.raises(OutageError, match="cancelled while servers were missing"):
-        async with asyncio.timeout(0.05):
-            await complete(pool, 1)
-    waiting = asyncio.create_task(complete(pool, 3))
+    waiting = asyncio.create_task(complete(pools(cluster), 3))
     await asyncio.sleep(0.03)
     cluster["b"].up = True
     assert len(await waiting) == 3
-    cluster["b"].seconds = 5.0  # time that runs out now is the caller's own
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await complete(pool, 1)
-
-
-async def test_pool_request_that_crashes_servers_fails(pools: Pools) -> None:
-    cluster = Cluster("a")
-    pool = pools(cluster, max_attempts=2)
-    cluster["a"].up = False
-    waiting = asyncio.create_task(complete(pool, 1))
-    for _ in range(2):
-        await until(lambda: not pool.serving)
-        cluster["a"].seconds, cluster["a"].up = 0.02, True
-        await until(lambda: cluster["a"].in_flight == 1 or waiting.done())
-        cluster["a"].up = False
-    with pytest.raises(OutageError, match="failed on 2 servers"):
-        await waiting
-
-
-async def test_pool_model_name_must_agree(pools: Pools) -> None:
-    cluster = Cluster("a", "b", "c")
-    cluster["c"].up = False
-    pool = pools(cluster)
-    assert await pool.model_name() == "policy"
-    assert [server.url for server in pool.serving] == ["http://a", "http://b"]
-    cluster["c"].models = {"another": ""}
-    cluster["c"].up = True
-    await until(lambda: len(pool.serving) == 3)
-    # It came back with another model: it is not asked for whatever it has.
-    with pytest.raises(PolicyError, match="does not serve a model named 'policy'"):
-        await complete(pool, 3)
-    with pytest.raises(PolicyError, match=r"http://a: policy, http://b: policy, http://c: another"):
-        await pools(cluster).model_name()
 
 
 async def test_pool_refuses_unscaled_logprobs_also_of_a_returned_server(pools: Pools) -> None:
     cluster = Cluster("a")
     server, pool = cluster["a"], pools(cluster, scaled_logprobs=True)
     await pool.complete([5, 6], SAMPLING)
-    assert len(server.bodies) == 1  # at temperature 1 both are the same
     with pytest.raises(PolicyError, match=r"temperature 0.5 .* --logprobs-mode processed_logprobs"):
         await pool.complete([5, 6], HALF)
     server.logprobs_mode = "processed_logprobs"
-    server.bodies.clear()
-    for _ in range(2):
-        await pool.complete([5, 6], HALF)
-    assert [body["max_tokens"] for body in server.bodies] == [1, 1, 4, 4]
+    await pool.complete([5, 6], HALF)
     server.up = False
     waiting = asyncio.create_task(pool.complete([5, 6], HALF))
     await asyncio.sleep(0.05)

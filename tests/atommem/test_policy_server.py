@@ -7,13 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from atommem.errors import (
-    ConfigError,
-    OutageError,
-    PolicyError,
-    PromptTooLongError,
-    UnknownModelError,
-)
+from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
 from tests.fake_chat import FakeChat, Reply, choice, refusal
@@ -35,51 +29,27 @@ def vllm_policy(model: str | None = "policy") -> tuple[ServerPolicy, FakeServer]
     return ServerPolicy("http://s", model, transport=transport, **settings), server
 
 
-def chat_policy(server: FakeChat, url: str = "http://s/v1") -> ChatPolicy:
-    return ChatPolicy(url, "m", retries=2, backoff=0.0, transport=server.transport)
+def chat_policy(server: FakeChat) -> ChatPolicy:
+    return ChatPolicy("http://s/v1", "m", retries=2, backoff=0.0, transport=server.transport)
 
 
 async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> None:
     policy, server = vllm_policy()
     completion = await policy.complete([5, 6], SAMPLING)
     assert completion == Completion(IDS, [-0.5, -0.25, -1.0], "forty two", "stop")
-    await policy.complete([5], Sampling(temperature=0, top_p=0.9, top_k=4, max_tokens=8))
-    expected = {
-        "model": "policy",
-        "prompt": [5, 6],
-        "max_tokens": 8,
-        "temperature": 0.7,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "seed": 3,
-    }
-    greedy = expected | {"prompt": [5], "temperature": 0, "top_p": 0.9, "top_k": 4}
-    del greedy["seed"]
-    assert server.bodies == [expected, greedy]
+    sampling = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 3}
+    request = {"model": "policy", "prompt": [5, 6], "max_tokens": 8, "repetition_penalty": 1.0}
+    assert server.bodies == [request | sampling | {"logprobs": 0, "return_token_ids": True}]
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         (None, PolicyError, "no completion with token ids"),
-        ({"logprobs": None}, PolicyError, "no log-probabilities for 3 tokens"),
-        (
-            {"logprobs": {"token_logprobs": [-1.0, -1.0, float("nan")]}},
-            PolicyError,
-            "nan for token 2 of 3",
-        ),
+        ({"logprobs": {"token_logprobs": [-1, -1, float("nan")]}}, PolicyError, "nan for token 2"),
         ({"finish_reason": "abort"}, OutageError, "'abort'"),
-        (
-            refusal(400, "This model's maximum context length is 4 tokens."),
-            PromptTooLongError,
-            r"2 tokens with max_tokens=8.*maximum context length is 4",
-        ),
+        (refusal(400, "maximum context length is 4"), PromptTooLongError, "2 tokens with"),
         (refusal(404, "No such model."), UnknownModelError, r"'policy'.*404.*No such model"),
-        (httpx.Response(503, text="overloaded"), OutageError, "overloaded"),
     ],
 )
 async def test_server_policy_invalid_answer_is_an_error(
@@ -102,10 +72,6 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
     with pytest.raises(PromptTooLongError, match="context of 64"):
         await policy.complete([5] * 57, SAMPLING)
     assert len(server.bodies) == 1
-    policy, server = vllm_policy(model=None)
-    server.models["adapter"] = ""
-    with pytest.raises(PolicyError, match=r"2 models \(policy, adapter\)"):
-        await policy.complete([5], SAMPLING)
 
 
 async def test_chat_policy_sends_messages_and_returns_counts() -> None:
@@ -117,10 +83,8 @@ async def test_chat_policy_sends_messages_and_returns_counts() -> None:
     values = {"max_tokens": 8, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}
     messages = [MESSAGES[0], {"role": "user", "content": "half \ufffd"}]
     assert server.bodies == [{"model": "m", "messages": messages, **values}]
-    await policy.complete_chat(MESSAGES, Sampling(temperature=0.7, max_tokens=8))
-    assert {*server.bodies[1]} == {"model", "messages", "max_tokens", "temperature"}
-    with pytest.raises(PolicyError, match="takes messages, not token ids"):
-        await policy.complete([1, 2], SAMPLING)
+    with pytest.raises(PolicyError, match=r"401.*Incorrect.*ATOMMEM_POLICY_API_KEY"):
+        await chat_policy(FakeChat(refusal(401, "Incorrect"))).complete_chat(MESSAGES, sampling)
 
 
 @pytest.mark.parametrize(
@@ -128,29 +92,12 @@ async def test_chat_policy_sends_messages_and_returns_counts() -> None:
     [
         (choice("cut", "length"), "cut", "length"),
         (choice([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab", "stop"),
-        (choice("half \ud83d"), "half \ufffd", "stop"),
-        (choice("I", "content_filter"), "", "content_filter"),
         (refusal(400, "The response was filtered", code="content_filter"), "", "content_filter"),
     ],
 )
 async def test_chat_policy_reply_forms(reply: Reply, text: str, finish_reason: str) -> None:
     completion = await chat_policy(FakeChat(reply)).complete_chat(MESSAGES, SAMPLING)
     assert (completion.text, completion.finish_reason) == (text, finish_reason)
-    assert completion.token_ids == []
-
-
-@pytest.mark.parametrize(
-    ("reply", "error", "words"),
-    [
-        (refusal(400, "The maximum context length is 8"), PromptTooLongError, "maximum context"),
-        (refusal(401, "Incorrect API key"), PolicyError, r"401.*Incorrect.*ATOMMEM_POLICY_API_KEY"),
-        (httpx.Response(200, json={"error": "engine"}), OutageError, "no chat completion.*engine"),
-    ],
-)
-async def test_chat_policy_errors(reply: Reply, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words) as raised:
-        await chat_policy(FakeChat(reply)).complete_chat(MESSAGES, SAMPLING)
-    assert raised.type is error
 
 
 async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -> None:
@@ -170,9 +117,3 @@ async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -
     assert server.bodies[-1].keys() == {"model", "messages", "max_completion_tokens"}
     await policy.complete_chat(MESSAGES, sampling)
     assert len(server.bodies) == 4, "it remembers"
-
-
-def test_policy_key_is_not_sent_over_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATOMMEM_POLICY_API_KEY", "k")
-    with pytest.raises(ConfigError, match="plain http"):
-        chat_policy(FakeChat("x"), url="http://far")

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from atommem.actions import Action
-from atommem.config import MemoryConfig, drawn_capacity
+from atommem.config import drawn_capacity
 from atommem.embedding.embedder import TextKind, Vectors
 from atommem.episode import Step
 from atommem.errors import ConfigError, OutageError, TraceError
-from atommem.policy.contract import Completion
 from atommem.process import ActivityClock
 from atommem.rollout import Session, StepTimeoutError
 from atommem.session_state import SessionState
@@ -32,10 +31,8 @@ async def test_session_restored_continues_identically(way: str, tmp_path: Path) 
         found += await turns(session, 1, number)
         if way == "fork":  # the other one goes elsewhere
             other, session = session, session.fork()
-            before = session.state().to_json()
             await turns(other, 1, 8)
             await other.memory.undo(number)
-            assert session.state().to_json() == before
             continue
         if way == "json":
             state = SessionState.from_json(json.loads(json.dumps(session.state().to_json())))
@@ -48,22 +45,6 @@ async def test_session_restored_continues_identically(way: str, tmp_path: Path) 
     assert (session.turns, session.sampled) == (whole.turns, whole.sampled)
     assert session.memory.contents == whole.memory.contents
     assert session.memory.log == whole.memory.log
-    assert {"create", "read", "update", "delete", "scratchpad"} <= {
-        operation.kind for operation in whole.memory.log
-    }
-
-
-async def test_session_load_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
-    session, path = Session(agent(), "t/0"), tmp_path / "a session"
-    await turns(session, 2)
-    raw = session.state().save(path).read_bytes()
-    assert [item.name for item in tmp_path.iterdir()] == ["a session"]
-    for content in (b"hello", b'{"type": "session", "format": 9}', raw[: len(raw) // 2]):
-        path.write_bytes(content)
-        with pytest.raises(TraceError, match="a session: cannot read the session"):
-            SessionState.load(path)
-    with pytest.raises(TraceError, match="No such file"):
-        SessionState.load(tmp_path / "none")
 
 
 async def test_session_restore_mismatch_is_refused() -> None:
@@ -75,7 +56,6 @@ async def test_session_restore_mismatch_is_refused() -> None:
         await Session.restore(other, state)
     again = await Session.restore(other, state, reembed=True)
     assert again.memory.contents == session.memory.contents
-    assert again.state().memory.embedder == "words/64"
     with pytest.raises(TraceError, match="contradicts the log before it"):
         await Session.restore(agent(), replace(state, operations=state.operations[::-1]))
 
@@ -85,31 +65,12 @@ CREATE += "<update_scratchpad>x</update_scratchpad>"
 
 
 class Stuck(Embeds):
-    """Its call number `at` never comes back, unless it is cancelled."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at, self.reached = at, asyncio.Event()
+    """Its third call never comes back, unless it is cancelled."""
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
-        if len(self.calls) == self.at:
-            self.reached.set()
+        if len(self.calls) == 2:
             await asyncio.Event().wait()
         return await super().embed(texts, kind)
-
-
-async def test_turn_cancelled_leaves_memory_unchanged() -> None:
-    embedder = Stuck(2)
-    session = Session(agent(saying(CREATE, CREATE.replace("ann", "bob")), embedder=embedder))
-    await session.turn(reading("q?"))
-    before = session.state().to_json()
-    task = asyncio.create_task(session.turn(reading("q?")))
-    await embedder.reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    after = session.state().to_json()
-    assert {name for name in before if before[name] != after[name]} == {"turns", "sampled"}
 
 
 async def test_turn_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
@@ -131,49 +92,23 @@ async def test_turn_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
 
 async def test_turn_deadline_leaves_session_unchanged() -> None:
     loop = asyncio.get_running_loop()
-    embedder = Stuck(2)
-    session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=embedder))
+    session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=Stuck()))
     await session.turn(reading("q?"), deadline=loop.time() + 60)
     before, steps = session.state().to_json(), []
     with pytest.raises(StepTimeoutError):
         await session.turn(reading("q?"), deadline=loop.time() + 0.02, steps=steps)
     assert (session.state().to_json(), steps) == (before, [])
-    session.agent.policy = ListPolicy(session.agent.tokenizer, [TimeoutError("mine"), CREATE])  # type: ignore[arg-type]
-    with pytest.raises(TimeoutError, match="mine"):  # the policy's own is no time limit
-        await session.turn(reading("q?"), deadline=loop.time() + 60)
+    session.agent.policy = ListPolicy(session.agent.tokenizer, [CREATE])  # type: ignore[arg-type]
     with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
         await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
-    assert embedder.reached.is_set()
     assert (len(session.memory.entries()), len(steps)) == (1, 1)
 
 
 async def test_sessions_of_one_agent_are_independent() -> None:
-    alone = []
-    for number in range(8):
-        session = Session(agent(), f"t/{number}")
-        await turns(session, 5)
-        alone.append(session.state().to_json())
+    alone = [await turns(Session(agent(), f"t/{number}"), 5) for number in range(8)]
     shared = agent()
     sessions = [Session(shared, f"t/{number}") for number in range(8)]
-    await asyncio.gather(*(turns(session, 5) for session in sessions))
-    assert [session.state().to_json() for session in sessions] == alone
-
-
-@pytest.mark.parametrize(
-    ("text", "kinds"), [("<create_memory>a</create_memory>", ["create"]), ("hm</think>x", [])]
-)
-async def test_turn_of_chat_server_without_thinking_is_parsed(text: str, kinds: list[str]) -> None:
-    shared = agent()
-    shared.prompts.opens_thinking = True
-
-    class Chat:
-        async def complete_chat(self, messages: object, sampling: object) -> Completion:
-            return Completion([], [], text, "stop", 5, 3)
-
-    shared.policy = Chat()  # type: ignore[assignment]
-    step = await Session(shared).turn(reading("Who?", chunk="c"))
-    assert [action.kind for action in step.actions] == kinds
-    assert step.problems == ()
+    assert await asyncio.gather(*(turns(session, 5) for session in sessions)) == alone
 
 
 async def test_session_capacity_follows_its_task() -> None:
@@ -182,34 +117,23 @@ async def test_session_capacity_follows_its_task() -> None:
     for task in range(30):
         capacity = drawn_capacity(drawn, f"t{task}")
         seen.add(capacity)
-        sessions = [Session(one, f"t{task}/{sample}") for sample in range(3)]
-        assert {session.memory.view().capacity for session in sessions} == {capacity}
-        await sessions[0].memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
-        assert len(sessions[0].memory.entries()) == (capacity or 8)
-        restored = await Session.restore(one, sessions[0].state())
+        session = Session(one, f"t{task}/1")
+        await session.memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
+        assert len(session.memory.entries()) == (capacity or 8)
+        restored = await Session.restore(one, session.state())
         assert restored.memory.view().capacity == capacity
     assert seen == {2, 5, None}
-    assert MemoryConfig(capacity=3, capacities=drawn).of_task("t").capacity == 3
 
 
 def test_activity_clock_overlapping_intervals_count_once() -> None:
-    """Two of one kind over 1..4 and 3..6, one more over 8..11; another kind over 2..5."""
-    now = 0.0
+    now = 1.0
     clock = ActivityClock(lambda: now)
-    first, second, other = clock.busy("generate"), clock.busy("generate"), clock.busy("embed")
-    for now, act in (  # noqa: B007  # the clock reads it
-        (1.0, first.__enter__),
-        (2.0, other.__enter__),
-        (3.0, second.__enter__),
-        (4.0, lambda: first.__exit__(None, None, None)),
-        (5.0, lambda: other.__exit__(None, None, None)),
-        (6.0, lambda: second.__exit__(None, None, None)),
-    ):
-        act()
-    now = 8.0
     with clock.busy("generate"):
-        now = 9.0
-        assert clock.take() == {"generate": 6.0, "embed": 3.0}
-        now = 11.0
+        now = 2.0
+        with clock.busy("embed"), clock.busy("generate"):
+            now = 5.0
+        now = 6.0
+        assert clock.take() == {"generate": 5.0, "embed": 3.0}
+        now = 8.0
     assert clock.take() == {"generate": 2.0}
     assert clock.take() == {}

@@ -5,53 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from atommem.errors import ConfigError
-from atommem.memory.store import (
-    TIE_TOLERANCE,
-    TextVectors,
-    VectorStore,
-    best,
-    digests_of,
-    embed_texts,
-)
+from atommem.memory.store import TextVectors, VectorStore, digests_of, embed_texts
 from tests.fakes import WordEmbedder
 
 X = np.array([1, 0, 0, 0], dtype=np.float32)
 
 
-def ordered_by_definition(scores: npt.NDArray[np.floating], k: int) -> list[int]:
-    """The best score opens a group; the next lower score outside of it opens the next one."""
-    left = {number: float(score) for number, score in enumerate(scores, start=1)}
-    order: list[int] = []
-    while left:
-        top = max(left.values())
-        group = sorted(number for number, score in left.items() if score >= top - TIE_TOLERANCE)
-        order += group
-        for number in group:
-            del left[number]
-    return order[:k]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 45))
-def test_best_orders_ties_by_age(steps: list[int], k: int) -> None:
-    scores = (0.25 + 4e-7 * np.array(steps, dtype=np.float64)).astype(np.float32)
-    found = best(scores, np.arange(1, len(steps) + 1), k)
-    assert [entry_id for entry_id, _ in found] == ordered_by_definition(scores, k)
-
-
-@pytest.mark.parametrize("k", [6, 40])
-def test_search_ties_at_cutoff_return_the_oldest(k: int) -> None:
+def test_search_ties_at_cutoff_return_the_oldest() -> None:
     store = VectorStore(4)
     rows = np.tile(np.array([0.6, 0.8, 0, 0], dtype=np.float32), (200, 1))
     ids = np.random.default_rng(0).permutation(200) + 1
     store.add(ids, rows)
     store.add([300], X[None])
-    assert [entry_id for entry_id, _ in store.search(X, k)] == [300, *range(1, k)]
+    assert [entry_id for entry_id, _ in store.search(X, 40)] == [300, *range(1, 40)]
 
 
 def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -72,10 +39,9 @@ def test_store_equals_dictionary_after_random_changes() -> None:
             expected[entry_id] = exact(vectors)
             store.update({entry_id: expected[entry_id].astype(np.float32)})
         elif action == "remove" and known:
-            chosen = rng.sample(known, min(2, len(known)))
-            store.update(dict.fromkeys(chosen))
-            for entry_id in chosen:
-                del expected[entry_id]
+            entry_id = rng.choice(known)
+            store.update({entry_id: None})
+            del expected[entry_id]
         elif action == "copy":  # a change of one does not change the other
             left, store = rng.sample((store, store.copy()), 2)
             left.update(dict.fromkeys(known[:3]))
@@ -86,23 +52,8 @@ def test_store_equals_dictionary_after_random_changes() -> None:
             k = rng.choice((1, 6, 20, 1000))
             found = store.search(query.astype(np.float32), k)
             assert [entry_id for entry_id, _ in found] == order[:k]
-            assert [score for _, score in found] == pytest.approx(
-                [scores[key] for key in order[:k]], abs=2e-6
-            )
         assert len(store) == len(expected)
     np.testing.assert_array_equal(store.rows(list(expected)), list(expected.values()))
-    assert store.rows([]).shape == (0, 64)
-
-
-def test_store_invalid_vector_is_refused() -> None:
-    store = VectorStore(4)
-    store.update({1: X})
-    for vector, message in ((np.ones(3, dtype=np.float32), r"shape \(1, 3\)"), (2 * X, "norm 2")):
-        with pytest.raises(ConfigError, match=message):
-            store.update({1: vector})
-        with pytest.raises(ConfigError, match=message):
-            store.add([2], vector[None])
-    assert store.search(X, 9) == [(1, 1.0)]
 
 
 async def test_text_vectors_loaded_from_file_save_embedding(tmp_path: Path) -> None:
@@ -118,4 +69,3 @@ async def test_text_vectors_loaded_from_file_save_embedding(tmp_path: Path) -> N
     assert cache.find(["ann"], "query").tolist() == [-1]
     path.write_bytes(b"no vectors")
     assert TextVectors.load(path) is None
-    assert TextVectors.load(tmp_path / "other") is None

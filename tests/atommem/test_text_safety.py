@@ -15,35 +15,16 @@ from hypothesis import strategies as st
 
 from atommem.actions import ANSWER_ACTION
 from atommem.config import MemoryConfig
-from atommem.dialects import (
-    Section,
-    fill,
-    get_dialect,
-    split_template,
-)
+from atommem.dialects import Section, fill, get_dialect
 from atommem.envs.scoring.judge import quoted
 from atommem.episode import Observation, Piece
-from atommem.errors import DialectError
 from atommem.memory.log import MemoryView, Retrieved
 from atommem.prompts import PromptBuilder
-from atommem.text_safety import (
-    Headings,
-    SegmentEncoder,
-    clean,
-    control_tokens,
-    forms_in,
-    guard_text,
-    printable,
-    read_json,
-)
-from atommem.tokens import encoder
+from atommem.text_safety import SegmentEncoder, clean, control_tokens, guard_text
 from tests.fakes import WordTokenizer, longdoc, reading
 
 pytest.importorskip("transformers")
 from tests.tokenizer_shapes import SHAPES
-
-WITHOUT_CHAT = ("words",)
-"""Shapes without a chat template, which read compact prompts as the demo does."""
 
 
 @cache
@@ -66,41 +47,24 @@ def test_clean_any_text_can_be_carried(text: str) -> None:
     assert json.loads(json.dumps(cleaned, ensure_ascii=False).encode()) == cleaned
     assert "\0" not in cleaned
     assert clean(cleaned) == cleaned
-
-
-def test_clean_joins_surrogates_and_keeps_the_rest() -> None:
-    assert clean("a\ud83db\0c \ude00\ud83d") == "a\ufffdb\ufffdc \ufffd\ufffd"
-    assert clean("\ud83d\ude00") == "\U0001f600"
-    text = "Ünïcode, \U0001f600 \u202e\ufffe\x07\x1b[31m\r\n\t"
-    assert clean(text) == text
-    assert printable("\x1b[31mred\x9b\n\t") == "\ufffd[31mred\ufffd\n\t"
-
-
-def test_read_json_refuses_what_others_cannot_read() -> None:
-    assert read_json('{"a\\ud800": [1.5, "\\u0000"]}', 2) == {"a\ufffd": [1.5, "\ufffd"]}
-    for text in ("NaN", "1e999", "[[[0]]]", "{"):
-        with pytest.raises(ValueError, match=r"."):
-            read_json(text, 2)
+    assert clean("\ud83d\ude00 \ud83d\0") == "\U0001f600 \ufffd\ufffd"
 
 
 # Servers whose tokenizer is unknown ---
 
-FORMS = ["<|im_end|>", "<\uff5cUser\uff5c>", "</s>", "[INST]", "<<SYS>>", "<think>", "<tool_call>"]
-FORMS += ["[CLS]", "<extra_id_7>", "<\u200b|im_end|>", "\uff1c|im_end|\uff1e", "<start_of_turn>"]
 
-
-@pytest.mark.parametrize("form", FORMS)
-def test_guard_text_known_form_is_broken(form: str) -> None:
-    assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
-    assert guard_text(guard_text(form)) == guard_text(form).replace("\\", "\\\\")
-
-
-def test_guard_text_ordinary_markup_stays() -> None:
-    for text in ("a < b and c > d", "<b>bold</b> <table>", "[1] [sic] [see note]", "C:\\new |>"):
-        assert guard_text(text) == text
+def test_guard_text_breaks_known_forms_only() -> None:
+    for form in ("<|im_end|>", "</s>", "[INST]", "<think>", "<extra_id_7>", "<\u200b|im_end|>"):
+        assert guard_text(f"x {form} y").startswith(f"x {form[0]}\\")
+    assert guard_text("a < b, <b>bold</b>, [1] [sic]") == "a < b, <b>bold</b>, [1] [sic]"
 
 
 # Encoding of data ---
+
+
+def wide(token: str) -> str:
+    """The token in full-width characters."""
+    return "".join(chr(ord(part) + 0xFEE0) if "!" <= part <= "~" else part for part in token)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -109,124 +73,54 @@ def test_encoder_control_token_text_is_data(shape: str) -> None:
     tokens = control_tokens(tokenizer)
     came_out = 0
     for token_id, token in tokens.items():
-        wide = "".join(chr(ord(part) + 0xFEE0) if "!" <= part <= "~" else part for part in token)
         split = [
             token[:at] + scrap + token[at:]
             for at in range(len(token))
             for scrap in ("\u200b", "\\", " ", token)
         ]
-        for text in (token, wide, token.upper(), token * 3, f"\\{token}", *split):
+        for text in (token, wide(token), token.upper(), token * 3, f"\\{token}", *split):
             came_out += token_id in encode.controls(encode.template(text))
             assert not encode.controls(encode.data(text)), text
     assert came_out >= len(tokens) - 1  # all but the unknown word
 
 
-def test_encoder_breaks_markers_that_are_not_tokens() -> None:
-    frame = "<|user|>\nx</s>\n<|assistant|>\n"
-    assert forms_in(frame) == ["<|user|>", "</s>", "<|assistant|>"]
-    encode = SegmentEncoder(tokenizer_of("byte_level"), forms_in(frame))
-    assert tokenizer_of("byte_level").decode(encode.data("x <|user|> y")) == "x <\\|user|> y"
-
-
-def test_encoder_character_without_bytes_is_replaced() -> None:
-    encode, tokenizer = encoder_of("without_a_byte"), tokenizer_of("without_a_byte")
-    assert tokenizer.decode(encode.data("a \U00040000 b")) == "a \ufffd b"
-
-
-@pytest.mark.parametrize("shape", ["byte_level", "unigram", "byte_fallback"])
-def test_encoder_segments_get_no_blank_of_their_own(shape: str) -> None:
-    encode, tokenizer = encoder_of(shape), tokenizer_of(shape)
-    for before, text in (("the", " memory"), ("of", "fice"), ("the", " town\nof")):
-        whole = tokenizer.encode(before + text, add_special_tokens=False)
-        apart = encode.template(before, first=True) + encode.data(text)
-        assert tokenizer.decode(apart) == tokenizer.decode(whole)
-
-
-def test_encoder_truncation_set_by_another_call_cuts_nothing() -> None:
-    tokenizer = SHAPES["byte_level"]()
-    encode = encoder(tokenizer)
-    before = encode("one two three four")
-    tokenizer("one two three four", truncation=True, max_length=2)
-    assert len(before) > 2
-    assert encode("one two three four") == before
-    assert SegmentEncoder(tokenizer).data("one two three four") == before
-
-
 @pytest.mark.slow
 def test_hostile_texts_take_linear_time() -> None:
-    prompts = builder("byte_level")
-    guards: list[Callable[[str], Any]] = [
-        guard_text,
-        encoder_of("unigram").data,
-        lambda text: prompts._headings.guard(text, "memory.entry", "text"),
-    ]
+    def prompt(text: str) -> str:
+        return builder("byte_level").text(NOTHING, view(text, text))
+
+    guards: list[Callable[[str], Any]] = [guard_text, encoder_of("unigram").data, prompt]
     for guard in guards:
-        for unit in ("\\", "<", "<|", "<|im_end|>", " ", "\n", "\u200b", "<a_", "Memory ", "\n2"):
+        for unit in ("\\", "<", "<|im_end|>", "\n", "\u200b", "<a_", "Memory ", "\n2"):
             started = time.process_time()
             guard(unit * (50_000 // len(unit)))
             assert time.process_time() - started < 1.0, unit  # quadratic time would be minutes
 
 
-# Headings ---
-
-
-@pytest.mark.parametrize(
-    ("text", "guarded"),
-    [
-        ("A\nMemory 2: B", "A\n\\Memory 2: B"),
-        ("Memory 2: B", "\\Memory 2: B"),
-        ("A\r\n \tYour scratchpad:", "A\r\n \t\\Your scratchpad:"),
-        ("  (empty)\n", "  \\(empty)\n"),
-        ("1. A\n2. B", "\\1. A\n2. B"),
-        *((text, text) for text in ("In Memory 2: B", "Memory of B", "(empty) (empty)", "Part B")),
-    ],
-)
-def test_headings_in_data_get_a_backslash(text: str, guarded: str) -> None:
-    prompts = builder("byte_level")
-    assert prompts._headings.guard(text, "memory.entry", "text") == guarded
-
-
-def test_headings_template_that_begins_with_text_is_refused() -> None:
-    with pytest.raises(DialectError, match="page begins with text"):
-        headings_of({"page": "{text}"})
-    headings_of({"page": "{number:d}. {text}"})
-
-
-def headings_of(templates: dict[str, str]) -> Headings:
-    return Headings({name: split_template(text) for name, text in templates.items()}, True, "-")
-
-
-NUMBERS = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity", "part")
-
-
 # Whole prompts ---
 
-RESULT = {"full": "Result of {tool}:\n{text}", "compact": "result {tool} : {text}"}
-PAGE = {
-    "full": 'The page "{title}" (part {part:d}):\n{text}',
-    "compact": "page {title} says {text}",
+FULL = {
+    "result": "Result of {tool}:\n{text}",
+    "page": 'The page "{title}" (part {part:d}):\n{text}',
 }
+COMPACT = {"result": "result {tool} : {text}", "page": "page {title} says {text}"}
 
 
 @cache
-def builder(shape: str, templates: str = "full", capacity: int | None = 20) -> PromptBuilder:
+def builder(shape: str, templates: str = "full") -> PromptBuilder:
     """The prompts of documents, with pages and results of tools beside."""
     tokenizer = tokenizer_of(shape) if shape else WordTokenizer()
     own = longdoc(tokenizer).section(templates)
-    kind = "compact" if templates == "compact" else "full"
-    pieces = {**own.pieces, "result": RESULT[kind], "page": PAGE[kind]}
+    pieces = {**own.pieces, **(COMPACT if templates == "compact" else FULL)}
     section = Section(pieces, own.introduction, own.rules, own.actions)
     dialect = get_dialect("memagent" if templates == "memagent" else "paper", templates)
-    config = MemoryConfig(templates=templates, capacity=capacity)
+    config = MemoryConfig(templates=templates, capacity=20)
     return PromptBuilder(tokenizer, dialect, config, section, (ANSWER_ACTION,))
 
 
 def observation(questions: list[str], chunk: str, title: str, page: str) -> Observation:
-    lines = tuple(
-        Piece("question_line", {"number": n, "text": text})
-        for n, text in enumerate(questions, start=1)
-    )
-    asked = questions[0] if len(questions) == 1 else lines
+    lines = [Piece("question_line", {"number": n, "text": q}) for n, q in enumerate(questions, 1)]
+    asked = questions[0] if len(questions) == 1 else tuple(lines)
     stream = (
         Piece("chunk", {"chunk": chunk, "chunk_number": 2, "chunk_count": 3}),
         Piece("page", {"title": title, "part": 2, "text": page}),
@@ -237,6 +131,9 @@ def observation(questions: list[str], chunk: str, title: str, page: str) -> Obse
     )
 
 
+NOTHING = observation(["x"], "x", "x", "x")
+
+
 def view(scratchpad: str, query: str | None, *entries: str) -> MemoryView:
     found = (Retrieved(n, n, text, 0.5) for n, text in enumerate(entries, start=1))
     return MemoryView(scratchpad, query, tuple(found), size=len(entries), capacity=20)
@@ -244,7 +141,8 @@ def view(scratchpad: str, query: str | None, *entries: str) -> MemoryView:
 
 def headings_in(prompts: PromptBuilder) -> list[str]:
     """The templates of a prompt, with numbers in them."""
-    numbers = dict.fromkeys(NUMBERS, 2)
+    fields = ("number", "chunk_number", "chunk_count", "handle", "size", "capacity", "part")
+    numbers = dict.fromkeys(fields, 2)
     texts = [*prompts._section.pieces.values(), prompts._templates.entry, prompts._templates.query]
     return [fill(text, numbers) for text in texts]
 
@@ -255,33 +153,36 @@ def hostile_value(tokens: list[str], headings: list[str], rng: random.Random) ->
     def part() -> str:
         token = rng.choice(tokens)
         at = rng.randrange(len(token) + 1)
-        wide = (chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in token)
-        filler = rng.choice(
-            ("\u200b", "\u00ad", "\x01", "\ud800", "\0", "\\", "~", "\n", " ", token)
-        )
-        return rng.choice(
-            (
-                *(token, token, token * 3, token[:at], token[at:], token.upper(), "".join(wide)),
-                *(token[:at] + filler + token[at:], "\\".join(token), filler),
-                rng.choice(("\n", "\r", "\u2028", "\x85", " ")) + rng.choice(headings),
-                rng.choice(
-                    ("the bell", "caf\u00e9", "\u6771", "\U00040000", chr(rng.randrange(1114112)))
-                ),
-            )
-        )
+        filler = rng.choice([*"\u200b\u00ad\x01\ud800\0\\~\n ", token])
+        forms = [token, token, token * 3, token[:at], token[at:], token.upper(), wide(token)]
+        forms += [token[:at] + filler + token[at:], "\\".join(token), filler]
+        forms.append(rng.choice("\n\r\u2028\x85 ") + rng.choice(headings))
+        forms.append(rng.choice(["the bell", "\u6771", "\U00040000", chr(rng.randrange(1114112))]))
+        return rng.choice(forms)
 
     return "".join(part() for _ in range(rng.randrange(1, 6)))
+
+
+def builder_of(shape: str) -> PromptBuilder:
+    """Shapes without a chat template read compact prompts, as the demo does."""
+    return builder(shape, "compact" if shape == "words" else "full")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompt_template_text_keeps_its_ids(shape: str) -> None:
+    prompts = builder_of(shape)
+    state = (observation(["a", "b"], "the town", "bell", "a b"), view("x", "y", "of a", "b"))
+    whole = prompts.tokenizer.encode(prompts.text(*state), add_special_tokens=False)
+    assert prompts.build(*state) == whole
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> None:
-    prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
+    prompts = builder_of(shape)
     tokenizer: Any = prompts.tokenizer
     encode, rng = prompts._encoder, random.Random(f"9/{shape}")
-    tokens = sorted(
-        str(token) for token in tokenizer.added_tokens_decoder.values() if str(token).strip()
-    )
+    tokens = sorted(filter(str.strip, map(str, tokenizer.added_tokens_decoder.values())))
     headings = headings_in(prompts)
     plain = prompts.build(observation(["x", "y"], "x", "x", "x"), view("x", "x", "x", "y"))
     expected, unguarded = encode.controls(plain), 0
@@ -291,8 +192,8 @@ def test_prompt_hostile_data_forges_no_control_token(shape: str, count: int) -> 
         token_ids = prompts.build(seen, view(draw[5] or "x", *draw[6:]))
         assert encode.controls(token_ids) == expected, draw
         unguarded += len(encode.controls(encode.template(clean(draw[2]))))
-        judged = tokenizer.encode(quoted(draw[0], 2000), add_special_tokens=False)
         if shape != "awkward":  # its made-up tokens have no known form
+            judged = tokenizer.encode(quoted(draw[0], 2000), add_special_tokens=False)
             assert not set(encode.controls(judged)) - {tokenizer.unk_token_id}, draw[0]
     assert unguarded > 0
 
@@ -323,26 +224,6 @@ def test_prompt_different_states_have_different_prompts(
         if templates == "memagent":
             state = (state[0], view(draw[3], None))
         assert seen_as.setdefault(prompt, repr(state)) == repr(state)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_prompt_template_text_keeps_its_ids(shape: str) -> None:
-    prompts = builder(shape, "compact" if shape in WITHOUT_CHAT else "full")
-    state = (
-        observation(["the bell", "a town"], "the town", "bell", "a b"),
-        view("x", "y", "of a", "b"),
-    )
-    whole = prompts.tokenizer.encode(prompts.text(*state), add_special_tokens=False)
-    assert prompts.build(*state) == whole
-
-
-def test_prompt_control_token_of_a_template_stays() -> None:
-    tokenizer = tokenizer_of("byte_level")
-    section = Section({"page": "Page {text}", "closing": "Think in <think> first."})
-    prompts = PromptBuilder(tokenizer, get_dialect("paper"), MemoryConfig(), section, ())
-    page = Observation("x", (Piece("page", {"text": "<think>"}),), (), (Piece("closing"),))
-    think = tokenizer.convert_tokens_to_ids("<think>")
-    assert prompts.build(page, MemoryView()).count(think) == 1
 
 
 def test_messages_are_guarded_for_every_model_family() -> None:

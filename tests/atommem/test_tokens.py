@@ -18,10 +18,6 @@ def test_cut_to_tokens_long_text_ends_with_marker_within_limit() -> None:
     assert cut == "w0 w1 w2 w3 w4 w5 w6 w7 w8 [cut]"
     assert len(tokenizer.encode(cut)) == 10
     assert cut_to_tokens(ApproximateTokenizer(), "one two three four", 3, "...") == "..."
-    words = "The committee acknowledged that international negotiations had failed in 1987."
-    assert (
-        14 <= len(ApproximateTokenizer().encode(words)) <= 32
-    )  # Qwen3's tokenizer counts 17: rather more
 
 
 @given(st.lists(st.integers(1, 4), max_size=30), st.integers(0, 40))
@@ -33,15 +29,7 @@ def test_cut_position_is_a_character_boundary(widths: list[int], count: int) -> 
     assert all(a <= b for a, b in pairwise(start for start, _ in offsets))
 
 
-TEXTS = [
-    "",
-    "  two\n\nlines ",
-    "Ünïcödé 東京 \U0001f600",
-    "\0nul \ud800 half",
-]
-
-
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", ["", "  two\n\nlines ", "Ünïcödé 東京 \U0001f600\0 \ud800"])
 def test_token_offsets_cover_the_text(text: str) -> None:
     tokenizer = ApproximateTokenizer()
     ids = tokenizer.encode(text)

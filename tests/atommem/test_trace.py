@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +16,8 @@ from atommem.trace import read_trace, write_trace
 from atommem.trace_view import render_trace
 from tests.atommem.sessions import ANSWER, TASK, runner, saying
 
-LONG = Document("", "Start of the chunk. " + "y " * 3000 + "End of the chunk.")
-DATA = {
-    "id": "t1",
-    "source": "hotpotqa",
-    "questions": [{"text": "Who runs the [old] mill?", "golds": ["Ada", "Ada L."]}],
-}
+LONG = Document("", "y " * 3000)
+DATA = {"id": "t1", "questions": [{"text": "Who runs the [old] mill?", "golds": ["Ada"]}]}
 TEXTS = [
     "<create_memory>Ann \u2028 lives \ud800</create_memory><read_memory>Ann</read_memory>",
     "\x1b[31mred <update_memory>Memory 1: Ann moved</update_memory>"
@@ -47,27 +42,17 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.jsonl", await run_episode(), DATA)
     text = rendered(path)
     for expected in (
-        "t1, sample 3 (hotpotqa)",
         "Who runs the [old] mill?",  # square brackets are not rich markup
-        "Ada | Ada L.",
-        "step 1/3, reading, chunk 1/2",
-        "step 3/3, answering, question 1/1, 2 reads left",
-        "create (entry 1)",
         "update Memory 1 (entry 1)",
-        "+ Ann moved",
         "delete Memory 7: unknown handle",
         "stray_close: </create_memory>",
-        "store 0 -> 1 of 5 entries",
         "stop reason: answered",
-        "characters left out, --full shows them",
     ):
         assert expected in text, expected
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
     assert text.count("y") < 1000
     assert rendered(path, full=True).count("y") > 3000
-    second = rendered(path, step=2)
-    assert "step 2/3" in second
-    assert not any(other in second for other in ("step 1/3", "stop reason"))
+    assert "step 1/3" not in rendered(path, step=2)
     with pytest.raises(ConfigError, match="step=4: this trace has the steps 1 to 3"):
         rendered(path, step=4)
 
@@ -80,9 +65,7 @@ async def test_render_trace_of_cut_or_failed_episode(tmp_path: Path) -> None:
     assert (trace.complete, len(trace.episode.steps)) == (False, 1)
     assert "The file was cut off after 1 steps." in rendered(path)
     failed = Episode("t", 0, error="server gone", stop_reason=StopReason.FAILED)
-    text = rendered(write_trace(path, failed, {}))
-    for expected in ("error: server gone", "reward: none"):
-        assert expected in text
+    assert "error: server gone" in rendered(write_trace(path, failed, {}))
 
 
 async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:
@@ -95,26 +78,11 @@ async def test_read_trace_returns_the_written_episode(tmp_path: Path) -> None:
         step.seconds = round(step.seconds, 4)
     written.seconds = round(written.seconds, 4)
     assert trace.episode == written
-    assert [item.name for item in path.parent.iterdir()] == ["t.jsonl"]
-    path.write_text(path.read_text() + json.dumps({"type": "surprise"}) + "\n")
-    with pytest.raises(TraceError, match="or damaged"):
-        read_trace(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file"),
-        (b"hello", "not a trace, or damaged"),
-        (b'{"type": "episode", "format": 99}', "its format is not 2"),
-        (b'{"type": "episode", "format": 2}', "or damaged"),
-    ],
-)
-def test_read_trace_invalid_file_is_refused(
-    tmp_path: Path, content: bytes | None, message: str
-) -> None:
+def test_read_trace_invalid_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(TraceError, match=message):
-        read_trace(path)
+    for content in ("hello", '{"type": "episode", "format": 2}'):
+        path.write_text(content)
+        with pytest.raises(TraceError, match="or damaged"):
+            read_trace(path)

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from atommem.errors import ConfigError, PolicyError
-from atommem.servers.vllm_process import (
-    VllmServer,
-    cpu_flags,
-    engine_of,
-    folder_flags,
-    parse_metrics,
-)
+from atommem.servers.vllm_process import VllmServer, cpu_flags, engine_of, folder_flags
 from tests.loopback import fake_vllm_python
 
 
@@ -36,9 +30,8 @@ def test_vllm_server_context_manager_starts_and_stops(model: Path, tmp_path: Pat
     assert process is not None
     assert process.poll() is not None
     assert not server.healthy()
-    told = json.loads(log.read_text().splitlines()[0])
-    assert told[told.index("--model") + 1] == str(model)
-    assert told[told.index("--served-model-name") + 1] == "policy"
+    flags = json.loads(log.read_text().splitlines()[0])
+    assert flags[flags.index("--model") + 1] == str(model)
 
 
 @pytest.mark.slow
@@ -49,8 +42,6 @@ def test_vllm_server_failure_shows_log_tail(model: Path, tmp_path: Path) -> None
         server.start()
     with pytest.raises(ConfigError, match="VLLM_PYTHON"):
         engine_of(fake_vllm_python(tmp_path, engine=""))
-    with pytest.raises(ConfigError, match="cannot be started"):
-        engine_of(str(tmp_path / "none"))
 
 
 def test_vllm_server_interrupted_wait_kills_process(
@@ -70,17 +61,13 @@ def test_vllm_server_interrupted_wait_kills_process(
     assert started[0].poll() is not None
 
 
-def test_cpu_flags_disable_chunked_prefill_within_context(model: Path, tmp_path: Path) -> None:
+def test_cpu_flags_disable_chunked_prefill_within_context(model: Path) -> None:
     flags = cpu_flags([], model)
     assert flags[flags.index("--max-model-len") + 1] == "256"
     assert "--no-enable-chunked-prefill" in flags
     named = cpu_flags(["--max-model-len", "8192", "--dtype", "bfloat16"], model)
     assert "--dtype" not in named
     assert named[named.index("--max-num-batched-tokens") + 1] == "8192"
-    python = fake_vllm_python(tmp_path, engine="vllm")
-    on_gpu = VllmServer(python, model, tmp_path / "log", "--max-model-len=64")
-    assert on_gpu._command[-2:] == ["--max-model-len", "64"]
-    assert "--enforce-eager" not in on_gpu._command
 
 
 def test_folder_flags_adapter_is_served_on_base(tmp_path: Path) -> None:
@@ -90,11 +77,3 @@ def test_folder_flags_adapter_is_served_on_base(tmp_path: Path) -> None:
     assert model == "some/base"
     lora = ["--enable-lora", "--lora-modules", f"mine={tmp_path}", "--max-lora-rank", "32"]
     assert flags == [*lora, "--served-model-name", "base"]
-    (tmp_path / "adapter_config.json").unlink()
-    with pytest.raises(ConfigError, match="not a model folder"):
-        folder_flags(tmp_path, "mine")
-
-
-def test_parse_metrics_sums_over_labels() -> None:
-    text = '# TYPE x counter\nx{engine="0"} 2.0\nx{engine="1"} 3\ny 1e3\nz_sum{a="b",c="d"} 0.5\n'
-    assert parse_metrics(text) == {"x": 5.0, "y": 1000.0, "z_sum": 0.5}

@@ -63,58 +63,21 @@ def twowiki_row(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 def musique_row(number: int = 0, **changes: Any) -> dict[str, Any]:
     """A row of MuSiQue's layout; two paragraphs share a title."""
-    texts = [
-        ("Orla", "Orla is a potter."),
-        ("Moss", "Moss grows."),
-        ("Orla", "Her brother is Bran."),
-        ("Bran", "Port."),
-    ]
+    texts = ["Orla is a potter.", "Moss grows.", "Her brother is Bran.", "Port."]
     paragraphs = [
         {"idx": i, "title": title, "paragraph_text": f"{text} {number}", "is_supporting": i >= 2}
-        for i, (title, text) in enumerate(texts)
+        for i, (title, text) in enumerate(zip(("Orla", "Moss", "Orla", "Bran"), texts, strict=True))
     ]
-    answer = f"Port {number}"
-    hops = [("Orla >> brother", "Bran"), ("Where does #1 live?", answer)]
+    hops = [("Orla >> brother", "Bran", 2), ("Where does #1 live?", f"Port {number}", 3)]
+    names = ("question", "answer", "paragraph_support_idx")
     row = {
         "id": f"2hop__{number}_{number + 1}",
         "question": f"Where does the brother of Orla {number} live?",
-        "answer": answer,
-        "answer_aliases": [f"Harbour {number}", answer, " "],
+        "answer": f"Port {number}",
+        "answer_aliases": [f"Harbour {number}", f"Port {number}", " "],
         "answerable": True,
-        "question_decomposition": [
-            {"id": i, "question": question, "answer": found, "paragraph_support_idx": i + 1}
-            for i, (question, found) in enumerate(hops, 1)
-        ],
+        "question_decomposition": [dict(zip(names, hop, strict=True)) for hop in hops],
         "paragraphs": paragraphs,
-    }
-    return {**row, **changes}
-
-
-CONTEXT = "Document 1:\nOrla\nOrla is a potter.\n\nDocument 2:\nBran\nBran lives in Port."
-MEMAGENT_QUESTION = "Where does Bran live?"
-
-
-def memagent_train_row(
-    question: Any = MEMAGENT_QUESTION, truth: Any = ("Port", "Harbour"), **changes: Any
-) -> dict[str, Any]:
-    row = {
-        "data_source": "hotpotqa",
-        "prompt": [{"role": "user", "content": question}],
-        "context": CONTEXT,
-        "ability": "memory",
-        "reward_model": {"style": "rule", "ground_truth": list(truth)},
-        "extra_info": {"index": 7, "question": question, "num_docs": 2},
-    }
-    return {**row, **changes}
-
-
-def memagent_row(**changes: Any) -> dict[str, Any]:
-    row = {
-        "context": CONTEXT,
-        "input": MEMAGENT_QUESTION,
-        "answers": ["Port"],
-        "num_docs": 2,
-        "index": 7,
     }
     return {**row, **changes}
 
@@ -130,87 +93,68 @@ def qa(category: int, question: str, answer: Any, *evidence: str) -> dict[str, A
 
 def locomo_row(**changes: Any) -> dict[str, Any]:
     """Two sessions, where session 10 follows session 2; session 3 has a date and no turns."""
-    image = {"blip_caption": "a photo of a bowl", "img_url": ["http://x"], "query": "bowl"}
-    row = {
-        "sample_id": "conv-1",
-        "conversation": {
-            "speaker_a": "Orla",
-            "speaker_b": "Bran",
-            "session_10_date_time": "9:00 am on 3 June, 2021",
-            "session_10": [turn("D10:1", "Orla", "I sold the kiln.")],
-            "session_2_date_time": "7:15 pm on 2 May, 2021",
-            "session_2": [
-                turn("D2:1", "Orla", "I made two bowls yesterday."),
-                turn("D2:02", "Bran", "Nice!", **image),
-            ],
-            "session_3_date_time": "1:00 pm on 4 May, 2021",
-        },
-        "qa": [
-            qa(1, "What did Orla make?", "bowls, a kiln", "D2:1; D10:1"),
-            qa(2, "When?", 2021, "D:2:1"),
-            qa(3, "Is she a potter?", "Likely yes; she has a kiln"),
-            qa(4, "What did Orla sell?", "The kiln", "D10:1"),
-            qa(5, "What did Bran sell?", "the kiln", "D10:1"),
+    conversation = {
+        "session_10_date_time": "9:00 am on 3 June, 2021",
+        "session_10": [turn("D10:1", "Orla", "I sold the kiln.")],
+        "session_2_date_time": "7:15 pm on 2 May, 2021",
+        "session_2": [
+            turn("D2:1", "Orla", "I made two bowls yesterday."),
+            turn("D2:02", "Bran", "Nice!", blip_caption="a photo of a bowl"),
         ],
+        "session_3_date_time": "1:00 pm on 4 May, 2021",
     }
-    return {**row, **changes}
+    questions = [
+        qa(1, "What did Orla make?", "bowls, a kiln", "D2:1; D10:1"),
+        qa(2, "When?", 2021, "D:2:1"),
+        qa(3, "Is she a potter?", "Likely yes; she has a kiln"),
+        qa(4, "What did Orla sell?", "The kiln", "D10:1"),
+        qa(5, "What did Bran sell?", "the kiln", "D10:1"),
+    ]
+    return {"sample_id": "conv-1", "conversation": conversation, "qa": questions, **changes}
 
 
-def longmemeval_row(number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A question about three sessions, which stand in another order than their dates."""
+def longmemeval_row(**changes: Any) -> dict[str, Any]:
+    """A question about two sessions, which stand in another order than their dates."""
+    kiln = {"role": "user", "content": "I bought a kiln in Brent.", "has_answer": True}
     row = {
-        "question_id": f"lme{number}",
+        "question_id": "lme0",
         "question_type": "single-session-user",
         "question": "Where did I buy the kiln?",
         "answer": "In Brent",
         "question_date": "2023/06/01 (Thu) 10:00",
-        "haystack_session_ids": ["s2", "s1", "s3"],
-        "haystack_dates": [
-            "2023/05/20 (Sat) 02:21",
-            "2023/05/01 (Mon) 10:00",
-            "2023/05/30 (Tue) 11:15",
-        ],
+        "haystack_session_ids": ["s2", "s1"],
+        "haystack_dates": ["2023/05/20 (Sat) 02:21", "2023/05/01 (Mon) 10:00"],
         "haystack_sessions": [
-            [
-                {"role": "user", "content": "I bought a kiln in Brent.", "has_answer": True},
-                {"role": "assistant", "content": "How nice!", "has_answer": False},
-            ],
-            [
-                {"role": "user", "content": "Tell me about clay."},
-                {"role": "assistant", "content": "Clay is soil."},
-            ],
-            [{"role": "user", "content": "Bye."}],
+            [kiln, {"role": "assistant", "content": "How nice!", "has_answer": False}],
+            [{"role": "user", "content": "Tell me about clay."}],
         ],
         "answer_session_ids": ["s2"],
     }
     return {**row, **changes}
 
 
-def memory_agent_bench_row(number: int = 0, **changes: Any) -> dict[str, Any]:
+def memory_agent_bench_row(**metadata: Any) -> dict[str, Any]:
     """A text with twelve questions."""
-    empty = ("question_types", "question_dates", "keypoints", "previous_events")
-    row = {
-        "context": f"Text {number}. The pots are blue.",
-        "questions": [f"Question {i} of {number}?" for i in range(12)],
-        "answers": [["blue", "Blue"] for _ in range(12)],
+    return {
+        "context": "The pots are blue.",
+        "questions": [f"Question {i}?" for i in range(12)],
+        "answers": [["blue", "Blue"]] * 12,
         "metadata": {
             "source": "ruler_qa1_197K",
-            "qa_pair_ids": [f"ruler_{number}_no{i}" for i in range(12)],
-            **dict.fromkeys(empty),
+            "qa_pair_ids": [f"ruler_0_no{i}" for i in range(12)],
+            "question_types": None,
+            **metadata,
         },
     }
-    return {**row, **changes}
 
 
-def beam_turns(first: int, *texts: str, date: str | None = None) -> list[dict[str, Any]]:
-    """Turns of BEAM, of user and assistant in turn, as parquet has them (with every column)."""
+def beam_turns(first: int, *texts: str, date: str) -> list[dict[str, Any]]:
+    """Turns of BEAM, of user and assistant in turn, as parquet has them."""
     return [
         {
             "role": "assistant" if i % 2 else "user",
             "content": text + ("" if i % 2 else " ->-> 1,1"),
             "id": first + i,
-            "index": None if i % 2 else "1,1",
-            "question_type": None if i % 2 else "main_question",
             "time_anchor": None if i else date,
         }
         for i, text in enumerate(texts)
@@ -219,24 +163,24 @@ def beam_turns(first: int, *texts: str, date: str | None = None) -> list[dict[st
 
 def probing() -> dict[str, Any]:
     """Probing questions of some abilities, with the gold answer under the name of each."""
-    common = {"difficulty": "easy", "rubric": ["LLM response should state: Brent"]}
+    rubric = ["LLM response should state: Brent"]
     abstention = {"question": "Who sold it?", "ideal_response": "The chat does not tell."}
-    extraction = {"question": "Where is the kiln?", "answer": "In Brent."}
+    extraction = {"question": "Where is the kiln?", "answer": "In Brent.", "rubric": rubric}
     update = {"question": "And now?", "answer": "In Lorne."}
     summary = {"question": "Sum up.", "ideal_summary": "A kiln moves."}
     return {
-        "abstention": [abstention | common],
-        "information_extraction": [extraction | common | {"source_chat_ids": [0, 3]}],
-        "knowledge_update": [update | common | {"source_chat_ids": {"updated_info": [2]}}],
+        "abstention": [abstention],
+        "information_extraction": [extraction | {"source_chat_ids": [0, 3]}],
+        "knowledge_update": [update | {"source_chat_ids": {"updated_info": [2]}}],
         "summarization": [summary | {"source_chat_ids": [[0], [2]]}],
     }
 
 
-def beam_row(number: int = 0, **changes: Any) -> dict[str, Any]:
+def beam_row(**changes: Any) -> dict[str, Any]:
     """A conversation of two batches, with its questions in Python's notation, as in parquet."""
     first = beam_turns(0, "The kiln is in Brent.", "I see.", date="March-15-2024")
     second = beam_turns(2, "I moved it to Lorne.", "Noted.", date="April-01-2024")
-    row = {"conversation_id": str(number), "chat": [first, second]}
+    row = {"conversation_id": "0", "chat": [first, second]}
     return {**row, "probing_questions": repr(probing()), **changes}
 
 

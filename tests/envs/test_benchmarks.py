@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from atommem.envs.benchmarks.registry import BENCHMARKS, get_benchmark, with_ali
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.task import Document
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
     columns,
     hotpot_row,
@@ -46,20 +45,15 @@ HOTPOT = QARow(
 
 
 def objects(row: dict[str, Any]) -> dict[str, Any]:
-    """The layout of some 2Wiki conversions: lists of objects."""
+    """The layout of some 2Wiki conversions: lists of objects, as JSON in a string."""
     facts = [{"title": title, "sent_id": index} for title, index in row["supporting_facts"]]
     context = [{"title": title, "content": sentences} for title, sentences in row["context"]]
-    return {**row, "supporting_facts": facts, "context": context}
-
-
-def strings(row: dict[str, Any]) -> dict[str, Any]:
-    """The layout of other conversions: nested fields as JSON in a string."""
-    return {**row, **{name: json.dumps(row[name]) for name in ("supporting_facts", "context")}}
+    return {**row, "supporting_facts": json.dumps(facts), "context": context}
 
 
 @pytest.mark.parametrize(
     ("layout", "write"),
-    [(dict, write_json), (columns, write_parquet), (objects, write_lines), (strings, write_lines)],
+    [(dict, write_json), (columns, write_parquet), (objects, write_lines)],
 )
 def test_hotpotqa_reads_every_layout(
     tmp_path: Path, layout: Callable[[dict[str, Any]], dict[str, Any]], write: Callable[..., Path]
@@ -87,19 +81,11 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     twice["paragraphs"].append({**twice["paragraphs"][0], "idx": 4, "is_supporting": True})
     path = write_lines(tmp_path / "x", [musique_row(), musique_row(answerable=False), twice])
     rows = list(BENCHMARKS["musique"].read(path))
-    assert rows[0] == QARow(
-        id="2hop__0_1",
-        question="Where does the brother of Orla 0 live?",
-        answers=("Port 0", "Harbour 0"),
-        paragraphs=(
-            Document("Orla", "Orla is a potter. 0"),
-            Document("Moss", "Moss grows. 0"),
-            Document("Orla", "Her brother is Bran. 0", gold=True),
-            Document("Bran", "Port. 0", gold=True),
-        ),
-        source="musique",
-        metadata={"type": "2hop", "hops": 2, "supporting": [["Orla", None], ["Bran", None]]},
-    )
+    assert rows[0].answers == ("Port 0", "Harbour 0")
+    metadata = {"type": "2hop", "hops": 2, "supporting": [["Orla", None], ["Bran", None]]}
+    assert rows[0].metadata == metadata
+    gold = [(paragraph.title, paragraph.gold) for paragraph in rows[0].paragraphs]
+    assert gold == [("Orla", False), ("Moss", False), ("Orla", True), ("Bran", True)]
     assert [row.answerable for row in rows] == [True, False, True]
     assert [paragraph.gold for paragraph in rows[2].paragraphs] == [True, False, True, True]
 
@@ -113,15 +99,6 @@ def test_truncated_file_raises_with_its_row(tmp_path: Path) -> None:
     table = write_parquet(path, [columns(hotpot_row())]).read_bytes()
     path.write_bytes(table[:-20])
     with pytest.raises(DataError, match="x: row 1: the parquet file is damaged"):
-        list(read_rows(path))
-
-
-def test_read_rows_without_pyarrow_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_parquet(tmp_path / "x.parquet", [columns(hotpot_row())])
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install 'atommem\[data\]'"):
         list(read_rows(path))
 
 
@@ -144,64 +121,62 @@ def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> 
     second = write_json(folder / "train-00001-of-00002.parquet", [])
     assert hotpotqa.find("train", tmp_path) == [first, second]
     official = write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])
-    for place in (tmp_path, official.parent, official):
-        assert hotpotqa.find("train", place) == [official]
+    assert hotpotqa.find("train", tmp_path) == [official]
     with pytest.raises(DataError, match="is the train file by its name"):
         hotpotqa.find("dev", official)
-    with pytest.raises(ConfigError, match="benchmark=squad: unknown"):
-        get_benchmark("squad")
 
 
-WEB_ROWS: dict[str, dict[str, Any]] = {
-    "gaia": {"task_id": "g1", "Question": "How many?", "Level": "2", "Final answer": 17},
-    "webwalkerqa": {
-        "question": "谁？",  # noqa: RUF001
-        "answer": "北京",
-        "root_url": "https://a.example/",
-        "info": {"Type": "single_source", "Difficulty_Level": "easy", "Language": "zh"},
-    },
-    "asearcher": {"question": "Who?", "answer": ["Ann"], "aug_answer": ["Anna", "Ann"], "qid": 7},
-    "webdancer": {"question": "Who?", "answer": "Ann", "tag": "e2hqa"},
-    "browsecomp_plus": {
-        "query_id": "769",
-        "query": "Who was it?",
-        "answer": "Ann",
-        "evidence_docs": [{"docid": "5", "text": "x", "url": "u"}],
-    },
-}
+WEB_ROWS = [
+    (
+        "gaia",
+        {"task_id": "g1", "Question": "How many?", "Level": "2", "Final answer": 17},
+        ("17",),
+        {"level": 2, "file_name": "", "category": "level 2"},
+    ),
+    (
+        "webwalkerqa",
+        {
+            "question": "Q?",
+            "answer": "A",
+            "root_url": "u",
+            "info": {"Type": "one", "Language": "zh"},
+        },
+        ("A",),
+        {"lang": "zh", "category": "zh one", "root_url": "u"},
+    ),
+    ("asearcher", {"question": "Who?", "answer": ["A"], "aug_answer": ["B"]}, ("A", "B"), {}),
+    ("webdancer", {"question": "Who?", "answer": "A", "tag": "t"}, ("A",), {"category": "t"}),
+    (
+        "browsecomp_plus",
+        {"query_id": "769", "query": "Who?", "answer": "A", "evidence_docs": [{"docid": "5"}]},
+        ("A",),
+        {"evidence": [["5"]]},
+    ),
+]
 
 
-def read_web(path: Path, benchmark: str, **changes: Any) -> QARow:
-    (row,) = WEB_BENCHMARKS[benchmark].read(write_lines(path, [WEB_ROWS[benchmark] | changes]))
-    assert row.source == benchmark
-    return row
-
-
-def test_web_questions_have_answers_and_attributes(tmp_path: Path) -> None:
-    rows = {name: read_web(tmp_path / name, name) for name in WEB_ROWS}
-    assert rows["gaia"].metadata == {"level": 2, "file_name": "", "category": "level 2"}
-    assert rows["gaia"].answers == ("17",)
-    assert read_web(tmp_path / "x", "gaia", **{"Final answer": "?"}).answers == (), "secret"
-    walker = rows["webwalkerqa"].metadata
-    assert (walker["lang"], walker["category"]) == ("zh", "zh single_source")
-    assert walker["root_url"] == "https://a.example/"
-    assert (rows["asearcher"].id, rows["asearcher"].answers) == ("7", ("Ann", "Anna"))
-    assert rows["webdancer"].metadata == {"category": "e2hqa"}
-    plus = rows["browsecomp_plus"]
-    assert (plus.id, plus.metadata) == ("769", {"evidence": [["5", "u"]]})
+@pytest.mark.parametrize(("benchmark", "row", "answers", "metadata"), WEB_ROWS)
+def test_web_question_has_answers_and_attributes(
+    tmp_path: Path,
+    benchmark: str,
+    row: dict[str, Any],
+    answers: tuple[str, ...],
+    metadata: dict[str, Any],
+) -> None:
+    (found,) = WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row]))
+    assert (found.source, found.answers) == (benchmark, answers)
+    assert found.metadata.items() >= metadata.items()
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "changes", "message"),
+    ("benchmark", "row", "message"),
     [
-        ("gaia", {"Level": "4"}, "row 1: Invalid enum value '4' - at `Level`"),
-        ("webwalkerqa", {"info": []}, "row 1: Expected `object`, got `array` - at `info`"),
-        ("asearcher", {"answer": []}, "row 1: Expected `array` of length >= 1 - at `answer`"),
-        ("browsecomp_plus", {"query": "x" * 50}, "'query' is encrypted"),
+        ("gaia", {"task_id": "g", "Question": "?", "Level": "4"}, "row 1: .* `Level`"),
+        ("browsecomp_plus", {"query_id": "7", "query": "x" * 50}, "'query' is encrypted"),
     ],
 )
 def test_web_row_with_a_wrong_field_raises(
-    tmp_path: Path, benchmark: str, changes: dict[str, Any], message: str
+    tmp_path: Path, benchmark: str, row: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        read_web(tmp_path / "x", benchmark, **changes)
+        list(WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row])))

@@ -16,14 +16,10 @@ from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import ConfigError, DataError
 from tests.envs.benchmark_rows import (
-    CONTEXT,
-    MEMAGENT_QUESTION,
     beam_row,
     beam_turns,
     locomo_row,
     longmemeval_row,
-    memagent_row,
-    memagent_train_row,
     memory_agent_bench_row,
     probing,
     write_json,
@@ -44,7 +40,6 @@ def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
 
 def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
     (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [locomo_row()]))
-    assert (task.id, task.source) == ("locomo-conv-1-000", "locomo")
     assert [(document.title, document.text, document.gold) for document in task.documents] == [
         ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday.", True),
         ("7:15 pm on 2 May, 2021", "Bran: Nice! [shares an image: a photo of a bowl]", False),
@@ -57,7 +52,6 @@ def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
         ("single_hop", "The kiln"),
         ("adversarial", "not mentioned"),
     ]
-    assert task.questions[0].metadata["evidence"] == ["D2:1", "D10:1"]
     assert [len(gold_documents(task, question)) for question in task.questions] == [2, 1, 0, 1, 1]
     assert all(question.text.endswith(hint("conversation")) for question in task.questions)
 
@@ -73,20 +67,14 @@ def test_locomo_evidence_without_turn_warns_and_is_kept(tmp_path: Path) -> None:
 def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
     rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
     orders = set()
-    for task in read_locomo(write_json(tmp_path / "x.json", rows), 1, OFFICIAL):
-        (question,) = task.questions
-        assert hint("conversation") not in question.text
-        if question.metadata["category"] == "temporal":
-            assert question.text.startswith("When? (Tell the approximate date")
-        if question.metadata["category"] != "adversarial":
-            continue
+    for task in read_locomo(write_json(tmp_path / "x.json", rows), 5, OFFICIAL):
+        assert task.questions[1].text.startswith("When? (Tell the approximate date")
+        question = task.questions[4]
         options = question.metadata["options"]
-        assert sorted(options.values()) == ["Not mentioned in the conversation", "the kiln"]
         assert question.text.endswith(f"(a) {options['a']} (b) {options['b']}")
         right, wrong = sorted("ab", key=lambda letter: options[letter] == "the kiln")
         for answer, score in ((right, 1), (f"({right})", 1), (f" ({wrong.upper()}) ", 0)):
-            found = score_question(question, answer, "locomo")
-            assert found["em"] == found["f1"] == score
+            assert score_question(question, answer, "locomo")["em"] == score
         orders.add(right)
     assert orders == {"a", "b"}
 
@@ -100,52 +88,43 @@ def test_locomo_wording_of_a_file_replaces_the_official_one(tmp_path: Path) -> N
     rows = write_json(tmp_path / "x.json", [locomo_row(qa=asked)])
     (task,) = read_locomo(rows, wording=wording)
     assert task.questions[0].text == "What is {a}? Say when.", "braces in a question stay"
-    for text in ("temporal: 3", "other: none", "new: '{question}'", "a: ["):
-        path.write_text(text)
-        with pytest.raises(ConfigError, match="wording"):
-            read_wording(str(path))
+    path.write_text("temporal: no place for the question")
+    with pytest.raises(ConfigError, match="wording"):
+        read_wording(str(path))
 
 
 def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:
     (task,) = load(tmp_path, longmemeval_row())
     (question,) = task.questions
-    assert (task.id, task.source, question.id) == ("longmemeval-lme0-000", "longmemeval", "lme0")
     assert [document.text for document in task.documents] == [
         "user: Tell me about clay.",
-        "assistant: Clay is soil.",
         "user: I bought a kiln in Brent.",
         "assistant: How nice!",
-        "user: Bye.",
     ]
     assert task.documents[0].title.startswith("2023/05/01")
-    assert gold_documents(task, question) == [task.documents[2]]
+    assert gold_documents(task, question) == [task.documents[1]]
     assert question.text.startswith("Where did I buy the kiln? (Asked on 2023/06/01 (Thu) 10:00.)")
 
 
 def test_longmemeval_without_marked_turns_or_answer(tmp_path: Path) -> None:
     session = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]
-    row = longmemeval_row(haystack_sessions=[session] * 3, answer=3)
-    unanswerable = longmemeval_row(1, question_id="lme1_abs", answer="You did not say.")
+    row = longmemeval_row(haystack_sessions=[session] * 2, answer=3)
+    unanswerable = longmemeval_row(question_id="lme1_abs", answer="You did not say.")
     task, other = load_tasks(write_json(tmp_path / "x.json", [row, unanswerable]))
     assert task.questions[0].answers == ("3",)
     assert task.questions[0].metadata["documents"] == [2, 3]
     (question,) = other.questions
     assert question.metadata["type"] == "abstention"
     assert score_question(question, "That is not mentioned.", "longmemeval")["em"] == 1.0
-    assert score_question(question, "In Brent", "longmemeval")["em"] == 0.0
 
 
 def test_memory_agent_bench_has_ten_questions_a_task(tmp_path: Path) -> None:
-    row = memory_agent_bench_row()
-    form = {"source": "icl_nlu", "question_types": ["t"] * 12}
-    first, second, other, _ = load(tmp_path, row, row | {"metadata": row["metadata"] | form})
-    name = "memoryagentbench-ruler_qa1_197K.0"
-    assert (first.id, second.id) == (f"{name}-000", f"{name}-001")
+    labels = memory_agent_bench_row(source="icl_nlu", question_types=["t"] * 12)
+    first, second, other, _ = load(tmp_path, memory_agent_bench_row(), labels)
     assert (len(first.questions), len(second.questions)) == (10, 2)
-    assert first.context == second.context == "Text 0. The pots are blue."
+    assert first.context == second.context == "The pots are blue."
     assert describe_task(first).group == describe_task(second).group
     assert (first.questions[3].id, first.questions[3].answers) == ("ruler_0_no3", ("blue", "Blue"))
-    assert describe_task(first).questions[0].attributes == {"subset": "ruler_qa1_197K"}
     assert other.questions[0].text.endswith("(Answer with the number of the label alone.)")
     assert other.questions[0].metadata["type"] == "t"
 
@@ -172,45 +151,57 @@ def test_beam_reads_nested_batches_and_plans(tmp_path: Path) -> None:
     """Ids begin anew in each plan, or count on."""
     (plain,) = load_tasks(write_json(tmp_path / "a.json", [beam_row()]))
     first, second = beam_row()["chat"]
-    batches = [
-        {"batch_number": 1, "turns": [[turn] for turn in batch]} for batch in (first, second)
-    ]
-    row = beam_row(chat=batches, probing_questions=json.dumps(probing()))
-    assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
     anew = beam_turns(0, "I moved it to Lorne.", "Noted.", date="April-01-2024")
-    for later in (second, anew):
-        plans = [{"plan-1": [first], "plan-2": None}, {"plan-1": None, "plan-2": [later]}]
-        row = beam_row(chat=plans, probing_questions=probing())
-        assert load_tasks(write_json(tmp_path / "c.json", [row])) == [plain]
+    batches = [{"turns": [[turn] for turn in batch]} for batch in (first, second)]
+    plans = [
+        [{"plan-1": [first], "plan-2": None}, {"plan-1": None, "plan-2": [later]}]
+        for later in (second, anew)
+    ]
+    for chat in (batches, *plans):
+        row = beam_row(chat=chat, probing_questions=json.dumps(probing()))
+        assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
+
+
+def memagent_row(question: Any, truth: list[Any]) -> dict[str, Any]:
+    """A row of MemAgent's training file."""
+    return {
+        "data_source": "hotpotqa",
+        "prompt": [{"role": "user", "content": question}],
+        "context": CONTEXT,
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"index": 7, "question": question, "num_docs": 2},
+    }
+
+
+CONTEXT = "Document 1:\nOrla\nOrla is a potter."
+EVALUATION = {"context": CONTEXT, "input": "Bran?", "answers": ["Port"], "num_docs": 2, "index": 7}
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_json])
 @pytest.mark.parametrize(
     ("row", "source"),
-    [(memagent_train_row(MEMAGENT_QUESTION, ["Port"]), "hotpotqa"), (memagent_row(), "memagent")],
+    [(memagent_row("Bran?", ["Port"]), "hotpotqa"), (EVALUATION, "memagent")],
 )
 def test_memagent_rows_of_training_and_evaluation_are_tasks(
     tmp_path: Path, write: Any, row: dict[str, Any], source: str
 ) -> None:
     (task,) = load_tasks(write(tmp_path / "x", [row]))
     name = f"{source}-00000"
-    question = Question(MEMAGENT_QUESTION, ("Port",), f"{name}-0")
+    question = Question("Bran?", ("Port",), f"{name}-0")
     assert task == Task(name, (question,), (), CONTEXT, source, {"index": 7, "num_docs": 2})
 
 
 PAIR = ["Bran?", "Orla?"]
 ALIASES = ("Port", "Harbour")
-AS_STRING = {"prompt": PAIR[0], "reward_model": '{"ground_truth": "Port"}'}
 
 
 @pytest.mark.parametrize(
     ("row", "answers"),
     [
-        (memagent_train_row(PAIR, [[*ALIASES], ["Orla"]]), [ALIASES, ("Orla",)]),
-        (memagent_train_row(PAIR, ["Port", "Orla"]), [("Port",), ("Orla",)]),
-        (memagent_train_row(PAIR[:1]), [ALIASES]),
-        (memagent_row(answers="Port", input=PAIR[0]), [("Port",)]),
-        ({"context": "x", **AS_STRING}, [("Port",)]),
+        (memagent_row(PAIR, [[*ALIASES], ["Orla"]]), [ALIASES, ("Orla",)]),
+        (memagent_row(PAIR, ["Port", "Orla"]), [("Port",), ("Orla",)]),
+        (memagent_row(PAIR[:1], [*ALIASES]), [ALIASES]),
+        (EVALUATION | {"answers": "Port"}, [("Port",)]),
     ],
 )
 def test_memagent_answers_are_read_in_all_forms(
@@ -222,20 +213,18 @@ def test_memagent_answers_are_read_in_all_forms(
 
 
 @pytest.mark.parametrize(
-    ("row", "changes", "message"),
+    ("row", "message"),
     [
-        (memagent_train_row(), {"reward_model": {"ground_truth": []}}, "'reward_model' is empty"),
-        (memagent_train_row(), {"prompt": []}, "'prompt' has no question"),
-        (locomo_row(), {"conversation": {"session_1": []}}, "conversation.session_1_date_time"),
-        (longmemeval_row(), {"haystack_dates": ["2023"]}, "'haystack_dates'"),
-        (memory_agent_bench_row(), {"answers": [["a"]] * 11}, "for 11 questions, but the row asks"),
-        (beam_row(), {"probing_questions": "__import__('os')"}, "neither JSON nor Python's"),
+        (memagent_row("Bran?", []), "'reward_model' is empty"),
+        (locomo_row(conversation={"session_1": []}), "conversation.session_1_date_time"),
+        (longmemeval_row(haystack_dates=["2023"]), "'haystack_dates'"),
+        (beam_row(probing_questions="__import__('os')"), "neither JSON nor Python's"),
     ],
 )
 def test_row_with_a_wrong_field_raises_with_its_place(
-    tmp_path: Path, row: dict[str, Any], changes: dict[str, Any], message: str
+    tmp_path: Path, row: dict[str, Any], message: str
 ) -> None:
-    path = write_json(tmp_path / "x.json", [row | changes])
+    path = write_json(tmp_path / "x.json", [row])
     with pytest.raises(DataError, match=message) as caught:
         load_tasks(path)
     assert f"{path}: row 1" in str(caught.value)

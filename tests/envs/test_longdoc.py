@@ -98,13 +98,9 @@ async def test_reads_before_an_answer_are_bounded() -> None:
         (1, [*[answer("Rome")] * 2, answer("Oslo"), answer("42")], ("Oslo", "42"), 0.5),
         # The first answer of a step counts.
         (1, [[], [], answer("Oslo") + answer("Rome"), answer("42")], ("Oslo", "42"), 0.5),
-        # Each answer is for its own question.
-        (1, [[], [], answer("42"), answer("Rome")], ("42", "Rome"), 0.0),
         (1, [[], [], answer("Rome")], ("Rome", None), 0.5),
-        (1, [[], [], answer("Rome 42"), answer("Rome 42")], ("Rome 42", "Rome 42"), 0.0),
         # Of questions asked at once the last answers count, in order.
         (10, [*ONCE, answer("so") + answer("roma") + answer("42")], ("roma", "42"), 1.0),
-        (10, [*ONCE, answer("roma")], ("roma", None), 0.5),
         (10, [*ONCE, answer("") + answer("42")], (None, "42"), 0.5),
     ],
 )
@@ -115,7 +111,7 @@ async def test_score_counts_one_answer_a_question(
     assert (score.answers, score.reward) == (answers, reward)
 
 
-async def test_chunks_are_made_in_a_thread_once_a_group_and_not_kept_for_ever() -> None:
+async def test_chunks_are_made_once_a_group_and_in_a_thread() -> None:
     class Noting(WordTokenizer):
         threads: ClassVar[list[str]] = []
 
@@ -126,19 +122,12 @@ async def test_chunks_are_made_in_a_thread_once_a_group_and_not_kept_for_ever() 
     shared = LongDocEnvironments(LongDocConfig(chunk_tokens=2), Noting())
     await asyncio.gather(*(shared.prepare(TASK) for _ in range(4)))
     shared.chunks(TASK)
-    assert len(Noting.threads) == 1
-    assert Noting.threads[0].startswith("atommem-chunks")
-    for number in range(100):
-        shared.chunks(Task(str(number), TASK.questions, TASK.documents))
-    shared.chunks(TASK)
-    assert len(Noting.threads) == 102
+    (thread,) = Noting.threads
+    assert thread.startswith("atommem-chunks")
     await shared.close()
 
 
-@pytest.mark.parametrize(
-    ("at_once", "file", "questions"),
-    [(1, "", 5.5), (2, "", 2.75), (10, "", 1), (1, "tasks.jsonl", 2), (10, "tasks.jsonl", 1)],
-)
+@pytest.mark.parametrize(("at_once", "file", "questions"), [(2, "", 2.75), (1, "tasks.jsonl", 2)])
 def test_shape_counts_questions_asked_at_once_as_one(
     tmp_path: Path, at_once: int, file: str, questions: float
 ) -> None:
@@ -158,42 +147,36 @@ class ByteTokenizer(WordTokenizer):
         return {"input_ids": list(range(len(spans))), "offset_mapping": spans}
 
 
-@pytest.mark.parametrize("tokenizer", [WordTokenizer(), ByteTokenizer()])
 @given(
     text=st.text("ab .!?\n北é😀", max_size=200), size=st.integers(1, 20), sentences=st.booleans()
 )
 @settings(max_examples=100)
 def test_chunks_join_to_the_text_and_none_is_too_long(
-    tokenizer: WordTokenizer, text: str, size: int, sentences: bool
+    text: str, size: int, sentences: bool
 ) -> None:
+    tokenizer = ByteTokenizer()
     chunks = chunk_text(text, tokenizer, size, sentences)
     assert "".join(chunks) == text
     for chunk in chunks:
-        spans = tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True)
         # A character may have more tokens than a chunk; white space at an edge may add one.
-        assert len(spans["offset_mapping"]) <= size + 1 or len(chunk) == 1
+        assert len(chunk.encode()) <= size + 1 or len(chunk) == 1
 
 
-def test_whole_sentences_that_fit_stay_together() -> None:
+def test_chunks_are_whole_sentences_or_documents() -> None:
     text = "One two three. Four five. Six seven eight nine ten eleven twelve. Done."
     assert chunk_text(text, WordTokenizer(), 5, whole_sentences=True) == [
         "One two three. Four five.",
         " Six seven eight nine ten",
         " eleven twelve. Done.",
     ]
-
-
-def test_documents_are_joined_with_their_titles_or_are_a_chunk_each() -> None:
     task = Task("t", (), (Document("Ann", "She ran. "), Document("", "No title.")))
     assert joined_text(task) == "Document 1: Ann\nShe ran.\n\nNo title."
-    assert joined_text(Task("t", (), context="ready")) == "ready"
     assert chunk_task(task, WordTokenizer(), "documents", 1) == ["Ann\nShe ran. ", "No title."]
 
 
 def test_chunk_has_its_span_in_the_text_and_replaces_lone_surrogates() -> None:
     text = "Ann lives in Rome. Bob left."
     chunks = factory(chunking="tokens", chunk_tokens=3).reading(text, [])
-    assert len(chunks) > 1
     spans = [[text[chunk.start : chunk.end]] for chunk in chunks]
     assert spans == [chunk.values("chunk") for chunk in chunks]
     (observation,) = factory().reading("one \ud800 two\0", ["Who?"])
@@ -229,39 +212,25 @@ def kinds(seen: list[Observation]) -> str:
     ("mode", "expected"), [("reading", "rrrrrr????"), ("answering", "bbbbbb????")]
 )
 async def test_questions_are_shown_while_reading_or_not(mode: str, expected: str) -> None:
-    seen = await observations(questions_shown=mode)
-    assert kinds(seen) == expected
-    pieces = LongDocEnvironments.shown(LongDocConfig(questions_shown=[mode]))
-    assert {piece.name for one in seen for piece in one.pieces} <= {*pieces}
+    assert kinds(await observations(questions_shown=mode)) == expected
 
 
 async def test_arriving_question_comes_after_its_evidence() -> None:
     seen_at: dict[int, set[int]] = {0: set(), 1: set()}
-    shapes = set()
     for number in range(60):
         task = Task(f"t{number}", LONG.questions, LONG.documents)
         seen = await observations(task, questions_shown="arriving")
-        shapes.add(kinds(seen))
         assert kinds(seen).endswith("??"), "the rest after the last question is not read"
         assert kinds(seen).count("?") == 4
         for at, one in enumerate(seen):
             if one.question is not None:
-                read = sum(item.question is None for item in seen[:at])
-                seen_at[one.question].add(read)
-                over = read == len(LONG.documents)
-                expected = {"answering"} if over else {"asked", "asked_reads"}
-                assert {piece.name for piece in one.closing} == expected
+                seen_at[one.question].add(kinds(seen[:at]).count("b"))
     assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
-    assert len(shapes) > 10
 
 
-async def test_needed_chunks_end_with_the_evidence_or_the_text() -> None:
-    task = Task("t", (Question("First?", ("Rome",)),), LONG.documents)
-    assert kinds(await observations(task, questions_shown="arriving")) == "bbbbbb??"
+def test_needed_chunks_end_with_the_evidence_or_the_text() -> None:
     assert needed_chunks(LONG, [document.text for document in LONG.documents]) == [1, 3]
     assert needed_chunks(LONG, ["other", "text"]) == [2, 2]
-    chunks = factory(chunking="tokens", chunk_tokens=4).chunks(LONG)
-    assert [" ".join(chunks[:end]).count("part") for end in needed_chunks(LONG, chunks)] == [2, 4]
 
 
 def test_modes_of_a_policy_are_drawn_by_task_and_named() -> None:
@@ -270,34 +239,24 @@ def test_modes_of_a_policy_are_drawn_by_task_and_named() -> None:
     assert drawn[:50] == [drawn_mode(modes, f"task {number}") for number in range(50)]
     assert 0.45 < drawn.count("answering") / 1000 < 0.55
     assert "with the questions in view" in str(trained_for({}))
-    assert str(trained_for({"questions_shown": "answering"})).startswith(
-        "trained without questions"
-    )
-    found = trained_for({"questions_shown": ["arriving", "reading"], "open_ended": True})
-    assert (found.shown, found.blind, found.between, found.open_ended) == (True,) * 4
+    assert str(trained_for({"questions_shown": "answering"})).startswith("trained without")
 
 
 SETS = (("paper", "full"), ("released", "full"), ("paper", "compact"), ("memagent", "memagent"))
 
 
 @pytest.mark.parametrize(("dialect", "templates"), SETS)
-async def test_prompts_of_every_mode_differ_in_every_dialect(dialect: str, templates: str) -> None:
+async def test_prompt_hides_questions_and_length_as_the_mode_says(
+    dialect: str, templates: str
+) -> None:
     memory = MemoryConfig(dialect=dialect, templates=templates)
-    prompts = set()
-    count = 0
+    task = Task("t0", LONG.questions[:1], LONG.documents)
     for mode, open_ended in itertools.product(MODES, [False, True]):
         shared = factory(questions_shown=mode, open_ended=open_ended)
         builder = PromptBuilder.of(WordTokenizer(), get_dialect(dialect, templates), memory, shared)
-        task = Task("t0", LONG.questions[:1], LONG.documents)
         seen = await observations(task, questions_shown=mode, open_ended=open_ended)
+        shown = ["First?" in builder.text(one, MemoryView()) for one in seen]
+        assert shown == [kind != "b" for kind in kinds(seen)]
         if open_ended:  # the length of the text stays hidden
             names = {name for one in seen for piece in one.pieces for name, _ in piece.walk()}
             assert not names & {"chunk_number", "chunk_count"}
-            assert "answering" not in {piece.name for one in seen for piece in one.pieces}
-        prompts |= {
-            (at, mode, open_ended, builder.text(one, MemoryView())) for at, one in enumerate(seen)
-        }
-        count += len(seen)
-    assert len(prompts) == count
-    texts = {text for *_, text in prompts}
-    assert sum("First?" not in text for text in texts) > 6

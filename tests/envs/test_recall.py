@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,12 +21,10 @@ FACTS = Task(
             "Where does Bran live?", ("Port", "Harbour"), metadata={"supporting": [["Bran", 0]]}
         ),
         Question("Is it far?", ("yes",)),
-        Question("Who is a potter?", ("Orla",), metadata={"supporting": [["Orla Finn", 0]]}),
     ),
     (
         Document("Bran", "He is a sailor. He has lived in Port since 1990.", gold=True),
         Document("Moss", "Moss grows in Port since 1990."),
-        Document("Orla Finn", "Orla is a potter.", gold=True),
     ),
 )
 FACT = "Bran lived in Port"
@@ -65,7 +62,6 @@ def asked(question: int, *operations: Operation, **shown: Any) -> Step:
 @pytest.mark.parametrize(
     ("text", "carried"),
     [
-        (FACT, True),
         ("Since 1990: PORT.", True),
         ("Bran lived in Portland", False),  # whole words
         ("The port is big; Bran likes it", False),  # one more word is chance
@@ -74,10 +70,6 @@ def asked(question: int, *operations: Operation, **shown: Any) -> Step:
 )
 def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: bool) -> None:
     (fact,) = facts_of(FACTS, FACTS.questions[0])
-    (short,) = facts_of(FACTS, FACTS.questions[2])  # carried by half of its words
-    assert short.words == {"finn", "potter"}
-    assert (short.carried_by("Orla: potter"), short.carried_by("Orla")) == (True, False)
-    assert (fact.answer, fact.words) == ("port", {"bran", "lived", "since", "1990"})
     assert fact.carried_by(text) is carried
     assert facts_of(FACTS, FACTS.questions[1]) == []
 
@@ -90,7 +82,6 @@ REJECTED = Operation(0, "create", Outcome.REJECTED, after=FACT)
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        ([step(READING, CREATE)], (1, 1, 0)),
         ([step(READING, CREATE), asked(0, shown={1: FACT})], (1, 1, 1)),
         ([step(READING, CREATE), asked(1, shown={1: FACT})], (1, 1, 0)),  # another question
         ([step(READING, CREATE), asked(0, OVERWRITE)], (1, 0, 0)),
@@ -110,21 +101,27 @@ def write(kind: str, entry: int, chunk: str, outcome: Outcome = Outcome.APPLIED)
 
 
 def recall(
-    chunks: list[str], operations: list[list[Operation]], *shown: tuple[int, ...]
+    operations: list[list[Operation]], *shown: tuple[int, ...], finished: bool = True
 ) -> list[float | None]:
-    """Return evidence recall by question, where question i retrieves the entries `shown[i]`."""
-    steps = [step(chunk_observation(TURNS, chunks, i), *operations[i]) for i in range(len(chunks))]
+    """Return evidence recall by question, where question i retrieves the entries `shown[i]`.
+
+    The heading of the second turn is in the first of two chunks.
+    """
+    text = joined_text(TURNS)
+    middle = text.index("turn 1")
+    chunks = [text[:middle], text[middle:]]
+    steps = [step(chunk_observation(TURNS, chunks, i), *operations[i]) for i in range(2)]
     for i, ids in enumerate(shown):
         question = question_observation(TURNS, range(i, i + 1))
         steps.append(step(question, shown=dict.fromkeys(ids, "x")))
-    found = evidence_recall(TURNS, Episode("t", 0, steps))
+    found = evidence_recall(TURNS, Episode("t", 0, steps if finished else steps[:1]))
     return [one.get("evidence_recall") for one in found]
 
 
-def cut(*places: int) -> list[str]:
-    text = joined_text(TURNS)
-    edges = [0, *places, len(text)]
-    return [text[a:b] for a, b in pairwise(edges)]
+CREATES = [
+    [write("create", 1, "chunk 1/2"), write("create", 3, "chunk 1/2", Outcome.REJECTED)],
+    [write("create", 2, "chunk 2/2")],
+]
 
 
 @pytest.mark.parametrize(
@@ -138,23 +135,10 @@ def cut(*places: int) -> list[str]:
 def test_evidence_recall_equals_hand_computed_values(
     shown: tuple[tuple[int, ...], ...], expected: list[float | None]
 ) -> None:
-    operations = [
-        [write("create", 1, "chunk 1/2"), write("create", 3, "chunk 1/2", Outcome.REJECTED)],
-        [write("create", 2, "chunk 2/2")],
-    ]
-    # The heading of the second turn is in the first chunk.
-    assert recall(cut(joined_text(TURNS).index("turn 1")), operations, *shown) == expected
+    assert recall(CREATES, *shown) == expected
+    assert recall(CREATES, *shown, finished=False) == [None, None, None]
 
 
 def test_updated_entry_counts_for_all_of_its_chunks() -> None:
     operations = [[write("create", 1, "chunk 1/2")], [write("update", 1, "chunk 2/2")]]
-    chunks = cut(joined_text(TURNS).index("turn 1"))
-    assert recall(chunks, operations, (1,), (1,), ())[0] == 1.0
-
-
-def test_evidence_recall_of_one_chunk_a_document_and_of_unfinished_episodes() -> None:
-    chunks = [f"May\n{document.text}" for document in TURNS.documents]
-    operations = [[write("create", i + 1, f"chunk {i + 1}/3")] for i in range(3)]
-    assert recall(chunks, operations, (1,), (1,), ()) == [0.5, 0.0, None]
-    assert recall(cut(50)[:1], [[]], (), (), ()) == [None, None, None]
-    assert evidence_recall(TURNS, Episode("t", 0)) == [{}, {}, {}]
+    assert recall(operations, (1,), (1,), ())[0] == 1.0

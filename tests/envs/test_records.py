@@ -23,7 +23,6 @@ from atommem.envs.scoring.records import (
 )
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode, StopReason
-from atommem.errors import DataError
 
 TASK = TaskDescription(
     "t", "web", (QuestionDescription("Where?", ("Port",), "q0"), QuestionDescription("Who?"))
@@ -36,18 +35,13 @@ def episode(reward: float | None = 0.5, **more: Any) -> Episode:
 
 
 def test_description_of_a_task_has_golds_category_and_evidence_positions() -> None:
-    metadata = {"category": "temporal", "supporting": [("A", 0)]}
-    question = Question("Where?", ("Port", "Harbour"), "q", metadata)
-    found = describe_task(Task("t", (question, Question("Who?", ("Orla",))), source="locomo"))
-    first = QuestionDescription("Where?", ("Port", "Harbour"), "q", "temporal")
-    assert found == TaskDescription("t", "locomo", (first, QuestionDescription("Who?", ("Orla",))))
     documents = tuple(Document(str(number), "text") for number in range(10))
-    attributes = {"type": "bridge", "hops": 2, "supporting": [], "documents": [0, 9]}
-    (described,) = describe_task(
-        Task("t", (Question("?", ("x",), "q", attributes),), documents)
-    ).questions
+    attributes = {"category": "c", "hops": 2, "supporting": [], "documents": [0, 9]}
+    question = Question("Where?", ("Port", "Harbour"), "q", attributes)
+    (described,) = describe_task(Task("t", (question,), documents)).questions
+    assert (described.golds, described.category) == (("Port", "Harbour"), "c")
     places = {"first evidence": "0-20%", "last evidence": "80-100%"}
-    assert described.attributes == {"type": "bridge", "hops": "2", **places}
+    assert described.attributes == {"hops": "2", **places}
 
 
 def test_record_has_the_scores_of_the_environment() -> None:
@@ -58,7 +52,6 @@ def test_record_has_the_scores_of_the_environment() -> None:
     first, second = record.questions
     assert first.metrics == {"em": 0.0, "style": 0.25, "fact_kept": 1.0}
     assert second.metrics == {"em": 1.0}
-    assert (first.right, second.right) == (False, True)
     assert (first.answer, second.answer) == ("Port", None)
     assert (record.source, record.scores("em")) == ("web", [0.0, 1.0])
     assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
@@ -66,7 +59,6 @@ def test_record_has_the_scores_of_the_environment() -> None:
 
 def test_record_of_an_episode_scored_as_a_whole_has_reward_as_main_metric() -> None:
     record = record_of(TASK, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
-    assert (record.scores("reward"), record.scores("em")) == ([0.5], [])
     assert metric_names([record]) == ["reward", "success"], "calls are counts"
     summary = summarize([record, record_of(TaskDescription("u"), episode(1.0))])
     assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
@@ -80,12 +72,6 @@ def test_unscored_episode_is_in_no_mean() -> None:
     summary = summarize([unknown, scored])
     assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
     assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
-
-
-@pytest.mark.parametrize("scored", [{"answers": ("x",)}, {"question_metrics": ({"em": 1.0},)}])
-def test_record_of_another_number_of_questions_raises(scored: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="'t' has 2 questions"):
-        record_of(TASK, episode(**scored))
 
 
 def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:
@@ -121,12 +107,8 @@ def test_breakdowns_are_means_over_questions_by_attribute() -> None:
         ("questions", "1", 0.5, 2),
         ("questions", "2", 0.5, 2),
     ]
-    assert all(row["low"] <= row["mean"] <= row["high"] for row in rows)
-    lost = [
-        replace(RECORDS[0], stop_reason="context_overflow"),
-        replace(RECORDS[0], stop_reason="failed", questions=()),
-    ]
-    rows = breakdowns([*RECORDS[1:], *lost], ["em"])
+    failed = replace(RECORDS[0], stop_reason="failed", questions=())
+    rows = breakdowns([*RECORDS[1:], failed], ["em"])
     assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
 
 
@@ -154,16 +136,12 @@ def test_group_scores_equal_hand_computed_values() -> None:
     assert (grouped["mean"], grouped["n"]) == (0.5, 3)
     assert metrics["group_answer_sufficiency_em"]["mean"] == pytest.approx(1 / 3)
     assert (metrics["f1"]["n"], metrics["f1"]["mean"]) == (4, 3.5 / 4)
-    assert metrics["sufficiency"]["n"] == 7
-    assert "group_answer_sufficiency_f1" not in summarize(RECORDS)["metrics"]
 
 
 def test_compare_pairs_questions_and_counts_tasks() -> None:
-    better = [replace(RECORDS[0]), record("b", (1.0, {}), (1.0, {})), record("d", (1.0, {}))]
+    better = [RECORDS[0], record("b", (1.0, {}), (1.0, {})), record("d", (1.0, {}))]
     found = compare(RECORDS, better)
     assert (found.wins, found.losses, found.ties, found.left_out) == (1, 0, 1, 2)
     assert found.changes == {"a": 0.0, "b": 0.5}
     assert found.difference is not None
     assert found.difference.difference == pytest.approx(1 / 3)
-    nothing = compare(RECORDS, [record("x", (1.0, {}))])
-    assert (nothing.p_value, nothing.to_json()["difference"]) == (1.0, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
 from itertools import groupby
 
 import pytest
@@ -11,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atommem.environment import environment_config
-from atommem.envs.benchmarks.registry import get_benchmark
-from atommem.envs.scoring.answers import check_reward, score_answers, score_question
+from atommem.envs.scoring.answers import score_answers, score_question
 from atommem.envs.scoring.metrics import (
     F1Rule,
     exact_match,
     f1,
-    f1_rule,
     gaia_score,
     sub_exact_match,
 )
@@ -34,7 +31,6 @@ from tests.fakes import WordTokenizer, longdoc
     ("prediction", "answers", "em", "sub_em", "hotpotqa", "musique"),
     [
         ("beatles!", ["The Rolling Stones", "The Beatles"], 1, 1, 1, 1),
-        ("The U.S.A.", ["an usa"], 1, 1, 1, 1),
         ("Ann, Theo", ["theo Ann"], 0, 0, 1, 1),  # articles only as whole words
         ("Saint\u00a0Petersburg\u2003", ["saint petersburg"], 1, 1, 1, 1),  # Unicode spaces
         ("caf\u00e9 \u2013 bar", ["caf\u00e9 bar"], 0, 0, 0.8, 0.8),  # only ASCII punctuation goes
@@ -43,12 +39,8 @@ from tests.fakes import WordTokenizer, longdoc
         ("Paris", ["London", "Paris, France"], 0, 1, 2 / 3, 2 / 3),  # the best over the aliases
         ("Portland", ["Port"], 0, 1, 0, 0),  # substrings, not words
         ("yes it is", ["yes"], 0, 1, 0, 0.5),
-        ("noanswer", ["noanswer given"], 0, 1, 0, 2 / 3),
-        ("Port", ["!!"], 0, 0, 0, 0),
-        ("Paris", [], 0, 0, 0, 0),
         # An answer that normalises to nothing earns nothing.
         (None, ["Paris", "", "!!!", "An"], 0, 0, 0, 0),
-        ("the", ["Paris", "", "!!!", "An"], 0, 0, 0, 0),
     ],
 )
 def test_scores_equal_hand_computed_values(
@@ -95,14 +87,6 @@ def reference(prediction: str, gold: str, rule: str) -> tuple[float, float]:
     return em, 2 * precision * recall / (precision + recall)
 
 
-def check(prediction: str, answers: Sequence[str], rule: F1Rule) -> None:
-    expected = [reference(prediction, gold, rule) for gold in answers] or [(0.0, 0.0)]
-    em, score = (max(scores) for scores in zip(*expected, strict=True))
-    found = exact_match(prediction, answers), f1(prediction, answers, rule)
-    assert found == pytest.approx((em, score), abs=1e-12), (prediction, answers)
-    assert em <= sub_exact_match(prediction, answers) <= 1.0
-
-
 WORDS = ["the", "An", "yes", "No.", "noanswer", "Port", "port,", "Ports", "!?", "—", "—the—"]
 TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(" ".join)
 
@@ -113,24 +97,11 @@ TEXTS = st.text(max_size=40) | st.lists(st.sampled_from(WORDS), max_size=5).map(
 def test_scores_of_any_text_equal_the_reference(
     prediction: str, answers: list[str], rule: F1Rule
 ) -> None:
-    check(prediction, answers, rule)
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "name"),
-    [
-        ("hotpotqa", "hotpot_dev_distractor_v1.json"),
-        ("2wikimultihopqa", "dev.json"),
-        ("musique", "musique_ans_v1.0_dev.jsonl"),
-    ],
-)
-def test_scores_of_real_rows_equal_the_reference(benchmark: str, name: str) -> None:
-    rows = list(get_benchmark(benchmark).read(real_data(benchmark, name)))
-    rule = f1_rule(rows[0].source)
-    assert rule == ("musique" if benchmark == "musique" else "hotpotqa")
-    for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
-        for prediction in (*row.answers, *other.answers, f"{row.question} {row.answers[0]}"):
-            check(prediction, row.answers, rule)
+    expected = [reference(prediction, gold, rule) for gold in answers] or [(0.0, 0.0)]
+    em, score = (max(scores) for scores in zip(*expected, strict=True))
+    found = exact_match(prediction, answers), f1(prediction, answers, rule)
+    assert found == pytest.approx((em, score), abs=1e-12)
+    assert em <= sub_exact_match(prediction, answers) <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -138,14 +109,10 @@ def test_scores_of_real_rows_equal_the_reference(benchmark: str, name: str) -> N
     [
         # Stems: run, marathon.
         ("single_hop", "running marathons", "She runs a marathon", 2 * 2 / (3 + 2)),
-        ("single_hop", "bread and butter", "butter, bread", 1.0),
-        ("single_hop", "yes", "yes it is", 2 * 1 / (3 + 1)),
-        ("temporal", "7 May 2023", None, 0.0),
         # The best match of each gold part: "bowls" 1, "kiln" against "old kiln" 2/3.
         ("multi_hop", "bowls, a kiln", "an old kiln, bowl", (1 + 2 / 3) / 2),
         ("adversarial", "", "It is Not mentioned.", 1.0),
         ("adversarial", "", "the kiln", 0.0),
-        ("adversarial", "", None, 0.0),
     ],
 )
 def test_locomo_f1_equals_hand_computed_values(
@@ -159,9 +126,7 @@ def test_locomo_sample_earns_full_f1_with_its_own_answers() -> None:
     tasks = load_tasks(real_data("locomo", "locomo10.json"))
     questions = [question for task in tasks for question in task.questions]
     assert len(questions) == 1020
-    assert sum(question.metadata["category"] == "adversarial" for question in questions) == 232
-    scores = [score_question(item, item.answers[0], "locomo")["f1"] for item in questions]
-    assert {*scores} == {1.0}
+    assert {score_question(one, one.answers[0], "locomo")["f1"] for one in questions} == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +136,7 @@ def test_locomo_sample_earns_full_f1_with_its_own_answers() -> None:
         ("北京饭店", "北京大学", 0, 0.5, 0),  # by characters; by SQuAD's words it is 0
         ("2023年", "２０２３年", 1, 1, 1),
         ("“Town\u00a0Hall”", "town hall", 1, 1, 1),
-        ("big town hall", "town hall", 0, 0.8, 1),
         (None, "x", 0, 0, 0),
-        ("?", "!", 0, 0, 0),
     ],
 )
 def test_web_scores_in_any_script_equal_hand_computed_values(
@@ -188,10 +151,7 @@ def test_web_scores_in_any_script_equal_hand_computed_values(
     [
         ("$1,700.0", "1700", True),
         ("17 apples", "17", False),
-        ("inf", "17", False),
-        ("B; e", "b,e", True),
         ("e, b", "b,e", False),
-        ("3, x", "3.0,x", True),
         ("a.b,c", "ab,c", False),  # punctuation counts within a list
         ("  sea gull.", "Seagull", True),
         (None, "None", False),  # the original reads it as the word
@@ -208,7 +168,6 @@ def test_gaia_score_follows_the_official_rule(answer: str | None, gold: str, rig
     [
         (True, "Port", {"em": 1.0, "f1": 1.0, "sub_em": 1.0, "sufficiency": 1.0}),
         (True, "not mentioned", {"em": 0.0, "f1": 0.0, "sub_em": 0.0, "sufficiency": 0.0}),
-        (True, None, {"em": 0.0, "f1": 0.0, "sub_em": 0.0, "sufficiency": 1.0}),
         (False, "It is not mentioned.", {"sufficiency": 1.0}),
         (False, "Port", {"sufficiency": 0.0}),
     ],
@@ -233,10 +192,6 @@ async def test_reward_that_lists_of_candidates_earn_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"reward=f1: .*lists candidates.*locomo.*em or judge"):
         await environments().reset(task)
     await environments.close()
-    check_reward("f1", "hotpotqa")
-    for reward, message in (("rouge", "Give one of em, f1, judge"), ("gaia", "GAIA's own rule")):
-        with pytest.raises(ConfigError, match=f"reward={reward}: .*{message}"):
-            check_reward(reward, "hotpotqa")
 
 
 async def test_questions_without_gold_answers_have_no_score() -> None:
@@ -245,6 +200,5 @@ async def test_questions_without_gold_answers_have_no_score() -> None:
     score = await score_answers(Task("t", (known, unknown)), ["Port", "Ann"], "judge", judge)
     assert (score.reward, score.metrics["em"], score.question_metrics[1]) == (1.0, 1.0, {})
     assert len(server.bodies) == 1
-    score = await score_answers(Task("t", (unknown, unknown)), ["Ann", None], "em", None)
-    assert (score.reward, score.metrics, score.question_metrics) == (None, {}, ({}, {}))
-    assert score.answers == ("Ann", None)
+    score = await score_answers(Task("t", (unknown,)), ["Ann"], "em", None)
+    assert (score.reward, score.metrics, score.answers) == (None, {}, ("Ann",))

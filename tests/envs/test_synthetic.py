@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.envs.questions_shown import MODES
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
-from atommem.envs.synthetic.prose import PROSES, RELATIONS, Prose, Statement, get_prose
+from atommem.envs.synthetic.prose import PROSES, RELATIONS, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode
 from atommem.memory.log import Outcome
 from atommem.policy.contract import Sampling
-from atommem.rollout import EpisodeRunner
 from tests.fakes import WordTokenizer, command, longdoc, make_episode_runner
 
 
@@ -87,87 +85,49 @@ def test_needed_facts_never_exceed_the_capacity(per_document: int) -> None:
     config = WorldConfig(distractors=10, capacity=4, facts_per_document=per_document)
     for task in generate(config, 30, seed=9):
         live: set[str] = set()
-        count = 0
+        most = 0
         for statements in stream(task):
             for statement in statements:
+                # The makers of other works never matter.
+                needed = statement.relation == "home" or statement.subject in task.questions[0].text
                 if statement.kind == "withdrawal":
                     live.remove(statement.subject)
-                elif statement.kind == "correction":
-                    assert statement.subject in live
-                # The makers of other works never matter.
-                elif statement.relation == "home" or statement.subject in task.questions[0].text:
+                elif needed:
                     live.add(statement.subject)
-                    count += 1
-            assert len(live) <= 4
-        assert count > 4
-        assert task.questions[0].answers == (solve(task, 0),)
+            most = max(most, len(live))
+        assert most == 4
 
 
-@pytest.mark.parametrize("name", PROSES)
-def test_prose_parses_its_own_sentences(name: str) -> None:
-    prose: Prose = get_prose(name)
-    statements = [Statement("fact", "Vesko", relation, "Oakrest") for relation in RELATIONS]
-    statements.append(Statement("correction", "Vesko", "home", "Fenford"))
-    statements.append(Statement("withdrawal", "Vesko"))
-    for seed in range(8):
-        text = " ".join(prose.sentence(statement, random.Random(seed)) for statement in statements)
-        assert prose.statements(text) == statements
-    assert prose.statements(" ".join(prose.filler)) == []
-    for hops in (1, 2, 3, 4):
-        assert prose.asked(prose.question("Vesko", hops)) == ("Vesko", hops)
-
-
-def test_synthetic_command_writes_tasks_and_provenance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main, out = command("data"), tmp_path / "tasks.parquet"
+def test_synthetic_command_writes_tasks_and_provenance(tmp_path: Path) -> None:
+    out = tmp_path / "tasks.parquet"
     knobs = "--prose compact --hops 1-3 --questions 2 --corrections 0.8 --errata"
     arguments = ["synthetic", "--n", "7", "--seed", "3", "--out", str(out), *knobs.split()]
-    assert main(arguments) == 0
+    assert command("data")(arguments) == 0
     counts: dict[str, Any] = {"hops": (1, 3), "questions": (2, 2)}
     config = WorldConfig(prose="compact", corrections=0.8, errata=True, **counts)
     assert load_tasks(out) == list(generate(config, 7, seed=3))
     provenance = json.loads((tmp_path / f"{out.name}.json").read_text())
     assert (provenance["world"]["corrections"], provenance["seed"]) == (0.8, 3)
-    assert main(["synthetic", "--out", str(out), "--n", "1", "--hops", "9"]) == 2
-    assert "hops=9-9" in capsys.readouterr().err
-
-
-def runner_of(expert: Expert, tokenizer: WordTokenizer, **settings: Any) -> EpisodeRunner:
-    """Return a runner of an expert's episodes."""
-    policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
-    return make_episode_runner(
-        policy=policy, tokenizer=tokenizer, embedder=HashingEmbedder(2048), **settings
-    )
 
 
 def play(
-    config: WorldConfig,
-    faults: Faults | None = None,
-    *,
-    n: int = 6,
-    seed: int = 0,
-    questions_shown: str = "reading",
+    config: WorldConfig, faults: Faults | None = None, questions_shown: str = "reading"
 ) -> list[Episode]:
     tokenizer = WordTokenizer()
     expert = Expert(get_prose(config.prose), get_dialect("paper"), faults)
-    environments = longdoc(tokenizer, max_reads=4, questions_shown=questions_shown)
-    how = {"memory": MemoryConfig(capacity=config.capacity), "sampling": Sampling(seed=seed)}
-    runner = runner_of(expert, tokenizer, environments=environments, **how)
-    return asyncio.run(runner.run_all([(task, 0) for task in generate(config, n, seed=11)]))
+    runner = make_episode_runner(
+        policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
+        tokenizer=tokenizer,
+        embedder=HashingEmbedder(2048),
+        environments=longdoc(tokenizer, max_reads=4, questions_shown=questions_shown),
+        memory=MemoryConfig(capacity=config.capacity),
+        sampling=Sampling(seed=0),
+    )
+    return asyncio.run(runner.run_all([(task, 0) for task in generate(config, 6, seed=11)]))
 
 
 def em(episodes: list[Episode]) -> float:
     return sum(episode.metrics["em"] for episode in episodes) / len(episodes)
-
-
-def created(episodes: list[Episode]) -> int:
-    return sum(
-        item.kind == "create"
-        for episode in episodes
-        for step in episode.steps
-        for item in step.operations
-    )
 
 
 SOLVABLE: dict[str, dict[str, Any]] = {
@@ -182,7 +142,8 @@ SOLVABLE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "prose", "mode"),
     [
-        *((name, prose, "reading") for name in SOLVABLE for prose in PROSES),
+        *((name, "compact", "reading") for name in SOLVABLE),
+        ("errata", "plain", "reading"),
         *(("several questions", "plain", mode) for mode in MODES[1:]),
     ],
 )
@@ -206,16 +167,3 @@ def test_expert_without_faults_answers_every_question(name: str, prose: str, mod
 )
 def test_each_fault_lowers_em(fault: str, knobs: dict[str, Any]) -> None:
     assert em(play(WorldConfig(**knobs), Faults(**{fault: 1.0}))) <= 0.5
-
-
-@pytest.mark.slow
-def test_faults_have_their_rate_and_depend_on_the_seed() -> None:
-    config = WorldConfig(corrections=0.0)
-    half = play(config, Faults(create=0.5), n=20)
-    assert 0.35 < created(half) / created(play(config, n=20)) < 0.65
-    again, other = (play(config, Faults(create=0.5), seed=seed) for seed in (0, 1))
-    written = [
-        [[step.text for step in episode.steps] for episode in some]
-        for some in (half[:6], again, other)
-    ]
-    assert written[0] == written[1] != written[2]

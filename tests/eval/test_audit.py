@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from atommem.actions import Action
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from atommem.eval import audit as audit_module
-from atommem.eval.audit import audit, main, read_store, retention_main
+from atommem.eval.audit import audit, read_store, retention_main
 from atommem.rollout import Session
 from tests.eval.toys import evaluated, make_runner, make_task
 
@@ -26,8 +25,8 @@ TEXTS = [
 ]
 
 
-def rows(path: Path, **more: Any) -> Path:
-    path.write_text("".join(json.dumps({"text": text, **more}) + "\n" for text in TEXTS))
+def rows(path: Path) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
 
 
@@ -36,15 +35,13 @@ async def test_audit_finds_duplicates_contradictions_and_evictions(tmp_path: Pat
         return None if "tea" in one + other else "Brent" in one and "Lorne" in other
 
     entries = read_store(rows(tmp_path / "a.jsonl"))
-    rules = ("fifo", "reject", "redundancy", "length")
+    rules = ("fifo", "reject", "redundancy")
     found = await audit(entries, HashingEmbedder(256), budget=3, rules=rules, judge=judge)
     assert (found.entries, found.duplicates, found.never_shown) == (5, [[1, 2]], None)
     assert found.contradictions == [(1, 4), (2, 4)]
-    assert found.asked[0] >= 2
     assert found.evicted["fifo"] == [1, 2]
     assert found.evicted["reject"] == [5, 4]
     assert found.evicted["redundancy"][0] == 1
-    assert found.evicted["length"] == [5, 3]
 
 
 async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:
@@ -57,9 +54,8 @@ async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:
     assert [entry.text for entry in read_store(path)] == ["seen", "seen"]
 
 
-@pytest.mark.parametrize("text", ["", "no json", '{"type": "session"}\n', "\udcff\0"])
-def test_read_store_of_another_file_raises(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x").write_text(text, errors="surrogateescape")
+def test_read_store_of_another_file_raises(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"type": "session"}\n')
     with pytest.raises(DataError):
         read_store(tmp_path / "x")
 
@@ -84,20 +80,5 @@ def test_find_pairs_equals_a_search_of_all_cosines(monkeypatch: pytest.MonkeyPat
     assert close == list(zip(older.tolist(), newer.tolist(), strict=True))
 
 
-def test_audit_command_prints_and_writes_findings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = rows(tmp_path / "a.jsonl"), tmp_path / "audit.json"
-    assert main([str(path), "--embedder", "hashing", "--budget", "3", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    for text in ("1 entries repeat another", "fifo evicts 2, first 1, 2"):
-        assert text in printed
-    assert json.loads(out.read_text())["duplicates"] == [[1, 2]]
-    with pytest.raises(ConfigError, match="given together"):
-        main([str(path), "--embedder", "hashing", "--judge_url", "http://127.0.0.1:1"])
-
-
-def test_retention_command_checks_and_lists_rules(capsys: pytest.CaptureFixture[str]) -> None:
+def test_retention_command_checks_a_rule() -> None:
     assert retention_main(["check", "lru"]) == 0
-    assert retention_main(["list"]) == 0
-    assert "ebbinghaus" in capsys.readouterr().out

@@ -16,14 +16,13 @@ from atommem.cli import main as atommem_main
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.task_files import save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
-from atommem.eval import eval_config
 from atommem.eval.output import parse_records
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
 from atommem.trace import read_trace
-from tests.envs.benchmark_rows import write_json, write_parquet
-from tests.eval.toys import make_runner, make_setup, make_task
+from tests.envs.benchmark_rows import write_json
+from tests.eval.toys import make_runner, make_task
 from tests.loopback import make_checkpoint, serving
 
 
@@ -41,38 +40,12 @@ def summary_of(out: Path) -> dict[str, Any]:
     return found
 
 
-def test_eval_of_a_model_gives_the_same_records_with_any_concurrency(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data, found = tmp_path / "tasks.jsonl", []
-    save_tasks([make_task("a"), make_task("b")], data)
-    # Batches of one request: results do not depend on the requests of a batch in the last bit.
-    flags = ["--max_tokens", "6", "--max_batch_tokens", "1", "--samples_per_task", "2"]
-    for in_flight in ("1", "7"):
-        out = tmp_path / in_flight
-        command = eval_command(checkpoint, data, out, *flags)
-        assert atommem_main([*command, "--max_in_flight", in_flight]) == 0
-        summary = summary_of(out)
-        assert (summary["episodes"], summary["failed"]) == (4, 0)
-        assert summary["run"]["memory"]["templates"] == "compact"
-        traces = [read_trace(path) for path in sorted((out / "traces").iterdir())]
-        steps = [step for trace in traces for step in trace.episode.steps]
-        assert len(steps) == 4 * 3  # two documents, one question without extra reads
-        found.append([(step.text, step.token_ids, step.operations) for step in steps])
-    assert found[0] == found[1]
-    assert len({text for text, *_ in found[0]}) > 6, "samples of a task differ"
-    assert atommem_main([*command, "--temperature", "0.1"]) == 2
-    assert "sampling.temperature is 0.7 there and 0.1 now" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("method", ["atommem", "full_context"])
-def test_eval_with_a_chat_server_counts_the_server_s_tokens(tmp_path: Path, method: str) -> None:
+def test_eval_with_a_chat_server_counts_the_server_s_tokens(tmp_path: Path) -> None:
     data, out = tmp_path / "tasks.jsonl", tmp_path / "out"
     save_tasks([make_task("a"), make_task("b")], data)
-    answer = "\\boxed{a-0}" if method != "atommem" else "<final_answer>\\boxed{a-0}</final_answer>"
-    with serving(lambda text: answer) as url:
+    with serving(lambda text: "<final_answer>\\boxed{a-0}</final_answer>") as url:
         flags = ["--api", "chat", "--embedder", "hashing", "--chunking", "documents"]
-        assert atommem_main(eval_command(url, data, out, *flags, "--method", method)) == 0
+        assert atommem_main(eval_command(url, data, out, *flags)) == 0
     summary = summary_of(out)
     assert summary["metrics"]["em"]["mean"] == 0.5
     assert summary["run"]["policy"] == {"model": "tiny", "tokenizer": None, "api": "chat"}
@@ -80,6 +53,7 @@ def test_eval_with_a_chat_server_counts_the_server_s_tokens(tmp_path: Path, meth
     assert {(step.prompt_tokens, step.completion_tokens) for step in steps} == {(7, 5)}
 
 
+@pytest.mark.slow
 def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Path) -> None:
     pytest.importorskip("tantivy")
     pages = [Page("Ann lives in Oakrest.", "Ann"), Page("Bob lives in Fenford.", "Bob")]
@@ -110,43 +84,20 @@ def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Pat
     assert [step.observation.origin for step in steps] == [None, "search lives | Ann | Bob"]
 
 
-REPLIES = {"Where does Bran live?": "in Port", "Who is a potter?": "Bran"}
-
-
-def replies_to(prompt: str) -> str:
-    """Replies to the questions in the prompt, in their order."""
-    asked = sorted((question for question in REPLIES if question in prompt), key=prompt.rfind)
-    answers = (REPLIES[question] for question in asked)
-    return "".join(f"<final_answer>\\boxed{{{answer}}}</final_answer>" for answer in answers)
-
-
-@pytest.mark.parametrize("method", ["atommem", "memagent"])
-@pytest.mark.parametrize("name", ["eval_200.json", "test.parquet"])
-def test_eval_takes_memagent_s_files_unchanged(
-    tmp_path: Path, name: str, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, golds = tmp_path / name, [["Port", "in Port"], ["Orla"]]
-    context = "Document 1:\nBran lives in Port.\n\nDocument 2:\nBran is a potter."
-    row: dict[str, Any] = {"context": context, "num_docs": 2, "index": 7}
-    if path.suffix == ".json":
-        pairs = zip(REPLIES, golds, strict=True)
-        write_json(path, [row | {"input": asked, "answers": gold} for asked, gold in pairs])
-    else:
-        row["prompt"] = [{"role": "user", "content": [*REPLIES]}]
-        row["reward_model"] = {"style": "rule", "ground_truth": golds}
-        extra = {"index": 7, "question": [*REPLIES], "num_docs": 2}
-        write_parquet(path, [row | {"data_source": "hotpotqa", "extra_info": extra}])
-    _, policy = make_setup(replies_to)
-    monkeypatch.setattr(eval_config, "open_policy", lambda config: policy)
-    flags = ["--method", method, "--embedder", "hashing", "--max_reads", "0"]
-    assert atommem_main(eval_command("toy", path, tmp_path / "out", *flags)) == 0
+@pytest.mark.usefixtures("policy")
+def test_eval_takes_memagent_s_files_unchanged(tmp_path: Path) -> None:
+    row: dict[str, Any] = {"context": "Document 1:\nA document.", "num_docs": 1, "index": 7}
+    pairs = {"say-a-0 now": ["a-0", "A"], "say-b-0 now": ["Orla"]}
+    rows = [row | {"input": asked, "answers": golds} for asked, golds in pairs.items()]
+    write_json(tmp_path / "eval_50.json", rows)
+    command = eval_command("toy", tmp_path / "eval_50.json", tmp_path / "out")
+    assert atommem_main([*command, "--embedder", "hashing"]) == 0
     metrics = summary_of(tmp_path / "out")["metrics"]
-    found = (metrics["em"]["mean"], metrics["em"]["n"], metrics["sub_em"]["mean"])
-    assert found == (0.5, 2, 0.5)
+    assert (metrics["em"]["mean"], metrics["em"]["n"]) == (0.5, 2)
 
 
 async def test_episode_with_half_surrogates_is_recorded_traced_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
+    tmp_path: Path, undrawn: None
 ) -> None:
     half = "\ud83d"  # JSON can escape it, UTF-8 cannot hold it
     runner, policy = make_runner()
@@ -163,8 +114,6 @@ async def test_episode_with_half_surrogates_is_recorded_traced_and_reported(
     assert "seen \ufffd" in read_trace(path).episode.steps[0].text
     write_report([read_evaluation(out)], tmp_path / "report", title=f"with {half}")
     assert (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
-    assert atommem_main(["trace", str(path)]) == 0
-    assert b"seen" in capsys.readouterr().out.encode()
 
 
 def without_times(value: Any) -> Any:
@@ -186,24 +135,27 @@ def outcome(out: Path) -> dict[str, list[Any]]:
 
 
 @pytest.mark.slow
-def test_eval_after_a_kill_ends_as_one_left_alone(checkpoint: Path, tmp_path: Path) -> None:
+def test_eval_after_a_kill_ends_as_one_left_alone_with_any_concurrency(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     data, records = tmp_path / "tasks.jsonl", tmp_path / "killed" / "episodes.jsonl"
     save_tasks([make_task(f"t{number}", questions=2) for number in range(6)], data)
 
-    def start(out: str) -> subprocess.Popen[bytes]:
-        flags = "--samples_per_task 2 --max_in_flight 2 --max_batch_tokens 1 --max_tokens 4"
-        command = eval_command(checkpoint, data, tmp_path / out, *flags.split())
-        return subprocess.Popen(
-            [sys.executable, "-m", "atommem.cli", *command], stdout=subprocess.DEVNULL
-        )
+    def command(out: str, in_flight: int) -> list[str]:
+        # Batches of one request: results do not depend on the requests of a batch in the last bit.
+        flags = f"--samples_per_task 2 --max_in_flight {in_flight} --max_batch_tokens 1"
+        where = tmp_path / out
+        return eval_command(checkpoint, data, where, *flags.split(), "--max_tokens", "4")
 
-    assert start("whole").wait(300) == 0
-    process = start("killed")
+    assert atommem_main(command("whole", 1)) == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "atommem.cli", *command("killed", 2)], stdout=subprocess.DEVNULL
+    )
     while not records.exists() or len(records.read_text().splitlines()) < 4:
         assert process.poll() is None
         time.sleep(0.005)
     process.kill()
     assert process.wait() != 0, "it ended before it was killed"
-    assert start("killed").wait(300) == 0
+    assert atommem_main(command("killed", 7)) == 0
     assert len(records.read_text().splitlines()) == 12
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

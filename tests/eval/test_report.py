@@ -12,12 +12,11 @@ import pytest
 
 from atommem.cli import main
 from atommem.envs.scoring.statistics import holm
-from atommem.errors import ConfigError, DataError
-from atommem.eval.reporting.charts import main_scores, make_charts, setting_lines, write_charts
+from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.report_cli import read_evaluations, render_page
+from atommem.eval.reporting.report_cli import render_page
 from atommem.eval.reporting.results import STAGES, best_rows, make_results
-from atommem.eval.reporting.tables import make_tables, score_frame
+from atommem.eval.reporting.tables import make_tables
 from atommem.trace import read_trace
 from tests.eval.toys import evaluated, made, make_task, ones
 
@@ -57,26 +56,13 @@ def test_comparisons_leave_out_bounds_and_overflow() -> None:
     assert {(t["first"], t["second"]) for t in results["comparisons"]} == {("rag", "ours")}
     assert best_rows(results, "em") == {"toy": "ours"}
     text = markdown(*rows)
-    assert "| oracle | 100.0 [" in text
     assert "| some | overflow, 100.0 in those that fit **2 of 20 episodes overflow** |" in text
-    named = replace(oracle, method="gold", manifest={"method": {"name": "oracle"}})
-    assert make_results([named])["groups"][0]["bound"]
 
 
 def test_score_table_warns_of_failed_and_missing_episodes() -> None:
     failed = made("a", ones(2, 4), endings={3: "failed"}, planned=6)
     text = markdown(failed, made("b", ones(1, 4)))
     assert re.search(r"\| a \| 66\.7 \[[^|]*, n 3 \*\*1 failed, 4 of 6 episodes\*\*", text)
-
-
-def test_score_table_of_several_datasets_has_averages() -> None:
-    found = [
-        made(row, ones(right, 20), dataset=dataset)
-        for dataset, better in (("one", 0), ("two", 4))
-        for row, right in (("ours", 10 + better), ("other", 6))
-    ]
-    text = markdown(*found)
-    assert re.search(r"\| ours \| [^|]*50\.0[^|]* \| [^|]*70\.0[^|]* \| 60\.0 \[", text)
 
 
 def test_groups_of_seeds_are_one_row_with_their_spread() -> None:
@@ -99,34 +85,17 @@ def test_scores_state_the_unit_of_their_intervals() -> None:
     assert (em["unit"], em["clusters"], em["n"]) == ("group", 2, 20)
 
 
-@pytest.mark.parametrize(
-    ("right", "entered", "kept", "shown", "stage"),
-    [
-        (1, 1, 1, 1, 0),
-        (1, 0, 0, 0, 1),
-        (0, 1, 1, 1, 2),
-        (0, 1, 1, 0, 3),
-        (0, 1, 0, 0, 4),
-        (0, 0, 0, 0, 5),
-    ],
-)
-def test_lost_answers_are_counted_at_the_first_stage(
-    right: int, entered: int, kept: int, shown: int, stage: int
-) -> None:
-    facts = {"fact_entered": entered, "fact_kept": kept, "fact_retrieved": shown}
-    evaluation = made("a", [{"em": right, **facts}])
+def test_lost_answers_are_counted_at_the_first_stage() -> None:
+    # Right, entered, kept, retrieved: one row a stage, which occurs once more than the one before.
+    rows = [(1, 1, 1, 1), (1, 0, 0, 0), (0, 1, 1, 1), (0, 1, 1, 0), (0, 1, 0, 0), (0, 0, 0, 0)]
+    names = ("em", "fact_entered", "fact_kept", "fact_retrieved")
+    scores = [dict(zip(names, row, strict=True)) for row in rows]
+    evaluation = made("a", [score for count, score in enumerate(scores, 1) for _ in range(count)])
     records = [
         replace(record, sums={**record.sums, "store_size": 1.0}) for record in evaluation.records
     ]
     (group,) = make_results([replace(evaluation, records=tuple(records))])["groups"]
-    assert [name for name, count in group["lost"].items() if count] == [STAGES[stage]]
-
-
-def test_score_frame_has_a_line_per_question_and_metric() -> None:
-    frame = score_frame([made("a", ones(1, 2)), made("b", ones(2, 2))])
-    means = frame[frame["metric"] == "em"].groupby("row")["score"].mean()
-    assert means.to_dict() == {"a": 0.5, "b": 1.0}
-    assert frame["task"].nunique() == 2
+    assert group["lost"] == {stage: count for count, stage in enumerate(STAGES, 1)}
 
 
 def test_latex_escapes_names_and_marks_bold() -> None:
@@ -135,25 +104,6 @@ def test_latex_escapes_names_and_marks_bold() -> None:
     text = "\n".join(table.latex() for table in make_tables(results))
     assert "a\\_b \\& c & \\textbf{90.0} [" in text
     assert "EM by category: toy" in text
-
-
-def test_charts_draw_costs_and_settings(tmp_path: Path) -> None:
-    rows = [
-        made(
-            "atommem", ones(n, 20), setting=f"k {k}, entries {e}", parameters={"k": k, "entries": e}
-        )
-        for k, e, n in ((3, "few", 4), (6, "few", 9), (3, "all", 12), (6, "all", 19))
-    ]
-    results = make_results(rows)
-    for number, group in enumerate(results["groups"]):
-        group["means"] |= {"steps": 3.0 + number, "tokens/prompt": 10.0}
-    lines = setting_lines(main_scores(results))
-    assert list(lines) == ["k"]
-    assert sorted(lines["k"]["series"].unique()) == ["atommem, entries all", "atommem, entries few"]
-    charts = make_charts(results)
-    assert {"EM against model calls: toy", "EM against k: toy"} <= charts.keys()
-    write_charts(charts, tmp_path)
-    assert len([*tmp_path.iterdir()]) == 2 * len(charts)
 
 
 def test_page_escapes_data_and_loads_nothing() -> None:
@@ -183,22 +133,6 @@ async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> No
     assert json.loads(found[0]["results.json"])["evaluations"][0]["folder"] == "../one"
 
 
-def test_read_evaluation_explains_what_to_give(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("null")
-    with pytest.raises(ConfigError, match=r"has no evaluation .* Give the --out"):
-        read_evaluation(tmp_path)
-    (tmp_path / "episodes.jsonl").touch()
-    with pytest.raises(DataError, match=r"run\.json is not from `atommem eval`"):
-        read_evaluation(tmp_path)
-    (tmp_path / "results.json").write_text('{"evaluations": [{}]}')
-    with pytest.raises(DataError, match="was not written by `atommem report`"):
-        read_evaluations([str(tmp_path)])
-    with pytest.raises(ConfigError, match="There is no evaluation"):
-        make_results([])
-    with pytest.raises(ConfigError, match="reference='z': not a row"):
-        make_results([made("a", ones(1, 2))], reference="z")
-
-
 async def test_read_evaluation_ignores_a_torn_line_without_changing_it(tmp_path: Path) -> None:
     path = await answered(tmp_path / "A", "a") / "episodes.jsonl"
     with path.open("ab") as file:
@@ -223,31 +157,13 @@ async def test_compare_counts_wins_and_names_changed_tasks(
     assert [change["task_id"] for change in found["changed"]] == ["d", "e", "g", "c"]
     traces = found["changed"][0]["traces"]
     assert [read_trace(paths[0]).episode.reward for paths in traces] == [0.0, 1.0]
-    printed = capsys.readouterr().out
-    assert "B - A: +0.333" in printed
-    assert "Better in B (2 of 3)" in printed
+    assert "B - A: +0.333" in capsys.readouterr().out
 
 
-async def test_compare_prints_means_over_common_questions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, wrong in (("A", "b"), ("B", "")):
-        tasks = [make_task(task) for task in "ab"]
-        await evaluated(tasks, tmp_path / name, wrong=wrong, samples_per_task=2)
-    path = tmp_path / "A" / "episodes.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert main(["compare", str(tmp_path / "A"), str(tmp_path / "B")]) == 0
-    printed = capsys.readouterr().out
-    assert "B - A: +0.500" in printed
-    assert "A: EM 0.500" in printed
-
-
-async def test_compare_refuses_other_tasks_and_unknown_metrics(
+async def test_compare_refuses_other_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = await answered(tmp_path / "A", "ab")
     other = await answered(tmp_path / "B", "a", names="abcdefgi")
     assert main(["compare", str(first), str(other)]) == 2
     assert "different tasks" in capsys.readouterr().err
-    assert main(["compare", str(first), str(first), "--metric", "judge"]) == 2
-    assert re.search(r"'judge': .* has em, f1, sub_em", capsys.readouterr().err)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from atommem.envs.task import Task
 from atommem.errors import BudgetSpentError, ConfigError, DataError, PolicyError
 from atommem.eval.output import OutputFolder, file_stem
 from atommem.eval.runner import Budget, evaluate, tasks_digest
-from atommem.trace import read_trace
 from tests.eval.toys import GONE, evaluated, make_runner, make_task
 
 TASKS = [make_task("a"), make_task("b", right=False), make_task("c"), make_task("d", questions=3)]
@@ -36,22 +34,6 @@ async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> Non
     em = summary["metrics"]["em"]
     assert (em["mean"], em["n"], (em["low"], em["high"])) == (1.0, 2, wilson_interval(2, 2))
     assert summary["errors"] == {"server gone": 2}
-    nothing, _ = await evaluated(TASKS[:1], gone="a")
-    assert math.isnan(nothing.em)
-    assert nothing.summary()["metrics"] == {}
-
-
-async def test_evaluate_stores_records_traces_and_summary(tmp_path: Path) -> None:
-    for _ in range(2):  # the second time from the folder
-        result, _ = await evaluated(TASKS, tmp_path, samples_per_task=2, wrong="abcd")
-        assert (result.em, result.summary()["means"]["reward"]) == (0.0, 0.0)
-    assert len(lines(tmp_path)) == 8
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["metrics"]["em"]["mean"] == result.em
-    assert summary["run"]["memory"]["dialect"] == "paper"
-    trace = read_trace(tmp_path / "traces" / "d.1.jsonl")
-    assert trace.complete
-    assert (trace.episode.sample, len(trace.episode.steps)) == (1, 5)
 
 
 async def test_evaluate_has_each_record_on_disk_before_the_next_counts(tmp_path: Path) -> None:
@@ -60,6 +42,7 @@ async def test_evaluate_has_each_record_on_disk_before_the_next_counts(tmp_path:
     assert on_disk == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 async def test_evaluate_retries_failed_episodes_only(tmp_path: Path) -> None:
     await evaluated(TASKS, tmp_path, gone="b")
     with pytest.raises(PolicyError):
@@ -71,6 +54,7 @@ async def test_evaluate_retries_failed_episodes_only(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["failed"] == 0
 
 
+@pytest.mark.slow
 async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path: Path) -> None:
     first, _ = await evaluated(TASKS, tmp_path)
     path = tmp_path / "episodes.jsonl"
@@ -89,7 +73,6 @@ async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path: Path) 
     ("changes", "message"),
     [
         ({"runner": {"memory": MemoryConfig(templates="compact")}}, "templates_sha256"),
-        ({"settings": {}}, "policy is .* there and 'not set' now"),
         ({"tasks": TASKS[:3]}, r"tasks\.count is 4 there and 3 now; tasks\.sha256 is "),
     ],
 )
@@ -105,15 +88,12 @@ async def test_output_folder_refuses_other_settings_by_name(
 
 async def test_output_folder_refuses_foreign_and_busy_folders(tmp_path: Path) -> None:
     (tmp_path / "episodes.jsonl").write_text("{}\n")
-    for content in ("", "{"):
-        (tmp_path / "run.json").write_text(content)
-        with pytest.raises(ConfigError, match=r"run\.json: .*Give another output folder"):
-            await evaluated(TASKS, tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json: .*Give another output folder"):
+        await evaluated(TASKS, tmp_path)
     new = tmp_path / "new"
     with OutputFolder(new, {"a": 1}), pytest.raises(ConfigError, match="is running in"):
         OutputFolder(new, {"a": 1})
-    with OutputFolder(new, {"a": 2}) as folder:  # without an episode it belongs to nobody
-        assert folder.finished == {}
 
 
 async def test_evaluate_refuses_equal_ids() -> None:
@@ -131,13 +111,8 @@ def test_file_stem_is_safe_and_distinct() -> None:
 
 def test_tasks_digest_depends_on_everything_read_or_scored() -> None:
     base = make_task("a")
-    variants = [
-        make_task("a", right=False),
-        Task("a", base.questions, base.documents[:1]),
-        Task("a", base.questions, base.documents, context="text"),
-    ]
-    assert len({tasks_digest([task]) for task in [base, *variants]}) == 4
-    assert tasks_digest([base]) == tasks_digest([make_task("a")])
+    variants = [make_task("a", right=False), Task("a", base.questions, base.documents[:1])]
+    assert len({tasks_digest([task]) for task in [base, make_task("a"), *variants]}) == 3
 
 
 async def tokens_of_one() -> int:
@@ -145,6 +120,7 @@ async def tokens_of_one() -> int:
     return record.prompt_tokens + record.completion_tokens
 
 
+@pytest.mark.slow
 async def test_budget_stops_in_order_and_a_larger_one_continues(tmp_path: Path) -> None:
     one = await tokens_of_one()
     for _ in range(2):  # what is in the folder counts as spent
@@ -157,19 +133,11 @@ async def test_budget_stops_in_order_and_a_larger_one_continues(tmp_path: Path) 
     await evaluated(ALIKE, tmp_path, budget=Budget(1))  # all had run
 
 
-async def test_budget_lets_episodes_in_flight_end(tmp_path: Path) -> None:
-    with pytest.raises(BudgetSpentError):
-        await evaluated(ALIKE, tmp_path, runner={"max_in_flight": 3}, budget=Budget(1))
-    assert len(lines(tmp_path)) == 3
-
-
 async def test_budget_counts_failed_attempts(tmp_path: Path) -> None:
     runner, policy = make_runner()
     # The last of its three requests fails.
     policy.until["a"] = lambda: len(policy.asked) < 3 or policy.errors.setdefault("a", GONE) is GONE
     (failed,) = (await evaluate(ALIKE[:1], runner, tmp_path, progress=False)).records
-    assert failed.failed
     budget = Budget()
-    await evaluate(ALIKE[:1], make_runner()[0], tmp_path, progress=False, budget=budget)
-    used = failed.prompt_tokens + failed.completion_tokens
-    assert budget.used == used + await tokens_of_one()
+    await evaluated(ALIKE[:1], tmp_path, budget=budget)
+    assert budget.used == failed.prompt_tokens + failed.completion_tokens + await tokens_of_one()

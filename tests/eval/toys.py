@@ -102,12 +102,8 @@ def make_task(
 class ToyPolicy(TextPolicy):
     """Creates an entry from every chunk, and gives the answer that stands in the question.
 
-    Attributes:
-        errors: By task, what every request raises.
-        wrong: Names of the tasks whose questions it answers with "wrong".
-        until: By task, what its requests wait for (60 seconds at most).
-        asked: Names of the tasks of all requests.
-        most: Requests at the same time.
+    Requests of a task in `errors` raise, those of a task in `until` wait for its condition, and
+    questions of a task in `wrong` are answered with "wrong".
     """
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
@@ -115,26 +111,20 @@ class ToyPolicy(TextPolicy):
         self.errors: dict[str, AtomMemError] = {}
         self.wrong: set[str] = set()
         self.until: dict[str, Callable[[], bool]] = {}
-        self.asked: list[str] = []
-        self.most = self._open = 0
+        self.asked: list[str] = []  # the tasks of all requests
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
         found = re.search(r"say-(\w+)-\d+", prompt)
         assert found is not None
         name, end = found[1], time.monotonic() + 60
-        self._open += 1
-        self.most = max(self.most, self._open)
-        try:
-            await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
-            self.asked.append(name)
-            while name in self.until and not self.until[name]() and time.monotonic() < end:
-                await asyncio.sleep(0.001)
-            if name in self.errors:
-                raise self.errors[name]
-            return await super().complete(prompt_ids, sampling)
-        finally:
-            self._open -= 1
+        await asyncio.sleep(0)  # as every real one, it lets the other episodes go on
+        self.asked.append(name)
+        while name in self.until and not self.until[name]() and time.monotonic() < end:
+            await asyncio.sleep(0.001)
+        if name in self.errors:
+            raise self.errors[name]
+        return await super().complete(prompt_ids, sampling)
 
     def _answer(self, prompt: str) -> str:
         if "document." in prompt:
@@ -167,13 +157,8 @@ async def evaluated(
     runner: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> tuple[EvalResult, list[str]]:
-    """An evaluation of a new `ToyPolicy`, and the tasks that it was asked about.
-
-    Args:
-        gone: Tasks for which every request raises `error`.
-        runner: Settings of `make_runner`.
-        more: Those of `evaluate`.
-    """
+    """An evaluation of a new `ToyPolicy`, which raises `error` for the tasks `gone`, and the tasks
+    that it was asked about; `runner` are settings of `make_runner`, `more` those of `evaluate`."""
     agent, policy = make_runner(**(runner or {}))
     policy.wrong, policy.errors = set(wrong), dict.fromkeys(gone, error)
     result = await evaluate(list(tasks), agent, out, progress=False, **more)

@@ -170,13 +170,21 @@ def entries(http: httpx.Client, path: str, **query: Any) -> dict[int, str]:
 
 
 def event_kinds(conversations: Conversations, conversation: str) -> list[str]:
-    """The kinds of all events, after checking that the operations have no gap and replay."""
+    """The kinds of all events, after checking that steps and operations are whole and replay."""
     log = conversations.log
     name = conversation.rpartition("/")[2]
     operations = log.load(name, "local", "none").operations
+    events, rows = log.events(name), log.operations(name)
     assert (replay(operations), len(operations)) == log.memory_at(name)
-    assert [row["seq"] for row in log.operations(name)] == list(range(len(operations)))
-    return [event.kind for event in log.events(name)]
+    assert [row["seq"] for row in rows] == list(range(len(operations)))
+    steps = [event for event in events if event.kind == "step"]
+    assert [step.step for step in steps] == list(range(len(steps)))
+    for step in steps:
+        written = [row for row in rows if row["version"] == step.version]
+        actors = [row.get("actor", "policy") for row in written]
+        kinds = [action["kind"] for action in step.body["actions"]]
+        assert actors.count("policy") == len(kinds) - kinds.count("answer")
+    return [event.kind for event in events]
 
 
 def until(condition: Callable[[], Any], seconds: float = 10) -> None:

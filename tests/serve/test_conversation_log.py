@@ -63,15 +63,6 @@ def test_load_after_commit_returns_operations_and_vectors_exactly(log: Conversat
     assert log.load(name, "ann", "others/4").vectors is None
 
 
-def test_commit_of_a_taken_version_raises_and_writes_nothing(log: ConversationLog) -> None:
-    name = log.create("ann", {}).id
-    commit(log, name, 1, OPERATIONS)
-    with pytest.raises(ConflictError):
-        commit(log, name, 1, OPERATIONS[:1])
-    assert len(log.events(name)) == 1
-    assert len(log.operations(name)) == 5
-
-
 def test_concurrent_commits_of_one_version_have_one_winner(log: ConversationLog) -> None:
     names = [log.create("ann", {}).id for _ in range(12)]
 
@@ -127,9 +118,3 @@ def test_open_database_with_other_version_raises(log: ConversationLog) -> None:
         connection.execute(schema_version.update().values(version=0))
     with pytest.raises(ConfigError, match="version 0"):
         open_database(url)
-
-
-def test_open_database_of_another_file_raises(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("a text")
-    with pytest.raises(ConfigError, match=r"db=.*database"):
-        open_database(f"sqlite:///{tmp_path / 'text'}")

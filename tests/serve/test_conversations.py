@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -26,36 +25,6 @@ from tests.serve.servers import (
 )
 
 
-def send_and_leave(
-    gate: Any, url: str, body: dict[str, Any], headers: dict[str, str] | None = None
-) -> None:
-    """Post a request and disconnect while the policy works on it."""
-    gate.shut()
-    with httpx.Client(headers=headers) as client, ThreadPoolExecutor(1) as threads:
-        sent = threads.submit(client.post, url, json=body, timeout=httpx.Timeout(30, read=2))
-        assert gate.entered.wait(20)
-        assert isinstance(sent.exception(), httpx.ReadTimeout)
-    assert gate.cancelled.wait(10)
-    gate.open.set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_client_that_disconnects_ends_the_turn_and_leaves_the_question(
-    tmp_path: Path, stream: bool
-) -> None:
-    with gated(tmp_path / "log.db") as (gate, server, http):
-        path = new_conversation(http, "Ann lives in Rome.")
-        body = {"conversation": path.rpartition("/")[2], "input": "Where does Ann live?"}
-        send_and_leave(gate, f"{server.url}/v1/responses", {**body, "stream": stream})
-        assert event_kinds(server.conversations, path) == ["item", "step", "ask"]
-        (question,) = server.conversations.log.events(body["conversation"], ("ask",))
-        found = http.get(f"/v1/responses/{question.response}").json()
-        assert found["status"] == "incomplete"
-        assert found["incomplete_details"] == {"reason": "interrupted"}
-        assert ask(http, path, "Where does Ann live?")[1] == "Ann lives in Rome."
-
-
 def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path) -> None:
     with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
         path = new_conversation(http, "one 1")
@@ -63,8 +32,6 @@ def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path)
         refused = http.post(f"{path}/items", json=items("two 2", "three 3"))
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
         assert "10.0.0.7" not in refused.text
-        listed = http.get(f"{path}/items").json()["data"]
-        assert [item["status"] for item in listed] == ["in_progress", "completed"]
         gate.error = None
         gate.shut()
         answer = threads.submit(ask, http, path, "three")
@@ -118,13 +85,6 @@ def test_requests_beyond_the_bounds_are_429(tmp_path: Path) -> None:
             assert [answer.result() for answer in waiting] == [200, 200]
 
 
-def test_turn_beyond_its_time_is_503(tmp_path: Path) -> None:
-    with gated(tmp_path / "log.db", turn_seconds=0.05) as (gate, _, http):
-        gate.shut()
-        assert http.post("/v1/responses", json={"input": "Who?"}).status_code == 503
-        gate.open.set()
-
-
 @pytest.mark.slow
 def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
@@ -155,30 +115,15 @@ async def test_loaded_session_equals_the_one_in_memory(tmp_path: Path) -> None:
 
 async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Conversations) -> None:
     name = conversations.log.create("local", {}).id
+    texts = ("Ann lives in Rome.", "Bob lives in Oslo.", "Cid sings.")
     async with conversations.use(name, "local") as held:
-        (item,) = await held.add([Message(content="Cid sings.").body()])
+        bodies = [Message(content=text, name=text.split()[0]).body() for text in texts]
+        *_, item = await held.add(bodies)
         await held.delete_item(item.body["id"])
-        assert held.state.unread == {}
-    assert conversations.log.load(name, "local", "none").unread == {}
-    async with conversations.use(name, "local") as held:
-        texts = {"Ann": "Ann lives in Rome.", "Bob": "Bob lives in Oslo."}
-        await held.add([Message(content=texts[name], name=name).body() for name in texts])
         await held.forget("Ann")
         await held.read()
         found = [entry.text for entry in held.session.memory.contents.entries.values()]
-        assert found == [texts["Bob"]]
-    await conversations.close()
-
-
-async def test_goal_set_by_another_gateway_applies_to_the_next_item(
-    conversations: Conversations,
-) -> None:
-    name = conversations.log.create("local", {}).id
-    for goal in ("Where is Ann?", "Where is Bob?"):
-        conversations.log.update(name, "local", {"goal": goal})
-        async with conversations.use(name, "local") as held:
-            (item,) = await held.add([Message(content="Ann lives in Rome.").body()])
-            assert item.body["questions"] == [goal]
+    assert found == ["Bob lives in Oslo."]
     await conversations.close()
 
 

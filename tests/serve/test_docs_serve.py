@@ -7,7 +7,6 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,15 @@ import yaml
 
 from atommem.serve import serve_cli
 from tests.pages import ADDRESS, ROOT, blocks
-from tests.serve.servers import Running, make_conversations, running, scripted
+from tests.serve.servers import Running
 
 PAGE = "docs/serve.md"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    model = scripted()
-    model.name = "grpo"
-    with running(make_conversations(tmp_path_factory.mktemp("serve") / "log.db", model)) as found:
-        yield found
 
 
 def snippet(page: str, kind: str, server: Running) -> str:
     """The one block of a page that sends requests, to `server`."""
     (block,) = (block for _, block in blocks(page, kind) if f"http://{ADDRESS}" in block)
-    return block.replace(f"http://{ADDRESS}", server.url)
+    return block.replace(f"http://{ADDRESS}", server.url).replace("grpo", "scripted")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -70,12 +69,8 @@ async def error_of(client: Client, tool: str, **arguments: Any) -> str:
 @pytest.mark.parametrize("transport", ["http", pytest.param("stdio", marks=pytest.mark.slow)])
 async def test_tools_remember_recall_ask_and_forget(transport: str, tmp_path: Path) -> None:
     async with connect(transport, tmp_path) as client:
-        tools = (await client.list_tools()).tools
-        assert sorted(tool.name for tool in tools) == ["ask", "forget", "recall", "remember"]
-        assert all("conversation" in tool.input_schema["properties"] for tool in tools)
         first = await call(client, "remember", text=FACT, name="bees", goal="Who keeps bees?")
         conversation = {"conversation": first["conversation"]}
-        assert (first["steps"], first["entries"]) == (1, 1)
         other = "Bob lives in Oslo."
         second = await call(client, "remember", text=other, name="oslo", **conversation)
         assert second == {**conversation, "steps": 1, "entries": 2}
@@ -94,14 +89,9 @@ async def test_tools_remember_recall_ask_and_forget(transport: str, tmp_path: Pa
 async def test_errors_are_messages_and_crashes_reveal_nothing(
     conversations: Conversations, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handlers = list(logging.getLogger().handlers)
     async with Client(make_mcp(conversations, "me")) as client:
-        conversation = (await call(client, "remember", text=FACT))["conversation"]
-        where = {"conversation": conversation}
-        assert "blank" in await error_of(client, "remember", text="  ")
+        where = {"conversation": (await call(client, "remember", text=FACT))["conversation"]}
         assert "entry 7" in await error_of(client, "forget", entry=7, **where)
-        with pytest.raises(MCPError, match="no conversation"):
-            await client.read_resource("memory://conv_1")
 
         def crash(*_: Any) -> None:
             raise RuntimeError("a secret")
@@ -110,7 +100,6 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
         assert "secret" not in await error_of(client, "ask", question="Who?", **where)
     assert "secret" not in caplog.text
     assert "RuntimeError" in caplog.text
-    assert logging.getLogger().handlers == handlers
     await conversations.close()
 
 
@@ -120,16 +109,11 @@ async def test_tools_do_not_reach_another_owner_s_conversation(
     with running(conversations, {key: owner for owner, key in KEYS.items()}) as server:
         async with http_client(server, KEYS["ann"]) as client:
             conversation = (await call(client, "remember", text=FACT, name="bees"))["conversation"]
-        calls: list[tuple[str, dict[str, str]]] = [
-            ("remember", {"text": "x"}),
-            ("recall", {"query": "x"}),
-            ("ask", {"question": "x"}),
-            ("forget", {"source": "bees"}),
-        ]
+        calls = {"remember": "text", "recall": "query", "ask": "question", "forget": "source"}
         async with http_client(server, KEYS["bob"]) as client:
-            for tool, arguments in calls:
-                error = await error_of(client, tool, conversation=conversation, **arguments)
-                assert "there is no conversation" in error
+            for tool, argument in calls.items():
+                arguments = {"conversation": conversation, argument: "bees"}
+                assert "there is no conversation" in await error_of(client, tool, **arguments)
             with pytest.raises(MCPError, match="no conversation"):
                 await client.read_resource(f"memory://{conversation}")
         with server.http("wrong") as http:

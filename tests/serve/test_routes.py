@@ -35,29 +35,19 @@ def test_conversation_is_created_read_asked_listed_and_deleted(server: Running) 
     conversation = client.conversations.create(metadata={"goal": "Where does Ann live?"})
     new: Any = [message(*PARTS[:2]), message(PARTS[2])]
     items = client.conversations.items.create(conversation.id, items=new)
-    assert [item.status for item in items.data] == ["completed", "completed"]
     answer: Any = client.responses.create(
         model="scripted", conversation=conversation.id, input="Where does Bob live?"
     )
     assert answer.output_text == "Bob lives in Oslo."
-    assert answer.conversation.id == conversation.id
     assert answer.memory[0]["source"]["piece"] == f"{items.data[0].id}, chunk 2/2"
-    contents, _ = server.conversations.log.memory_at(conversation.id)
-    held = contents.entries.values()
-    assert [entry.text for entry in held] == PARTS
     listed: Any = client.conversations.items.list(conversation.id, order="asc").data
     assert [item.role for item in listed] == ["user", "user", "user", "assistant"]
     assert [part.text for part in listed[0].content] == PARTS[:2]
-    again = client.responses.retrieve(answer.id)
-    assert (again.status, again.output_text) == ("completed", answer.output_text)
-    goal = {"goal": "Where does Ann live?"}
-    assert client.conversations.retrieve(conversation.id).metadata == goal
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
     assert client.conversations.update(conversation.id, metadata={}).metadata == {}
     assert client.conversations.delete(conversation.id).deleted
     for call, name in (
         (client.conversations.retrieve, conversation.id),
-        (client.conversations.items.list, conversation.id),
-        (client.conversations.delete, conversation.id),
         (client.responses.retrieve, answer.id),
     ):
         with pytest.raises(openai.NotFoundError):
@@ -87,8 +77,6 @@ def test_response_without_conversation_stores_nothing(server: Running) -> None:
     question: Any = [message("Ann lives in Rome."), message("Where does Ann live?")]
     answer = client.responses.create(model="scripted", input=question)
     assert (answer.output_text, answer.conversation) == ("Ann lives in Rome.", None)
-    answer = client.responses.create(model="scripted", input="Where does Ann live?")
-    assert answer.output_text == "nothing"
     assert len(server.conversations.log.conversations()) == before
 
 
@@ -113,8 +101,7 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
         {"role": "user", "content": "Bob lives in Oslo."},
         {"role": "user", "content": "Where does Bob live?"},
     ]
-    second = create(model="scripted", messages=history, **body)
-    assert second.choices[0].message.content == "Bob lives in Oslo."
+    create(model="scripted", messages=history, **body)
     listed: Any = server.client().conversations.items.list(conversation, order="asc").data
     expected = ["system: Be brief.", *(item["content"] for item in history[1:])]
     assert [item.content[0].text for item in listed] == [*expected, "Bob lives in Oslo."]
@@ -123,13 +110,8 @@ def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
 def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Client) -> None:
     client = server.client()
     assert [model.id for model in client.models.list()] == ["scripted"]
-    assert client.models.retrieve("scripted").owned_by == "atommem"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.responses.create(model="gpt", input="Who?")
-    with pytest.raises(openai.NotFoundError, match="there is no conversation"):
-        client.responses.create(model="scripted", conversation="conv_other", input="Who?")
-    with pytest.raises(openai.BadRequestError, match="blank"):
-        client.responses.create(model="scripted", input="  ")
     image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="scripted", input=image)
@@ -149,9 +131,6 @@ def test_fork_at_an_operation_continues_on_its_own(http: httpx.Client) -> None:
     assert entries(http, twin) == entries(http, path, at=second) == {1: PARTS[0]}
     assert ask(http, twin, "Where does Bob live?")[1] == PARTS[0]
     assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
-    whole = http.post(f"{path}/fork").json()["id"]
-    assert entries(http, f"/v1/conversations/{whole}") == entries(http, path)
-    assert http.post(f"{path}/fork", params={"at": 10_000}).status_code == 400
 
 
 def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
@@ -163,35 +142,21 @@ def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     http.delete(f"{path}/entries/1").raise_for_status()
     assert entries(http, path) == {2: "Bob lives in Bergen.", 3: PARTS[2]}
     assert http.delete(f"{path}/entries/1").status_code == 400
-    assert http.post(f"{path}/entries/2", json={"text": " \n"}).status_code == 400
     log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
-    assert [line["seq"] for line in log] == list(range(len(log)))
     assert [line["kind"] for line in log if line.get("actor") == "user"] == ["update", "delete"]
     lines = [json.loads(line) for line in http.get(f"{path}/export").text.splitlines()]
-    assert lines[0]["type"] == "conversation"
-    exported = [line for line in lines if line.pop("type") == "operation"]
-    assert exported == log
-
-
-def test_recall_returns_scored_entries_and_changes_nothing(http: httpx.Client) -> None:
-    path = new_conversation(http, *PARTS)
-    before = http.get(f"{path}/memory").json()
-    found = http.get(f"{path}/recall", params={"query": "Oslo"}).json()["data"]
-    assert found[0]["text"] == PARTS[1]
-    assert found[0]["score"] > found[1]["score"]
-    assert http.get(f"{path}/memory").json() == before
+    assert [line for line in lines if line.pop("type") == "operation"] == log
 
 
 def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:
     path = new_conversation(http, *PARTS[:2], name="https://bad.test/a?b=1")
-    item = http.post(f"{path}/items", json=items(PARTS[2])).json()["data"][0]["id"]
+    new = items(PARTS[2], name="letter")
+    item, _ = (http.post(f"{path}/items", json=new).json()["data"][0]["id"] for _ in range(2))
     gone = http.delete(f"{path}/sources/https://bad.test/a%3Fb=1").raise_for_status().json()["data"]
     assert [line["entry_id"] for line in gone if line["kind"] == "delete"] == [1, 2]
-    assert entries(http, path) == {3: PARTS[2]}
+    assert entries(http, path) == {3: PARTS[2], 4: PARTS[2]}
     http.delete(f"{path}/items/{item}").raise_for_status()
-    assert entries(http, path) == {}
-    listed = http.get(f"{path}/items").json()["data"]
-    assert item not in [found["id"] for found in listed]
+    assert entries(http, path) == {4: PARTS[2]}, "the other item of the name stays"
     assert http.get(f"{path}/items/{item}").status_code == 404
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
 
@@ -206,21 +171,8 @@ def test_conversation_continues_with_another_checkpoint_and_embedder(tmp_path: P
         with running(make_conversations(db, model)) as second, second.http() as http:
             assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
             log = http.get(f"{path}/operations").json()["data"]
-            used = [line["checkpoint"] for line in log]
-            assert used == sorted(used, reverse=True)
-            assert {*used} == {"scripted", "next"}
-            assert entries(http, path, at=1) == {1: PARTS[0]}
+            assert {line["checkpoint"] for line in log} == {"scripted", "next"}
     name = path.rpartition("/")[2]
     stored = second.conversations.log.load(name, "local", model.agent.embedder.id).vectors
     assert stored is not None
     assert (stored.find(PARTS, "entry") >= 0).all()
-
-
-def test_delete_item_keeps_another_item_of_the_same_name(http: httpx.Client) -> None:
-    path = new_conversation(http)
-    for text in PARTS[:2]:
-        http.post(f"{path}/items", json=items(text, name="letter")).raise_for_status()
-    second, first = http.get(f"{path}/items").json()["data"]
-    http.delete(f"{path}/items/{first['id']}").raise_for_status()
-    assert entries(http, path) == {2: PARTS[1]}
-    assert http.get(f"{path}/items/{second['id']}").status_code == 200
