@@ -1,7 +1,7 @@
 """Actions of a policy: their descriptions, and the results of parsing one completion.
 
 Memory brings its actions (`MEMORY_ACTIONS`), every environment its own. An `ActionSpec` describes
-an action to the parser, prompts, statistics, traces and viewers, which hold no lists of their own.
+an action to the parser, prompts, statistics and traces.
 """
 
 from __future__ import annotations

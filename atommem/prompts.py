@@ -76,15 +76,15 @@ class PromptBuilder:
         chat_template_kwargs: Passed to the chat template (``enable_thinking`` of Qwen3).
 
     Attributes:
-        system: The system message in our own words. A chat template that words tools itself
+        system: The system message of the template set. A chat template that explains tools itself
             (Qwen's), and asks for calls as the dialect reads them, gets their schemas instead of
-            our explanations.
+            the set's explanations.
         opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then
             begin inside of it.
 
     Raises:
-        DialectError: A template begins with text, or the chat template does not show the user
-            message.
+        DialectError: A template begins with a placeholder instead of a word, or the chat template
+            does not show the user message.
         ConfigError: A tool's name or description cannot be shown.
     """
 

@@ -2,7 +2,7 @@
 
 ==================  ============================================================================
 ``run.json``        the settings and tasks; a rerun with others is refused
-``episodes.jsonl``  a line per finished episode, on disk before the next one counts
+``episodes.jsonl``  a line per scored or failed episode; a rerun repeats the failed ones
 ``traces/``         a trace per episode
 ``summary.json``    written when every episode has finished
 ==================  ============================================================================

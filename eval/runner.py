@@ -100,8 +100,10 @@ async def evaluate(
         )
         for record in records.values():
             on_record(record)
+        failed = 0
 
         def on_episode(index: int, episode: Episode) -> None:
+            nonlocal failed
             task = pending[index][0]
             description = runner.environments.describe(task)
             record = record_of(description, episode, runner.environments.diagnose(task, episode))
@@ -110,7 +112,8 @@ async def evaluate(
                 folder.add(description, episode, record)
             episode.steps.clear()  # the trace has them; thousands of episodes fill the memory
             bar.update()
-            bar.set_postfix(failed=sum(each.failed for each in records.values()), refresh=False)
+            failed += record.failed
+            bar.set_postfix(failed=failed, refresh=False)
             budget.used += record.prompt_tokens + record.completion_tokens
             on_record(record)
 

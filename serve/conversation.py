@@ -249,7 +249,7 @@ class Conversation:
         ]
         return await self._edit(
             events or [Event("edit", {"forget": source})],
-            lambda memory, step: memory.forget(source, step, read=read if items else None),
+            lambda memory, step: memory.forget(source, step, steps_shown=read if items else None),
         )
 
     async def _edit(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 ROOMS = ("envs", "train", "eval", "serve", "demo")
-COMMANDS = ["ask", "serve", "demo", "data", "corpus", "web", "train", "eval", "judge", "compare"]
+COMMANDS = ["ask", "serve", "demo", "data", "corpus", "train", "eval", "judge", "compare"]
 COMMANDS += ["retention", "audit", "report", "trace", "env", "configs"]
 LAUNCH = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu"]
 NOT_OURS = "raise SystemExit('{} is not ours, and was imported')\n"
@@ -197,7 +197,7 @@ def test_core_without_the_extras_works_and_names_what_is_missing(
     run([*atommem, "data", "synthetic", "--n", "2", "--out", "core.jsonl"], folder)
     for command in ("data show core.jsonl", "configs", "demo --help", "train --help"):
         run([*atommem, *command.split()], folder)
-    for command, package in (("train --config smollm2_cpu", "torch"), ("demo --quick", "torch")):
+    for command, package in (("train --config smollm2_cpu", "trl"), ("demo --quick", "torch")):
         message = rf"needs the package {package}: pip install 'atommem\[train\]'"
         with pytest.raises(AssertionError, match=message):
             run([*atommem, *command.split()], folder)

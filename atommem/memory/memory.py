@@ -47,7 +47,7 @@ from atommem.tokens import Tokenizer, cut_to_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class ResolvedAction:
     """A memory action with its text cut to the limit and its handle resolved."""
 
     action: Action
@@ -61,7 +61,7 @@ class Write:
         return "" if self.text == self.action.text else "cut"
 
     @property
-    def is_stored(self) -> bool:
+    def may_store_text(self) -> bool:
         """Whether the text may become an entry's."""
         kind = self.action.kind
         known = kind == UPDATE and self.entry_id is not None
@@ -73,8 +73,8 @@ class Plan:
     """Operations that have been decided and not applied yet.
 
     `contents` (a copy) is after them, `store` before them. `vectors` has the new vector of each
-    written entry by its id, None of a deleted one. `cut` limits a text that a rule wrote; `missing`
-    is such a text without a vector, before whose operation the plan ends.
+    written entry by its id, None of a deleted one. `cut` limits a text that a rule wrote;
+    `text_to_embed` is such a text that has no vector yet, and the plan ends before it.
     """
 
     contents: Contents
@@ -87,7 +87,7 @@ class Plan:
     cut: Callable[[str], str] = str
     operations: list[Operation] = field(default_factory=list)
     vectors: dict[int, Vectors | None] = field(default_factory=dict)
-    missing: str | None = None
+    text_to_embed: str | None = None
 
     def add(
         self,
@@ -120,11 +120,12 @@ class Plan:
 
 
 def decide(
-    plan: Plan, writes: Sequence[Write], vectors: Mapping[str, Vectors], rules: RuleSet
-) -> Plan:
-    """Return `plan` with the operations that the actions of one completion lead to.
+    plan: Plan, writes: Sequence[ResolvedAction], vectors: Mapping[str, Vectors], rules: RuleSet
+) -> None:
+    """Add the operations that the actions of one completion lead to.
 
-    `vectors` has every text that may be stored.
+    `vectors` has every text that may be stored. If a rule writes another one, planning stops with
+    `plan.text_to_embed`; begin again with its vector.
     """
     contents = plan.contents
     for write in writes:
@@ -143,7 +144,7 @@ def decide(
         elif kind == DELETE:
             before = contents.entries[write.entry_id].text
             plan.add(kind, entry_id=write.entry_id, handle=handle, before=before)
-        else:
+        elif kind == UPDATE:
             vector = vectors[write.text]
             candidate = plan.candidate(write.text, vector, write.entry_id)
             plan.add(
@@ -156,13 +157,16 @@ def decide(
                 score=rules.retention.rate(candidate, plan.state()),
                 **origin,
             )
-        if plan.missing is not None:
-            return plan
+        else:
+            raise AssertionError(f"the memory has no action {kind!r}")
+        if plan.text_to_embed is not None:
+            return
     sweep(plan, rules)
-    return plan
 
 
-def _create(plan: Plan, write: Write, vectors: Mapping[str, Vectors], rules: RuleSet) -> None:
+def _create(
+    plan: Plan, write: ResolvedAction, vectors: Mapping[str, Vectors], rules: RuleSet
+) -> None:
     text = write.text
     decision = admit(plan, rules, plan.candidate(text, vectors[text]))
     if isinstance(decision, Refused):
@@ -180,7 +184,7 @@ def _create(plan: Plan, write: Write, vectors: Mapping[str, Vectors], rules: Rul
     else:
         merged = text if decision.text is None else plan.cut(decision.text)
         if merged not in vectors:
-            plan.missing = merged
+            plan.text_to_embed = merged
             return
         entry, actor = plan.contents.entries[decision.entry_id], rules.admission_actor
         reason = f"{actor}: {decision.reason}"
@@ -306,17 +310,18 @@ class WorkingMemory:
         for write in writes:
             if write.action.kind == READ and not write.disabled:
                 query = write.text or None
-        stored = [write for write in writes if write.is_stored]
+        stored = [write for write in writes if write.may_store_text]
         vectors, query_vector = await asyncio.gather(
             self._embed(write.text for write in stored), self._embed_query(query)
         )
         created = [write.text for write in stored if write.action.kind == CREATE]
         await self._rules.admission.prepare(created)
         while True:
-            plan = decide(self._plan(step, POLICY, source), writes, vectors, self._rules)
-            if plan.missing is None:
+            plan = self._plan(step, POLICY, source)
+            decide(plan, writes, vectors, self._rules)
+            if plan.text_to_embed is None:
                 return self._commit(plan, query_vector)
-            vectors |= await self._embed([plan.missing])
+            vectors |= await self._embed([plan.text_to_embed])
 
     async def edit(self, entry_id: int, text: str | None, step: int) -> tuple[Operation, ...]:
         """Replace the text of an entry as the user; None deletes the entry."""
@@ -334,20 +339,20 @@ class WorkingMemory:
         return self._commit(plan, self._query_vector)
 
     async def forget(
-        self, piece: str, step: int, *, read: Container[int] | None = None
+        self, piece: str, step: int, *, steps_shown: Container[int] | None = None
     ) -> tuple[Operation, ...]:
         """Delete what was written while the source `piece`, or a part of it, was shown.
 
         An entry goes if any of its texts came from there, even if it was rewritten since. The
         scratchpad and the query are emptied if one of their texts since they were last empty came
         from there. Texts from before the beginning of the log are known by their latest source.
-        `read` has the steps that showed the piece, if others have its name.
+        `steps_shown` restricts the piece to these steps; give it if several pieces share the name.
         """
 
         def matches(source: Source | None) -> bool:
             if source is None or source.piece is None:
                 return False
-            if read is not None and source.step not in read:
+            if steps_shown is not None and source.step not in steps_shown:
                 return False
             names = [source.piece, *source.piece.split(BETWEEN)]
             return any(name == piece or name.startswith(f"{piece}, ") for name in names)
@@ -497,7 +502,7 @@ class WorkingMemory:
         self._log += plan.operations
         return tuple(plan.operations)
 
-    def _resolve(self, actions: Sequence[Action]) -> list[Write]:
+    def _resolve(self, actions: Sequence[Action]) -> list[ResolvedAction]:
         """Cut the texts of memory actions, and resolve handles by the present view."""
         config, shown = self._config, self._contents.shown
         limits = {SCRATCHPAD: config.scratchpad_tokens, READ: config.query_tokens}
@@ -505,11 +510,11 @@ class WorkingMemory:
         writes = []
         for action in actions:
             if action.kind in config.disabled_actions:
-                writes.append(Write(action, action.text, disabled=True))
+                writes.append(ResolvedAction(action, action.text, disabled=True))
             elif action.kind in MEMORY_KINDS:
                 text = self._cut(action.text, limits.get(action.kind, config.entry_tokens))
                 entry_id = None if action.handle is None else handles.get(action.handle)
-                writes.append(Write(action, text, entry_id))
+                writes.append(ResolvedAction(action, text, entry_id))
         return writes
 
     def _cut(self, text: str, limit: int) -> str:
@@ -524,8 +529,10 @@ class WorkingMemory:
         return dict(zip(unique, rows, strict=True))
 
     async def _embed_query(self, query: str | None) -> Vectors | None:
-        if query is None or query == self._contents.query:
-            return None if query is None else self._query_vector
+        if query is None:
+            return None
+        if query == self._contents.query:
+            return self._query_vector
         rows = await self._embedder.embed([query], "query")
         vector: Vectors = check_vectors(rows, self._embedder.dim)[0]
         return vector

@@ -1,11 +1,11 @@
-"""The policy loss of an update. Pure functions; settings have TRL's names.
+"""The policy loss of an update; settings have TRL's names.
 
 GRPO (arXiv 2402.03300) as in AtomMem (arXiv 2601.08323), and the field's variants. With advantage A
-and token weight w (`atommem.train.objective.rows`), summed over the completion tokens of all
-processes::
+and token weight w (`atommem.train.objective.rows`), summed over the completion tokens of a
+micro-batch (`UpdateStep` divides by the update's normalizer)::
 
-    loss       = sum(w * (correction * surrogate + beta * kl)) / normalizer
-    surrogate  = -min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)    dapo, grpo, dr_grpo
+    loss       = sum(w * (correction * surrogate + beta * kl))
+    surrogate  = -min(min(r, delta) * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)    most types
                = -stop_gradient(min(r, epsilon_high)) * A * log pi          cispo
     r          = pi / pi_old
     kl         = exp(ref - logp) - (ref - logp) - 1       k3; times r with use_bias_correction_kl
@@ -70,10 +70,10 @@ class PolicyLoss:
         on-policy), and of the reference model (if `beta` is not 0).
         """
         advantages, old = tokens.advantages, logps.detach() if old_logps is None else old_logps
-        difference = logps - old
+        log_ratio = logps - old
         if self.importance_sampling_level == "sequence":
-            difference = reduce_by_row(torch.mean, difference, tokens.counts)
-        ratio = torch.exp(difference)
+            log_ratio = reduce_by_row(torch.mean, log_ratio, tokens.counts)
+        ratio = torch.exp(log_ratio)
         if self.loss_type == "cispo":
             losses = -ratio.detach().clamp(max=self.epsilon_high) * advantages * logps
             log = {"cispo_clip_ratio": (ratio > self.epsilon_high) & (advantages > 0)}
@@ -91,9 +91,8 @@ class PolicyLoss:
         log["ratio"] = ratio
         if self.vllm_importance_sampling_mode is not None:
             bounds = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
-            difference = old - tokens.logprobs
             factor, log[MASKED] = correction(
-                difference, tokens.counts, self.vllm_importance_sampling_mode, *bounds
+                old - tokens.logprobs, tokens.counts, self.vllm_importance_sampling_mode, *bounds
             )
             losses = losses * factor
         if ref_logps is not None:
@@ -105,7 +104,7 @@ class PolicyLoss:
 
 
 def correction(
-    difference: torch.Tensor,
+    log_ratio: torch.Tensor,
     counts: Sequence[int],
     mode: str,
     clip_min: float | None,
@@ -114,14 +113,14 @@ def correction(
     """Return the bounded ratio pi_old / pi_sampler of each token, and which ones are `MASKED`.
 
     Args:
-        difference: (M,) log pi_old - log pi_sampler.
+        log_ratio: (M,) log pi_old - log pi_sampler.
         counts: Tokens of each row.
         mode: ``token_...``: a ratio per token; ``sequence_...``: one per row, the product over its
             tokens. ``..._truncate`` clamps it; ``..._mask`` sets values out of bounds to 0.
     """
     if mode.startswith("sequence"):
-        difference = reduce_by_row(torch.sum, difference, counts)
-    ratio = torch.exp(difference)
+        log_ratio = reduce_by_row(torch.sum, log_ratio, counts)
+    ratio = torch.exp(log_ratio)
     bounded = ratio if clip_min is None and clip_max is None else ratio.clamp(clip_min, clip_max)
     outside = bounded != ratio
     factor = bounded if mode.endswith("truncate") else ratio.masked_fill(outside, 0.0)

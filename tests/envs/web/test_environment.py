@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atommem.environment import TaskShape, environment_config
 from atommem.envs.task import Question, Task
-from atommem.envs.task_files import save_tasks
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
@@ -102,8 +100,6 @@ def test_last_call_is_read_to_its_end_and_then_must_be_answered() -> None:
     assert episode.steps[2].observation.stream[-1].name == "ignored"
     assert [step.observation.values("part") for step in episode.steps[2:]] == [[2], [3]]
     assert episode.reward == 1.0
-    silent = play([visit, "", "", "nothing"], max_calls=1, chunk_tokens=4)
-    assert silent.stop_reason is StopReason.UNANSWERED
 
 
 def weather(place: str) -> str:
@@ -171,13 +167,7 @@ def test_compact_calls_are_parsed_and_malformed_ones_reported() -> None:
     assert "Write a tool" in malformed[0]
 
 
-def test_shape_is_the_largest_possible_episode(tmp_path: Path) -> None:
+def test_shape_is_the_largest_possible_episode() -> None:
     supposed = TaskShape("supposed", 1000, 200, 0, 0, 5.5, 0, 3)
-    environments = web(max_calls=7, chunk_tokens=50)
-    shape = environments.shape(None, supposed)
+    shape = web(max_calls=7, chunk_tokens=50).shape(None, supposed)
     assert (shape.stream_steps, shape.stream_tokens, shape.questions) == (7, 50, 1.0)
-    questions = tuple(Question(f"q{number}", ("a",)) for number in range(3))
-    path = tmp_path / "tasks.jsonl"
-    save_tasks([Task("a", questions[:1]), Task("b", questions)], path)
-    measured = environments.shape(str(path), supposed)
-    assert (measured.tasks, measured.questions, measured.stream_steps) == (2, 2.0, 7)

@@ -23,12 +23,8 @@ def breaking(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
 PAGES = {
     "/robots.txt": answering("User-agent: *\nDisallow: /robots", "text/plain"),
     "/fine": answering("<p>Ann lives in Oakrest.</p>"),
-    "/forbidden": answering("no", status=403),
-    "/trouble": answering("no", status=500),
     "/image": answering(b"\x89PNG", "image/png"),
-    "/binary": answering(bytes(range(32)) * 100, "text/plain"),
     "/empty": answering("<script>x</script>"),
-    "/damaged": answering(b"%PDF-1.7", "application/pdf"),
     "/large": answering("x" * 2_000_000),
     "/slow": slow,
     "/breaking": breaking,
@@ -36,17 +32,13 @@ PAGES = {
 }
 PAGE_FAULTS = {
     "/missing": "404",
-    "/forbidden": "403",
-    "/trouble": "500",
     "http://nowhere.test/": "no host",
     "http://127.0.0.2:9/": "cannot be fetched",
     "/breaking": "cannot be fetched",
     "/slow": "longer than 2 seconds",
     "/large": "larger than 1 MB",
     "/image": "not a text",
-    "/binary": "not a text",
     "/empty": "no text",
-    "/damaged": "cannot be read",
     "/robots": "does not allow robots",
     "https://huggingface.co/datasets/x": "may not be visited",
     "http://127.0.0.1/": "not on the public web",
@@ -81,10 +73,7 @@ def test_page_fault_is_an_observation_and_the_episode_goes_on() -> None:
     assert "Oakrest" in last.values("text")[0]
 
 
-@pytest.mark.parametrize(
-    "written",
-    [call("look", query="Ann"), call("visit", url="Ann"), "<tool_call>visit Ann</tool_call>"],
-)
+@pytest.mark.parametrize("written", [call("look", query="Ann"), "<tool_call>visit</tool_call>"])
 def test_malformed_call_is_a_problem_and_an_observation_and_costs_a_call(written: str) -> None:
     episode = browse([written, ANSWER], tools=["task"])
     assert (episode.stop_reason, episode.reward) == (StopReason.ANSWERED, 1.0)
@@ -100,10 +89,7 @@ def test_malformed_call_is_a_problem_and_an_observation_and_costs_a_call(written
         ("serper", 401, {"message": "Unauthorized."}),
         ("serper", 400, {"message": "Not enough credits", "statusCode": 400}),
         ("access", 503, "broken"),
-        ("retrieve", 404, {"detail": "Not Found"}),
-        ("retrieve", 200, {"result": [[{"document": {"id": 1}}]]}),
         ("access", 200, "no JSON"),
-        ("jina", 200, {"data": None}),
         ("searxng", 200, {"results": [], "unresponsive_engines": [["google", "CAPTCHA"]]}),
     ],
 )
@@ -123,14 +109,6 @@ def test_silent_resolver_is_an_outage() -> None:
     assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
 
 
-@pytest.mark.parametrize("tool", ["searxng", "jina"])
-def test_unreachable_provider_is_an_outage(tool: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    episode = ask(tool, f"http://127.0.0.1:{port}")
-    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
-
-
 LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "secret", "content": "secret"}
 
 
@@ -139,7 +117,6 @@ LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "secret", "conte
     ("tool", "status", "answer", "message"),
     [
         ("serper", 422, {"message": "cannot do this"}, "cannot do this (422)"),
-        ("jina", 200, {"data": {"content": ""}}, "has no text"),
         ("jina", 200, {"data": LEAK}, "may not be visited"),
         ("access", 200, {"result": [None]}, "there is no page https://a.test/."),
         ("searxng", 200, {"results": ["x" * 1_000_000]}, "more than 1 MB"),

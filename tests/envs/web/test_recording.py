@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from atommem.envs.web.recording import Recording
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode
-from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
+from atommem.errors import BudgetSpentError, DataError, OutageError
 from tests.envs.web.browsing import ANSWER, call, play, use
 from tests.fakes import command
 
@@ -87,12 +86,6 @@ def record(path: Path, *recorded: tuple[tuple[str, str, dict[str, Any]], ToolRes
     return path
 
 
-def test_recording_finds_calls_of_the_same_backend_and_arguments(tmp_path: Path) -> None:
-    recording = Recording(record(tmp_path / "c.db", (CALL, RESULT)), read_only=True)
-    assert recording.find("search", "engine 1", {"n": 1, "query": "Ann"}) == RESULT
-    assert recording.find("search", "engine 2", {"n": 1, "query": "Ann"}) is None
-
-
 def test_equal_calls_are_made_once_and_replayed(tmp_path: Path) -> None:
     queries = [*["Ann"] * 8, "Bob", "nothing"]
     results = search(tmp_path / "c.db", *queries)
@@ -139,15 +132,13 @@ def test_episode_replays_equally_except_for_hosts_denied_now(tmp_path: Path) -> 
     assert denied.steps[1].observation.values("text") == ["https://Ann.test/ may not be visited."]
 
 
-def test_damaged_missing_or_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
     path = record(tmp_path / "c.db", (CALL, RESULT))
-    for damaged in (b"no zlib", zlib.compress(b"{}")):
-        with sqlite3.connect(path) as file:
-            file.execute("UPDATE calls SET result = ?", [damaged])
-        with pytest.raises(DataError, match="is damaged"):
-            Recording(path, read_only=True).find(*CALL)
-    with pytest.raises(ConfigError, match="no such recording"):
-        Recording(tmp_path / "none.db", read_only=True)
+    assert Recording(path, read_only=True).find(*CALL) == RESULT
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE calls SET result = ?", [b"no zlib"])
+    with pytest.raises(DataError, match="is damaged"):
+        Recording(path, read_only=True).find(*CALL)
     (tmp_path / "text.db").write_text("no database " * 100)
     with pytest.raises(DataError, match="not a recording"):
         Recording(tmp_path / "text.db", read_only=False)
@@ -158,14 +149,9 @@ def visited(page: str, text: str, title: str, **more: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_corpus_of_a_recording_has_its_visited_pages_and_grows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corpus_of_a_recording_has_its_visited_pages(tmp_path: Path) -> None:
     pytest.importorskip("tantivy")
-    path, web = record(tmp_path / "c.db"), tmp_path / "web"
-    build = ["build", "--recording", "--input", str(path), "--out", str(web)]
-    assert command("corpus")(build) == 2
-    assert "no page was read" in capsys.readouterr().err
+    path, web = tmp_path / "c.db", tmp_path / "web"
     record(
         path,
         (CALL, ToolResult("Ann: a", links=(Link("Ann", "https://a.test/"),))),
@@ -173,6 +159,7 @@ def test_corpus_of_a_recording_has_its_visited_pages_and_grows(
         visited("https://b.test/", "Bob wrote to Ann Gray.", "Bob", origin="https://b.test/"),
         visited("https://gone.test/", "https://gone.test/ answers 404.", "", is_error=True),
     )
+    build = ["build", "--recording", "--input", str(path), "--out", str(web)]
     assert command("corpus")(build) == 0
     (source,) = make_sources(["corpus"], environment_config("web", corpus=str(web)))
     visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob")]
@@ -180,6 +167,3 @@ def test_corpus_of_a_recording_has_its_visited_pages_and_grows(
     assert found.links[0].title == "Ann Gray"
     assert requested.text == origin.text == "Ann Gray lives here."
     assert [link.title for link in bob.links] == ["Ann Gray"]
-    record(path, visited("https://c.test/", "C is here.", "C", origin="https://c.test/"))
-    assert command("corpus")(build) == 0
-    assert "1 pages added; 3 pages" in capsys.readouterr().out
