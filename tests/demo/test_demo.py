@@ -15,11 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rich.console import Console
 
 from atommem import cli
 from atommem.demo.recipe import FULL, WEB, Recipe
-from atommem.demo.results import check_bars, print_outcome, summarize
+from atommem.demo.results import check_bars, summarize
 from atommem.envs.scoring.records import EvalResult
 from atommem.episode import episode_sums
 from atommem.policy.local import LocalPolicy
@@ -58,36 +57,23 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "single"
     (out / "eval" / "before" / "traces" / "old").mkdir(parents=True)
     (out / "summary.json").write_text("{}")
-    (out / "notes.txt").write_text("mine")
     with demo(out, 1) as process:
         assert process.wait(timeout=300) == 0
     return out
 
 
-def check_results(out: Path, seed: int, recipe: Recipe) -> None:
-    summary = json.loads((out / "summary.json").read_text())
-    assert (summary["seed"], summary["n"]) == (seed, 8)
-    for name in ("before", "after", *recipe.ablations):
-        traces = list((out / "eval" / name / "traces").iterdir())
-        assert len(traces) == 8
-        assert read_trace(traces[0]).complete
-
-
 @pytest.mark.slow
 def test_demo_replaces_an_earlier_one_and_evaluates_its_ablations(single: Path) -> None:
-    check_results(single, 0, FULL)
+    summary = json.loads((single / "summary.json").read_text())
+    assert (summary["seed"], summary["n"]) == (0, 8)
+    for name in ("before", "after", *FULL.ablations):
+        traces = list((single / "eval" / name / "traces").iterdir())
+        assert len(traces) == 8
+        assert read_trace(traces[0]).complete
     printed = single.with_name("single.log").read_text()
-    for name in ("summary.json", "training.png", "grpo", "cold_start"):
-        assert str(single / name) in printed
-        assert (single / name).exists()
+    assert str(single / "training.png") in printed
+    assert (single / "training.png").exists()
     LocalPolicy.from_pretrained(single / "grpo")
-    assert (single / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_demo_of_the_web_evaluates_its_ablations(tmp_path: Path) -> None:
-    assert cli.main(["demo", "--quick", "--out", str(tmp_path), "--web", "--seed", "1"]) == 0
-    check_results(tmp_path, 1, WEB)
 
 
 @pytest.mark.slow
@@ -100,8 +86,6 @@ def test_demo_on_two_processes_trains_as_on_one(single: Path, tmp_path: Path) ->
     losses = [re.findall(r"^ +[1-4] +\S+ +(\d\.\d{4}) ", log, re.M) for log in logs]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
-    evaluations = [{path.name for path in (one / "eval").iterdir()} for one in (single, out)]
-    assert evaluations[0] == evaluations[1]
 
 
 @pytest.mark.slow
@@ -109,12 +93,9 @@ def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
     out, log = tmp_path / "demo", tmp_path / "demo.log"
     with demo(out, 2, "--updates", "500") as process:
         until(lambda: "GRPO:" in log.read_text(), 120)
-        (other,) = (
-            child.pid
-            for child in psutil.Process(process.pid).children()
-            if any("spawn_main" in word for word in child.cmdline())
-        )
-        os.kill(other, signal.SIGKILL)
+        for child in psutil.Process(process.pid).children():
+            if any("spawn_main" in word for word in child.cmdline()):
+                child.kill()
         assert process.wait(timeout=60) == 2
     message = "process 1 of the demo's 2 ended with status -9"
     assert message in log.read_text()
@@ -123,14 +104,14 @@ def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
 
 def results(recipe: Recipe, *right: int) -> dict[str, EvalResult]:
     """Make evaluations with `right` of 200 tasks correct."""
-    sums = {**episode_sums([]), "episodes": 1.0, "steps": 5.0, "actions/create": 2.0}
+    sums = {**episode_sums([]), "episodes": 1.0, "steps": 5.0}
+
+    def evaluation(count: int) -> EvalResult:
+        records = made("toy", ones(count, 200)).records
+        return EvalResult(tuple(replace(record, sums=sums) for record in records))
+
     names = ("before", "after", *recipe.ablations)
-    return {
-        name: EvalResult(
-            tuple(replace(record, sums=sums) for record in made("toy", ones(count, 200)).records)
-        )
-        for name, count in zip(names, right, strict=True)
-    }
+    return {name: evaluation(count) for name, count in zip(names, right, strict=True)}
 
 
 SECONDS = {"pretrain": 30.0, "sft": 60.5, "grpo": 150.0, "eval_before": 3.0}
@@ -138,13 +119,10 @@ SECONDS = {"pretrain": 30.0, "sft": 60.5, "grpo": 150.0, "eval_before": 3.0}
 
 def test_summarize_two_evaluations_has_the_promised_fields() -> None:
     summary = summarize(results(FULL, 60, 190, 4, 20, 90), SECONDS, 270.04, seed=3)
-    promised = {
-        **{"em_before": 0.3, "em_after": 0.95, "n": 200, "seed": 3, "better": 130, "worse": 0},
-        **{"p_value": pytest.approx(0.5**130), "em_store_off": 0.02, "em_update_off": 0.45},
-        **{"seconds_total": 270.0, "seconds_sft": 90.5, "seconds_grpo": 150.0},
-    }
+    promised = {"em_before": 0.3, "em_after": 0.95, "n": 200, "seed": 3, "better": 130, "worse": 0}
+    promised |= {"p_value": pytest.approx(0.5**130), "em_store_off": 0.02, "em_update_off": 0.45}
+    promised |= {"seconds_total": 270.0, "seconds_sft": 90.5, "seconds_grpo": 150.0}
     assert {name: summary.get(name) for name in promised} == promised
-    assert summary["actions_after"]["create"] == 0.4
 
 
 @pytest.mark.parametrize(
@@ -161,7 +139,3 @@ def test_check_bars_names_claims_that_do_not_hold(
     summary = summarize(results(recipe, *right), SECONDS, 1.0, seed=0)
     holds = [holds for _, holds in check_bars(summary, recipe.bars)]
     assert [number for number, one in enumerate(holds) if not one] == failing
-    console = Console(width=80)
-    with console.capture() as capture:
-        print_outcome(summary, recipe.bars, console)
-    assert capture.get().count("  NO  ") == len(failing)

@@ -20,8 +20,6 @@ from tests.train.toys import make_model, mixed_episode
 
 KINDS = ["no", "lora_bf16"]
 """Updates: mixed precision or not, all weights or an adapter."""
-FORMS = ("tied", "adapter")
-"""Runs with checkpoints."""
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,13 +63,13 @@ def update(folder: Path, kind: str) -> dict[str, Any]:
     }
 
 
-def make(folder: Path, form: str, **settings: Any) -> Any:
-    """A trainer of three updates of eight episodes, with a checkpoint after the second.
+def run(folder: Path, checkpoint: Path | None = None) -> None:
+    """Train three updates on one rollout, or go on from `checkpoint`, and save the model.
 
-    Those of the form ``tied`` are all on one rollout, in the middle of which the checkpoint is.
+    The checkpoint is in the middle of the rollout. Embeddings and head are tied.
     """
-    defaults = {
-        "num_iterations": 3 if form == "tied" else 1,
+    settings = {
+        "num_iterations": 3,
         "max_steps": 3,
         "save_strategy": "steps",
         "save_steps": 2,
@@ -80,18 +78,9 @@ def make(folder: Path, form: str, **settings: Any) -> Any:
         "per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", "1")),
     }
     model = make_model()
-    if form == "tied":
-        model.config.tie_word_embeddings = True
-        model.tie_weights()
-    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if form == "adapter" else None
-    return make_trainer(
-        model, make_config(folder, **{**defaults, **settings}), mixed_episode, peft_config=adapter
-    )[0]
-
-
-def run(folder: Path, form: str, checkpoint: Path | None = None) -> None:
-    """Train, or go on from `checkpoint`, and save the model to `folder`."""
-    trainer = make(folder, form)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    trainer, _, _ = make_trainer(model, make_config(folder, **settings), mixed_episode)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trainer.save_final()
 
@@ -106,11 +95,10 @@ def main(part: str, folder: Path) -> None:
             seen[kind] = update(folder, kind)
         torch.save(seen, folder / f"{os.environ['RANK']}.pt")
         os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
-        for form in FORMS:
-            run(folder / form, form)
-            run(folder / f"{form}-again", form, folder / form / "checkpoint-2")
+        run(folder / "whole")
+        run(folder / "again", folder / "whole" / "checkpoint-2")
     else:
-        run(folder / "two-to-one", "tied", folder / "tied" / "checkpoint-2")
+        run(folder / "two-to-one", folder / "whole" / "checkpoint-2")
 
 
 if __name__ == "__main__":

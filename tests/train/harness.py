@@ -78,12 +78,13 @@ class GradientRecorder(TrainerCallback):
 
 def at(event: str, update: int, action: Callable[[], None]) -> TrainerCallback:
     """Does something at an event of one update (from 1)."""
+
+    def act(args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == update:
+            action()
+
     callback = TrainerCallback()
-    setattr(
-        callback,
-        event,
-        lambda args, state, control, **_: action() if state.global_step == update else None,
-    )
+    setattr(callback, event, act)
     return callback
 
 
@@ -135,11 +136,9 @@ def completion_logps(
     model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float
 ) -> torch.Tensor:
     """Log-probabilities of one completion: one row, no padding, the model's own logits."""
-    logits = (
-        model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        / temperature
-    )
-    return logits.log_softmax(-1).gather(1, torch.tensor([*completion])[:, None])[:, 0]
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0]
+    logps = (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+    return logps.gather(1, torch.tensor([*completion])[:, None])[:, 0]
 
 
 def reference_gradients(

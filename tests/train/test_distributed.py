@@ -31,12 +31,8 @@ def test_two_ranks_equal_one_process(found: Found, case: str) -> None:
     alone, first, second = found(case)
     assert first["jobs"] + second["jobs"] == alone["jobs"]
     for rank in (first, second):
-        if case == "equal-token":  # ranks agree that there is nothing to learn
-            assert rank["gradients"] == {}
-        else:
-            assert_equal_gradients(rank["gradients"], alone["gradients"], tolerance=1e-5)
-        for name, weight in alone["weights"].items():
-            assert torch.allclose(rank["weights"][name], weight, atol=1e-5)
+        assert_equal_gradients(rank["gradients"], alone["gradients"], tolerance=1e-5)
+        torch.testing.assert_close(rank["weights"], alone["weights"], atol=1e-5, rtol=1e-5)
         assert rank["logged"].keys() == alone["logged"].keys()
     for key, value in alone["logged"].items():
         # Micro-batches are cut per rank.
@@ -47,14 +43,12 @@ def test_two_ranks_equal_one_process(found: Found, case: str) -> None:
 def test_two_ranks_train_asynchronously_as_one(found: Found) -> None:
     """One rank samples for both."""
     alone, first, second = found("asynchronous")
-    for name, weight in alone["weights"].items():
-        torch.testing.assert_close(first["weights"][name], weight, atol=1e-5, rtol=0)
-        assert torch.equal(second["weights"][name], first["weights"][name])
+    torch.testing.assert_close(first["weights"], alone["weights"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(second["weights"], first["weights"], atol=0, rtol=0)
     assert any(entry["loss"] for entry in alone["updates"])
     for expected, entry in zip(alone["updates"], first["updates"], strict=True):
         assert entry["em"] == expected["em"]
-        for key in ("loss", "grad_norm"):
-            assert entry[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6)
+        assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
 
 
 def test_two_ranks_replace_groups_as_one(found: Found) -> None:
@@ -71,7 +65,6 @@ def test_two_ranks_load_the_same_adapters(found: Found) -> None:
     assert first["loads"]["b"] == first["loads"]["a"] == second["loads"]["b"]
     assert second["loads"]["a"] == []
     assert first["error"] == second["error"] == ""
-    assert (first["readable"], first["logged"]) == (True, 3)
 
 
 def test_rank_without_servers_ends_the_run_for_all(found: Found) -> None:

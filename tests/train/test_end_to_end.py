@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from atommem.trace import read_trace
 from atommem.train.console import METRICS_FILE, read_metrics
@@ -17,16 +16,15 @@ pytestmark = pytest.mark.slow
 def test_training_logprobs_equal_sampled_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = {"per_device_train_batch_size": 24, "num_generations": 12}
-    trainer, recorder = make_real_trainer(
+    trainer, _ = make_real_trainer(
         tmp_path,
         max_steps=2,
         learning_rate=1e-3,
         save_traces=True,
         temperature=0.7,
-        **sizes,
+        per_device_train_batch_size=24,
+        num_generations=12,
     )
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     trainer.close()
     logged = read_metrics(tmp_path / METRICS_FILE)
@@ -37,26 +35,7 @@ def test_training_logprobs_equal_sampled_ones(
         assert 0 < entry["reward"] < 1
         assert entry["actions/create"] > 0
         assert entry["malformed"] > 0
-    assert all(recorder.gradients)
-    assert not torch.equal(trainer.model.lm_head.weight, before["lm_head.weight"])
-
     assert "{" not in capsys.readouterr().out  # the table replaces Hugging Face's dictionaries
     traces = sorted((tmp_path / "traces" / "step-1").iterdir())
     assert len(traces) == 24
-    trace = read_trace(traces[0])
-    assert trace.complete
-    assert trace.config["memory"]["templates"] == "compact"
-
-
-def test_training_raises_the_reward(tmp_path: Path) -> None:
-    trainer, _ = make_real_trainer(
-        tmp_path,
-        max_steps=12,
-        learning_rate=2e-2,
-        per_device_train_batch_size=48,
-        num_generations=8,
-    )
-    trainer.train()
-    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert rewards[0] < 0.5
-    assert rewards[-1] > 0.9
+    assert read_trace(traces[0]).complete

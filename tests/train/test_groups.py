@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from trl.trainer.utils import RepeatSampler
 
 from atommem.episode import Episode
@@ -19,27 +18,19 @@ TASKS = [ToyTask(f"t{index}") for index in range(10)]
 class TimedRunner(EpisodeRunner):
     """Episodes of t0 wait for `let_go`; only t0 and t3 have variance."""
 
-    def __init__(self, max_in_flight: int | None = None) -> None:
-        self.max_in_flight = max_in_flight
-        self.agent = None  # type: ignore[assignment]
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
         self.started: list[str] = []
         self.let_go = asyncio.Event()
-        self.running: list[str] = []
-        self.most = [0]
 
     async def run(self, task: Any, sample: int = 0, **_: Any) -> Episode:
-        """As described."""
         self.started.append(task.id)
-        self.running.append(task.id)
-        self.most[0] = max(self.most[0], len(self.running))
         await (self.let_go.wait() if task.id == "t0" else asyncio.sleep(0))
-        self.running.remove(task.id)
         return Episode(task.id, sample, reward=float(sample) if task.id in ("t0", "t3") else 1.0)
 
 
-@pytest.mark.parametrize("most", [None, 3])
-async def test_run_groups_replaces_while_others_run(most: int | None) -> None:
-    runner = TimedRunner(most)
+async def test_run_groups_replaces_while_others_run() -> None:
+    runner = TimedRunner()
     slow = RolloutGroup([TASKS[0], TASKS[9]], range(2))
     replaced = RolloutGroup([TASKS[1], TASKS[2], TASKS[3], TASKS[4]], range(2))
     work = asyncio.create_task(run_groups(runner, [slow, replaced]))
@@ -51,7 +42,6 @@ async def test_run_groups_replaces_while_others_run(most: int | None) -> None:
     assert [episode.task_id for episode in slow.episodes] == ["t0", "t0"]
     assert (slow.replaced, [episode.task_id for episode in replaced.episodes]) == ([], ["t3", "t3"])
     assert [episode.task_id for episode in replaced.replaced] == ["t1", "t1", "t2", "t2"]
-    assert runner.most[0] <= (most or 4)
 
 
 def test_task_order_has_each_task_once_per_epoch() -> None:

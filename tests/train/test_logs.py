@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,20 +15,12 @@ from wandb.sdk.lib.noop_run import NoopRun
 
 from atommem.config import MemoryConfig
 from atommem.environment import TaskDescription
-from atommem.envs.task import describe_task
 from atommem.envs.task_files import save_tasks
 from atommem.episode import add_sums
-from atommem.errors import DataError
 from atommem.process import ActivityClock
 from atommem.train import console
 from atommem.train.console import ConsoleTable, MetricsFile, read_metrics
-from atommem.train.episode_logs import (
-    COLUMNS,
-    RolloutLog,
-    rollout_means,
-    sample_writer,
-)
-from atommem.train.plot import PLOT_FILE
+from atommem.train.episode_logs import COLUMNS, RolloutLog, rollout_means
 from atommem.train.settings import parse
 from atommem.train.stages import prepare_reporters
 from atommem.train.train_cli import main
@@ -37,9 +28,9 @@ from tests.train.harness import make_tasks, save_model
 from tests.train.toys import make_episode
 
 
-def state(step: int, *, main: bool = True, history: list[dict[str, Any]] | None = None) -> Any:
+def state(step: int, history: list[dict[str, Any]] | None = None) -> Any:
     return SimpleNamespace(
-        global_step=step, is_world_process_zero=main, max_steps=100, log_history=history or []
+        global_step=step, is_world_process_zero=True, max_steps=100, log_history=history or []
     )
 
 
@@ -49,10 +40,8 @@ def test_console_table_prints_a_line_per_update(monkeypatch: pytest.MonkeyPatch)
     columns = [("reward", "reward", ".3f"), ("a long heading", "x", ".1f")]
     table = ConsoleTable(columns, Console(file=out, width=120))
     table.on_train_begin(None, state(10), None)  # resumed
-    entry = {"loss": 0.1, "reward": 0.5}
     table.on_log(None, state(20), None, logs={"loss": 0.1, "reward": 0.25, "x": 3})
-    table.on_log(None, state(30), None, logs=entry)
-    table.on_log(None, state(31, main=False), None, logs=entry)
+    table.on_log(None, state(30), None, logs={"loss": 0.1, "reward": 0.5})
     assert out.getvalue().splitlines() == [
         "  step      left   reward  a long heading",
         "    20   0:40:00    0.250             3.0",  # ten updates took 300 s, eighty are left
@@ -60,78 +49,41 @@ def test_console_table_prints_a_line_per_update(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def write(folder: Path, start: Any, steps: list[int]) -> list[int]:
-    file, args = MetricsFile(), SimpleNamespace(output_dir=str(folder))
-    file.on_train_begin(args, start, None)
-    for step in steps:
-        file.on_log(args, state(step), None, logs={"loss": float(step)})
-    return [entry["step"] for entry in read_metrics(folder / "metrics.jsonl")]
-
-
 def test_metrics_file_of_a_resumed_run_continues_its_checkpoint(tmp_path: Path) -> None:
-    assert write(tmp_path, state(0), [1, 2, 3]) == [1, 2, 3]
-    with (tmp_path / "metrics.jsonl").open("a") as file:
+    path, args = tmp_path / "metrics.jsonl", SimpleNamespace(output_dir=str(tmp_path))
+
+    def write(start: Any, *steps: int) -> list[int]:
+        file = MetricsFile()
+        file.on_train_begin(args, start, None)
+        for step in steps:
+            file.on_log(args, state(step), None, logs={"loss": float(step)})
+        return [entry["step"] for entry in read_metrics(path)]
+
+    assert write(state(0), 1, 2, 3) == [1, 2, 3]
+    with path.open("a") as file:
         file.write('{"step": 4, "lo')  # killed while it wrote
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+    assert len(read_metrics(path)) == 3
     history = [{"loss": float(step), "step": step} for step in (1, 2)]
-    assert write(tmp_path, state(2, history=history), [3, 4]) == [1, 2, 3, 4]
-
-
-@pytest.mark.slow
-def test_plot_draws_updates_and_evaluations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entries: list[dict[str, Any]] = []
-    for step in range(1, 6):
-        rates = {"actions/lookup": 0.5, "actions/create": 0.1, "loss": 0.0}
-        entries.append({"step": step, "reward": step / 10, "store_size": step, **rates})
-    entries.append({"step": 5, "eval_reward": 0.5, "eval_reward_low": 0.4, "eval_reward_high": 0.6})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
-    assert main(["plot", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / PLOT_FILE)
-    assert (tmp_path / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(DataError, match=r"there is no metrics\.jsonl"):
-        main(["plot", str(tmp_path / "nowhere")])
+    assert write(state(2, history), 3, 4) == [1, 2, 3, 4]
 
 
 def test_rollout_means_by_source_omit_failed_episodes() -> None:
-    sources = enumerate(["hotpotqa", "musique", ""])
-    tasks = [TaskDescription(f"t{i}", source) for i, source in sources]
+    tasks = [TaskDescription("t0", "hotpotqa"), TaskDescription("t1", "musique")]
     first = [make_episode("t0", i, reward, []) for i, reward in enumerate((1.0, 0.0))]
     second = [make_episode("t0", 2, 1.0, []), make_episode("t1", 1, None, [])]
-    second += [make_episode("t1", 0, 0.5, []), make_episode("t2", 0, 1.0, [])]
+    second += [make_episode("t1", 0, 0.5, [])]
     logs = [RolloutLog(tasks, MemoryConfig()).sums(e, ActivityClock()) for e in (first, second)]
     means = rollout_means(add_sums(logs), 2)
-    found = {key: value for key, value in means.items() if key.startswith(("reward/", "em/"))}
-    expected = {"reward/hotpotqa": 2 / 3, "em/hotpotqa": 2 / 3}
-    assert found == pytest.approx(expected | {"reward/musique": 0.5, "em/musique": 0.5})
-
-
-def test_sample_episodes_are_written_at_their_updates(tmp_path: Path) -> None:
-    args = SimpleNamespace(output_dir=tmp_path, log_episodes=2, log_episodes_steps=10, report_to=[])
-    (task,) = make_tasks(1)
-    hook = sample_writer(args, [task], describe_task, MemoryConfig())
-    for update in range(21):
-        hook(update, [make_episode(task.id, 0, 1.0, [(3, 2)])])
-    files = sorted(path.name for path in (tmp_path / "samples").iterdir())
-    assert files == ["step-1.txt", "step-10.txt", "step-20.txt"]
-    text = (tmp_path / "samples" / "step-10.txt").read_text()
-    assert "reward: 1" in text
-    assert "\x1b" not in text
-
-
-_SET = (
-    *(f"WANDB_{name}" for name in ("MODE", "DIR", "PROJECT", "RUN_ID", "RESUME")),
-    "TENSORBOARD_LOGGING_DIR",
-)
+    found = {key: value for key, value in means.items() if key.startswith("reward/")}
+    assert found == pytest.approx({"reward/hotpotqa": 2 / 3, "reward/musique": 0.5})
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in _SET:  # set and deleted, so that what a run sets is taken back
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("MODE", "DIR", "PROJECT", "RUN_ID", "RESUME"):
+        # Set and deleted, so that what a run sets is taken back.
+        monkeypatch.setenv(f"WANDB_{name}", "")
+        monkeypatch.delenv(f"WANDB_{name}")
 
 
 @pytest.mark.slow
@@ -153,13 +105,10 @@ def test_wandb_gets_settings_rates_and_episodes(
         settings = dict(run.config)
     finally:
         wandb.finish()
-    expected = {"dialect": "paper", "retrieve_k": 2, "capacity": 3, "checkpoint": str(model)}
-    assert {name: settings[name] for name in expected} == expected
+    assert (settings["dialect"], settings["capacity"]) == ("paper", 3)
     updates = [values for values in logged if "train/store_fill" in values]
     assert [values["train/global_step"] for values in updates] == [1, 2]
-    assert all("train/actions/create" in values for values in updates)
     (table,) = (values["episodes"] for values in logged if "episodes" in values)
-    assert table.columns == list(COLUMNS)
     assert table.data[0][COLUMNS.index("task")].startswith("task-")
 
 
@@ -171,8 +120,8 @@ def test_reporters_of_a_resumed_run_continue_it(
     fixed += ["--report_to", "wandb", "--output_dir", str(tmp_path / "hotpot")]
 
     def run_id(*flags: str) -> str:
-        for name in _SET:
-            monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+        monkeypatch.delenv("WANDB_PROJECT", raising=False)
         prepare_reporters(parse("grpo", [*fixed, *flags]).args)
         assert os.environ["WANDB_RESUME"] == "allow"
         return os.environ["WANDB_RUN_ID"]

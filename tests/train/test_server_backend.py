@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file
 
 from atommem.policy.server_pool import ServerPool
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.server_backend import (
-    AdapterSync,
-    FullWeightSync,
-    ServerBackend,
-    WeightSync,
-)
-from atommem.train.rollout.weight_sync import AdapterPublisher, describe_weights
+from atommem.train.rollout.server_backend import FullWeightSync, ServerBackend, WeightSync
+from atommem.train.rollout.weight_sync import describe_weights
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer
 from tests.train.harness import make_config, make_trainer
@@ -63,45 +56,6 @@ def make_server_trainer(
     )[0]
 
 
-def train(*of: Any, **settings: Any) -> MemoryGRPOTrainer:
-    trainer = make_server_trainer(*of, **settings)
-    trainer.train()
-    return trainer
-
-
-def adapters(folder: Path) -> AdapterSync:
-    return AdapterSync(AdapterPublisher(folder / "adapters"))
-
-
-def test_every_update_loads_a_new_adapter_on_all_servers(tmp_path: Path) -> None:
-    """Without the server that is gone."""
-    cluster = Cluster("a", "b", "gone")
-    cluster["gone"].up = False
-    seen: list[dict[str, torch.Tensor]] = []
-    publisher = AdapterPublisher(tmp_path / "adapters")
-    save = publisher.save
-
-    def watched(trainer: MemoryGRPOTrainer) -> Any:
-        saved = save(trainer)
-        seen.append(load_file(Path(saved[0].path) / "adapter_model.safetensors"))
-        return saved
-
-    publisher.save = watched  # type: ignore[method-assign]
-    trainer = train(tmp_path, cluster, AdapterSync(publisher), updates=4, peft_config=LORA)
-    loads = cluster["a"].loads
-    assert len(set(loads)) == 4
-    assert (cluster["b"].loads, cluster["gone"].loads) == (loads, [])
-    logged = trainer.state.log_history[0]
-    assert (logged["servers/serving"], logged["servers/lost"]) == (2.0, 1.0)
-    assert list(cluster["a"].models) == ["policy", *loads[-2:]]
-    assert sorted(path.name for path in (tmp_path / "adapters").iterdir()) == sorted(loads[-2:])
-    for before, after in pairwise(seen):
-        assert any(not torch.equal(before[name], after[name]) for name in before)
-    trainer.close()
-    assert list(cluster["a"].models) == ["policy"]
-    assert not any((tmp_path / "adapters").iterdir())
-
-
 class FakeTransfer:
     """Takes weights as TRL's `WeightTransferClient` does, and records calls."""
 
@@ -118,21 +72,17 @@ class FakeTransfer:
         self.weights = {name: weight.clone() for name, weight in iterator}
 
 
-def recording(clients: list[FakeTransfer]) -> Any:
-    def connect(*arguments: Any) -> FakeTransfer:
-        clients.append(FakeTransfer(*arguments))
-        return clients[-1]
-
-    return connect
-
-
 def test_full_weights_go_to_the_server_and_a_lost_one_is_joined_again(tmp_path: Path) -> None:
     clients: list[FakeTransfer] = []
 
     def lose_it(update: int, episodes: object) -> None:
         trainer.backend.pool.servers[0].serving = update != 1  # type: ignore[attr-defined]
 
-    sync = FullWeightSync(1.0, recording(clients))
+    def connect(*arguments: Any) -> FakeTransfer:
+        clients.append(FakeTransfer(*arguments))
+        return clients[-1]
+
+    sync = FullWeightSync(1.0, connect)
     trainer = make_server_trainer(tmp_path, Cluster("a"), sync, updates=3, on_episodes=lose_it)
     trainer.train()
     trainer.close()
@@ -163,9 +113,7 @@ def test_broken_transfer_ends_the_run_after_all_gathers(
             raise RuntimeError("NCCL went away")
 
     monkeypatch.setattr("atommem.train.rollout.server_backend.named_weights", gathered)
-    with pytest.raises(
-        RolloutFailedError,
-        match=r"broke during a weight transfer: RuntimeError\('NCCL went away'\)",
-    ):
-        train(tmp_path, Cluster("a"), FullWeightSync(1.0, Breaks))
+    trainer = make_server_trainer(tmp_path, Cluster("a"), FullWeightSync(1.0, Breaks))
+    with pytest.raises(RolloutFailedError, match=r"broke during a weight transfer: .*NCCL"):
+        trainer.train()
     assert given == ["first", "second", "third"]

@@ -13,7 +13,6 @@ from atommem.errors import ConfigError
 from atommem.train.console import METRICS_FILE, read_metrics
 from atommem.train.settings import parse
 from atommem.train.train_cli import main
-from atommem.train.train_config import ColdStartConfig, TrainConfig
 from tests.train.harness import make_tasks, save_model
 
 MINIMUM = ["--model_name_or_path", "some/model", "--data", "tasks.parquet", "--use_cpu"]
@@ -32,27 +31,10 @@ def test_train_without_arguments_prints_usage(capsys: pytest.CaptureFixture[str]
         main(["dpo"])
 
 
-def test_parse_every_config_has_flags() -> None:
-    flags = "--capacity 20 --embedder hashing --chunk_tokens 500 --use_peft --lora_r 4"
-    found = parse("grpo", [*MINIMUM, *flags.split()])
-    assert isinstance(found.args, TrainConfig)
-    assert (found.args.data, found.run.memory.capacity) == ("tasks.parquet", 20)
-    assert found.run.embedder.embedder == "hashing"
-    assert found.run.environment.chunk_tokens == 500  # type: ignore[attr-defined]
-    assert (found.model.use_peft, found.model.lora_r) == (True, 4)
-    assert found.sources["capacity"] == "flag"
-    assert found.sources["retrieve_k"] == "default"
-    assert isinstance(parse("sft", MINIMUM).args, ColdStartConfig)
-
-
 REFUSED_VALUES = [
     ("grpo", "--lr=1", r"--lr=1: unknown setting \(did you mean learning_rate\?\)"),
-    ("grpo", "--learning_rate abc", "learning_rate=abc: give a finite number"),
     ("grpo", "--gradient_accumulation_steps 4", "gradient_accumulation_steps=4: only 1"),
     ("grpo", "--loss_type cispo", "epsilon_high=0.28: with loss_type=cispo"),
-    ("grpo", "--per_device_train_batch_size 7", "divisible by num_generations"),
-    ("grpo", "--eval_data x", "eval_strategy=no, eval_data=x"),
-    ("grpo", "--data ", "--data is missing"),
     ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),
     ("sft", "--packing true", "packing=True: only False"),
 ]
@@ -69,15 +51,7 @@ def test_parse_value_that_cannot_be_honoured_is_refused(
 def test_train_model_that_a_stage_cannot_train_is_refused(tmp_path: Path) -> None:
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     (tmp_path / "config.json").write_text("{}")
-    flags = [
-        "--model_name_or_path",
-        str(tmp_path),
-        "--data",
-        str(tmp_path / "tasks.jsonl"),
-        "--use_cpu",
-    ]
-    with pytest.raises(ConfigError, match="no tokenizer could be loaded"):
-        main(flags)
+    flags = f"--model_name_or_path {tmp_path} --data {tmp_path / 'tasks.jsonl'} --use_cpu".split()
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"this is an adapter\. Merge it"):
         main(["async", *flags])
@@ -86,14 +60,15 @@ def test_train_model_that_a_stage_cannot_train_is_refused(tmp_path: Path) -> Non
 def test_parse_flags_override_the_file_and_the_model_folder(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    base = ["--data", "x", "--use_cpu", "--model_name_or_path", str(model_folder)]
-    found = parse("grpo", base)
-    args, memory = found.args, found.run.memory
-    assert (memory.templates, memory.retrieve_k, args.max_completion_length) == ("compact", 2, 4)
     config = tmp_path / "config.yaml"
     config.write_text(f"retrieve_k: 3\nscratchpad_tokens: 9\nmodel_name_or_path: {model_folder}\n")
-    flags = ["--data", "x", "--use_cpu", "--config", str(config), "--retrieve_k", "5"]
-    memory = parse("grpo", flags).run.memory
+    flags = f"--data x --use_cpu --config {config} --retrieve_k 5 --use_peft --lora_r 4"
+    found = parse("grpo", flags.split())
+    assert (found.model.use_peft, found.model.lora_r) == (True, 4)
+    sources = [found.sources[name] for name in ("retrieve_k", "templates", "learning_rate")]
+    assert sources == ["flag", "model folder", "default"]
+    memory = found.run.memory
+    assert found.args.max_completion_length == 4
     assert (memory.templates, memory.retrieve_k, memory.scratchpad_tokens) == ("compact", 5, 9)
 
 
@@ -115,9 +90,8 @@ def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(
     train(tmp_path, "grpo", first)
     assert len(list((tmp_path / "first" / "traces").rglob("*.jsonl"))) == 24
 
-    train(
-        tmp_path, "sft", "--model_name_or_path first --output_dir cold --data first --max_steps 2"
-    )
+    second = "--model_name_or_path first --output_dir cold --data first --max_steps 2"
+    train(tmp_path, "sft", second)
     assert load_config(tmp_path / "cold")["retrieve_k"] == 2
 
     last = "--model_name_or_path cold --output_dir last --save_steps 1"
@@ -125,7 +99,6 @@ def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(
     train(tmp_path, "grpo", f"{last} --max_steps 2 --resume_from_checkpoint true")
     assert (tmp_path / "last" / "checkpoint-2" / "atommem_config.json").is_file()
     assert "atommem serve --policy last" in (tmp_path / "last" / "README.md").read_text()
-    assert load_config(tmp_path / "last")["max_tokens"] == 4
     logged = read_metrics(tmp_path / "last" / METRICS_FILE)
     assert [entry["step"] for entry in logged if "reward" in entry] == [1, 2]
 

@@ -26,21 +26,8 @@ CALLS = [
     "<tool_call>",
 ]
 """For policies of the web."""
-WORDS = [
-    "c0",
-    "c1",
-    "city",
-    "fact",
-    "town",
-    "which",
-    "a",
-    "Memory",
-    "1:",
-    "2:",
-    "memory",
-    "scratchpad",
-    "question",
-]
+WORDS = ["c0", "c1", "city", "fact", "town", "which", "a"]
+WORDS += ["Memory", "1:", "2:", "memory", "scratchpad", "question"]
 DATA = ["hotpotqa_train.parquet", "mixed_train.jsonl", "hotpotqa_small.parquet"]
 WEB_DATA = "asearcher_train.parquet"
 
