@@ -34,12 +34,10 @@ def test_register_dialect_conflicts_are_refused() -> None:
     for _ in range(2):  # the same again is no conflict
         register_dialect("test_third_party", tags)
     assert get_dialect("test_third_party").tags["create"] == "x_create"
-    for name, wrong, message in (
-        ("test_third_party", {kind: f"y_{kind}" for kind in KINDS}, "other tags"),
-        ("test_gap", {kind: kind for kind in KINDS if kind != "delete"}, "no tag for delete"),
-    ):
-        with pytest.raises(DialectError, match=message):
-            register_dialect(name, wrong)
+    with pytest.raises(DialectError, match="other tags"):
+        register_dialect("test_third_party", {**tags, "create": "y"})
+    with pytest.raises(DialectError, match="no tag for delete"):
+        register_dialect("test_gap", {kind: kind for kind in KINDS if kind != "delete"})
     with pytest.raises(DialectError, match=r"klingon.*paper"):
         get_dialect("klingon")
     with pytest.raises(DialectError, match="templates=full are for dialects with"):

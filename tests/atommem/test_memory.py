@@ -90,14 +90,14 @@ async def test_apply_long_text_is_cut_with_marker(kind: str, setting: str) -> No
     assert (fits.after, fits.reason) == ("a b c", "")
 
 
-@pytest.mark.parametrize("kind", [CREATE, READ, UPDATE])
-async def test_apply_disabled_action_is_logged_and_changes_nothing(kind: str) -> None:
-    m = memory(disabled_actions=[str(kind)])
-    await m.apply([Action(CREATE, "ann"), Action(READ, "ann"), Action(SCRATCHPAD, "pad")], 0)
-    before = (texts(m), m.contents.scratchpad, m.contents.query)
-    (operation,) = by_policy(await m.apply([Action(kind, "changed", 1)], 1))
-    assert (operation.outcome, operation.handle) == (Outcome.DISABLED, 1)
-    assert (texts(m), m.contents.scratchpad, m.contents.query) == before
+async def test_apply_disabled_action_is_logged_and_changes_nothing() -> None:
+    m = memory(disabled_actions=[SCRATCHPAD, UPDATE])
+    await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
+    before = m.view()
+    turn = [Action(SCRATCHPAD, "x"), Action(UPDATE, "x", 1)]
+    operations = by_policy(await m.apply(turn, 1))
+    assert [operation.outcome for operation in operations] == [Outcome.DISABLED] * 2
+    assert m.view() == before
 
 
 async def two_entries(embedder: WordEmbedder) -> WorkingMemory:

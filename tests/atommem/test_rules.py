@@ -89,34 +89,6 @@ async def test_admission_merge_is_logged_as_update() -> None:
     np.testing.assert_allclose(m.vectors().rows[:1], rows, atol=1e-6)
 
 
-class Tidy(Rule):
-    """Deletes entries that were observed to fail."""
-
-    def __init__(self) -> None:
-        self.failed = set[int]()
-
-    def sweep(self, store: StoreState) -> Sequence[Eviction]:
-        return [Eviction(entry_id, "failed") for entry_id in self.failed & set(store.entries)]
-
-    def observe(self, shown: Sequence[int], outcome: float, step: int) -> None:
-        if outcome == 0:
-            self.failed |= set(shown)
-
-
-async def test_rule_of_forked_or_restored_memory_has_observed_the_log() -> None:
-    embedder, name = WordEmbedder(), f"{HERE}:Tidy"
-    m = memory(embedder, retention=name)
-    turn = [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")]
-    await m.apply(turn, 0)
-    m.log_outcome("observe", 0.0, 0, [1])
-    assert [(e.uses, e.mean_outcome) for e in m.entries()] == [(1, 0.0), (0, None)]
-    restored = await memory(embedder, retention=name).restore(m.start, m.log)
-    for one in (m.fork(), restored):
-        delete, _ = await one.apply([], 1)
-        assert (delete.kind, delete.entry_id, delete.actor) == ("delete", 1, f"retention:{name}")
-    assert texts(m) == {1: "ann sings", 2: "bob hums"}
-
-
 def test_make_rule_invalid_name_or_option_is_refused() -> None:
     for name, message in (
         ("lrv", r"retention=lrv: unknown \(did you mean lru\?\)"),
@@ -229,6 +201,19 @@ def test_memobank_refuses_duplicates_and_prunes_by_utility() -> None:
     assert rule.admit(failed, store([])) == Refused("invalid failure: its plan is not JSON")
     rule = make_rule("retention", "memobank(keep=.25, least_positive=2)")
     assert [eviction.entry_id for eviction in rule.sweep(held)] == [11, 13]
+
+
+async def test_sweep_of_restored_memory_uses_observed_outcomes() -> None:
+    embedder, retention = WordEmbedder(), "history(n=1, at_least=true)"
+    m = memory(embedder, retention=retention)
+    turn = [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")]
+    await m.apply(turn, 0)
+    m.log_outcome("observe", 0.0, 0, [1])
+    restored = await memory(embedder, retention=retention).restore(m.start, m.log)
+    for one in (m.fork(), restored):
+        delete, _ = await one.apply([], 1)
+        assert (delete.kind, delete.entry_id) == ("delete", 1)
+        assert delete.actor == f"retention:{retention}"
 
 
 @pytest.mark.slow

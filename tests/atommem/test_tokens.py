@@ -1,13 +1,9 @@
 """Counting and cutting, with a tokenizer and without one."""
 
-from itertools import pairwise
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from atommem.errors import ConfigError
-from atommem.tokens import ApproximateTokenizer, cut_position, cut_to_tokens, token_offsets
+from atommem.tokens import ApproximateTokenizer, cut_to_tokens, token_offsets
 from tests.fakes import WordTokenizer
 
 
@@ -18,15 +14,6 @@ def test_cut_to_tokens_long_text_ends_with_marker_within_limit() -> None:
     assert cut == "w0 w1 w2 w3 w4 w5 w6 w7 w8 [cut]"
     assert len(tokenizer.encode(cut)) == 10
     assert cut_to_tokens(ApproximateTokenizer(), "one two three four", 3, "...") == "..."
-
-
-@given(st.lists(st.integers(1, 4), max_size=30), st.integers(0, 40))
-def test_cut_position_is_a_character_boundary(widths: list[int], count: int) -> None:
-    offsets = [(i, i + 1) for i, width in enumerate(widths) for _ in range(width)]
-    position = cut_position(offsets, count)
-    assert sum(1 for _, end in offsets if end <= position) <= count
-    assert all(not start < position < end for start, end in offsets)
-    assert all(a <= b for a, b in pairwise(start for start, _ in offsets))
 
 
 @pytest.mark.parametrize("text", ["", "  two\n\nlines ", "Ünïcödé 東京 \U0001f600\0 \ud800"])

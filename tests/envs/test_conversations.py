@@ -56,14 +56,6 @@ def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
     assert all(question.text.endswith(hint("conversation")) for question in task.questions)
 
 
-def test_locomo_evidence_without_turn_warns_and_is_kept(tmp_path: Path) -> None:
-    asked = [{"question": "?", "answer": "x", "evidence": ["D2:1", "D4:36", "D"], "category": 1}]
-    path = write_json(tmp_path / "x.json", [locomo_row(qa=asked)])
-    with pytest.warns(UserWarning, match=r"row 1: evidence of .* names D4:36, D"):
-        (task,) = load_tasks(path)
-    assert task.questions[0].metadata["evidence_without_turn"] == ["D4:36", "D"]
-
-
 def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
     rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
     orders = set()
@@ -94,28 +86,17 @@ def test_locomo_wording_of_a_file_replaces_the_official_one(tmp_path: Path) -> N
 
 
 def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:
-    (task,) = load(tmp_path, longmemeval_row())
+    unanswerable = longmemeval_row(question_id="lme1_abs", answer="You did not say.")
+    task, other = load(tmp_path, longmemeval_row(), unanswerable)
     (question,) = task.questions
     assert [document.text for document in task.documents] == [
         "user: Tell me about clay.",
         "user: I bought a kiln in Brent.",
         "assistant: How nice!",
     ]
-    assert task.documents[0].title.startswith("2023/05/01")
     assert gold_documents(task, question) == [task.documents[1]]
     assert question.text.startswith("Where did I buy the kiln? (Asked on 2023/06/01 (Thu) 10:00.)")
-
-
-def test_longmemeval_without_marked_turns_or_answer(tmp_path: Path) -> None:
-    session = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]
-    row = longmemeval_row(haystack_sessions=[session] * 2, answer=3)
-    unanswerable = longmemeval_row(question_id="lme1_abs", answer="You did not say.")
-    task, other = load_tasks(write_json(tmp_path / "x.json", [row, unanswerable]))
-    assert task.questions[0].answers == ("3",)
-    assert task.questions[0].metadata["documents"] == [2, 3]
-    (question,) = other.questions
-    assert question.metadata["type"] == "abstention"
-    assert score_question(question, "That is not mentioned.", "longmemeval")["em"] == 1.0
+    assert score_question(other.questions[0], "not mentioned", "longmemeval")["em"] == 1.0
 
 
 def test_memory_agent_bench_has_ten_questions_a_task(tmp_path: Path) -> None:
@@ -131,17 +112,14 @@ def test_memory_agent_bench_has_ten_questions_a_task(tmp_path: Path) -> None:
 
 def test_beam_has_turns_as_documents_and_abilities_as_questions(tmp_path: Path) -> None:
     (task,) = load(tmp_path, beam_row())
-    assert [(document.title, document.text) for document in task.documents] == [
-        ("March-15-2024", "user: The kiln is in Brent."),
-        ("March-15-2024", "assistant: I see."),
-        ("April-01-2024", "user: I moved it to Lorne."),
-        ("April-01-2024", "assistant: Noted."),
-    ]
-    assert [(one.id, one.answers[-1], one.metadata["documents"]) for one in task.questions] == [
-        ("0-abstention-0", "The chat does not tell.", []),
-        ("0-information_extraction-0", "In Brent.", [0, 3]),
-        ("0-knowledge_update-0", "In Lorne.", [2]),
-        ("0-summarization-0", "A kiln moves.", [0, 2]),
+    second = task.documents[2]
+    assert (len(task.documents), second.title) == (4, "April-01-2024")
+    assert second.text == "user: I moved it to Lorne."
+    assert [(one.answers[-1], one.metadata["documents"]) for one in task.questions] == [
+        ("The chat does not tell.", []),
+        ("In Brent.", [0, 3]),
+        ("In Lorne.", [2]),
+        ("A kiln moves.", [0, 2]),
     ]
     assert score_question(task.questions[0], "not mentioned", "beam")["em"] == 1.0
     assert task.questions[1].metadata["rubric"] == ["LLM response should state: Brent"]

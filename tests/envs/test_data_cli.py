@@ -215,11 +215,3 @@ def test_convert_writes_tasks_and_provenance(tmp_path: Path) -> None:
     assert load_tasks(out) == list(read_locomo(path, 1, OFFICIAL))
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
     assert main(["convert", str(path), "--out", str(path)]) == 2
-
-
-def test_show_prints_questions_answers_and_gold_documents(data: Path, capsys: Capture) -> None:
-    assert build("--input", data, "--docs", 6, "--n", 5, "--out", data / "x.parquet") == 0
-    assert main(["show", str(data / "x.parquet"), "--n", "2"]) == 0
-    shown = capsys.readouterr().out
-    for text in ("  6 documents; gold:", "    type: bridge", "answer: Port ", ": Bran lives in"):
-        assert shown.count(text) >= 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -15,13 +14,12 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.environment import TaskShape, Turn
+from atommem.environment import Turn
 from atommem.envs.chunking import chunk_task, chunk_text, joined_text
-from atommem.envs.longdoc.environment import LongDocEnvironments, needed_chunks
+from atommem.envs.longdoc.environment import LongDocEnvironments
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.questions_shown import MODES, drawn_mode, trained_for
 from atommem.envs.task import Document, Question, Task
-from atommem.envs.task_files import save_tasks
 from atommem.episode import Observation, StopReason
 from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView
@@ -87,8 +85,6 @@ async def test_reads_before_an_answer_are_bounded() -> None:
     assert seen[6] == StopReason.UNANSWERED
     seen, _ = await play(ONCE, at_once=10)
     assert [asked(o) for o in seen[2:]] == [["First?", "Second?"]] * 2
-    assert [list(o.asked) for o in seen[1:]] == [[], [0, 1], [0, 1]]
-    assert seen[2].label == "questions 1-2/2, 2 reads left"
 
 
 @pytest.mark.parametrize(
@@ -125,18 +121,6 @@ async def test_chunks_are_made_once_a_group_and_in_a_thread() -> None:
     (thread,) = Noting.threads
     assert thread.startswith("atommem-chunks")
     await shared.close()
-
-
-@pytest.mark.parametrize(("at_once", "file", "questions"), [(2, "", 2.75), (1, "tasks.jsonl", 2)])
-def test_shape_counts_questions_asked_at_once_as_one(
-    tmp_path: Path, at_once: int, file: str, questions: float
-) -> None:
-    save_tasks([TASK], tmp_path / "tasks.jsonl")
-    supposed = TaskShape("", 1, 200, 0, 0, 5.5, 0, 0)
-    path = str(tmp_path / file) if file else None
-    shape = factory(chunking="tokens", at_once=at_once).shape(path, supposed)
-    assert shape.questions == questions
-    assert shape.questions * shape.question_tokens == (2 if file else 5.5 * 25)
 
 
 class ByteTokenizer(WordTokenizer):
@@ -226,11 +210,6 @@ async def test_arriving_question_comes_after_its_evidence() -> None:
             if one.question is not None:
                 seen_at[one.question].add(kinds(seen[:at]).count("b"))
     assert seen_at == {0: {1, 2, 3, 4, 5, 6}, 1: {3, 4, 5, 6}}
-
-
-def test_needed_chunks_end_with_the_evidence_or_the_text() -> None:
-    assert needed_chunks(LONG, [document.text for document in LONG.documents]) == [1, 3]
-    assert needed_chunks(LONG, ["other", "text"]) == [2, 2]
 
 
 def test_modes_of_a_policy_are_drawn_by_task_and_named() -> None:

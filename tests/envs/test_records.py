@@ -57,21 +57,13 @@ def test_record_has_the_scores_of_the_environment() -> None:
     assert EpisodeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_record_of_an_episode_scored_as_a_whole_has_reward_as_main_metric() -> None:
+def test_unscored_episode_is_in_no_mean() -> None:
+    unknown = record_of(TASK, replace(episode(0.5), reward=None))
     record = record_of(TASK, episode(0.5, metrics={"success": 1.0, "calls": 7.0}))
-    assert metric_names([record]) == ["reward", "success"], "calls are counts"
-    summary = summarize([record, record_of(TaskDescription("u"), episode(1.0))])
+    summary = summarize([unknown, record, record_of(TaskDescription("u"), episode(1.0))])
     assert (summary["metric"], summary["metrics"]["reward"]["mean"]) == ("reward", 0.75)
     assert summary["means"]["calls"] == 7.0
-
-
-def test_unscored_episode_is_in_no_mean() -> None:
-    unknown = record_of(TASK, replace(episode(0.5, answers=("Port", "x")), reward=None))
-    assert (unknown.failed, unknown.reward) == (False, None)
-    scored = record_of(TaskDescription("u"), episode(0.5, metrics={"em": 0.5}))
-    summary = summarize([unknown, scored])
-    assert (summary["metric"], summary["metrics"]["em"]["mean"]) == ("em", 0.5)
-    assert (summary["means"]["reward"], summary["means"]["reward_std"]) == (0.5, 0.0)
+    assert metric_names([record]) == ["reward", "success"], "calls are counts"
 
 
 def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:

@@ -11,7 +11,6 @@ import pytest
 
 from atommem.environment import environment_config
 from atommem.envs.benchmarks.build import BuildConfig
-from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.web.net.providers import Retrieve, Serper
 from atommem.errors import ConfigError
@@ -30,14 +29,11 @@ def searched(kind: Callable[[Any], object], url: str) -> object:
 
 
 SETTINGS: list[tuple[Callable[[], object], str]] = [
-    (lambda: longdoc(at_once=0), "at_once=0: must be at least 1"),
     (lambda: longdoc(judge_url="http://x"), "give both or none"),
     (lambda: longdoc(reward="judge"), "reward=judge"),
     (lambda: web(tools=["task", "task"]), "called search"),
-    (lambda: web(tools=["tests.envs.web.browsing:PAGES"]), "not a ToolSource"),
     (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
     (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
-    (lambda: web(tools=[ENGINE], recording="c.db", recording_mode="repaly"), "recording_mode"),
     (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
     (lambda: web(user_agent="b\r\nHost: a"), "printable ASCII"),
     (lambda: web(tools=["searxng"]), "tools=searxng: search_url"),
@@ -45,7 +41,6 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
     (lambda: BuildConfig(4, 2, (3, 2)), "questions=3-2"),
     (lambda: BuildConfig(4, 2, (1, 2), unanswerable=True), "questions=1-2: unanswerable needs 1"),
-    (lambda: get_prose("verse"), "Give one of plain, compact"),
     (lambda: WorldConfig(distractors=60), "names=80"),
     (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "Give at least 6"),
 ]

@@ -71,13 +71,6 @@ def test_sign_flip_equals_hand_computed_values() -> None:
     assert sign_flip_test([-1.0] * 10 + [1.0] * 3, units) == pytest.approx(15 / 16)
 
 
-def test_paired_difference_is_of_means_over_questions() -> None:
-    differences, groups = flat([[-1.0], [-1.0], [1.0] * 4 + [0.0] * 6])
-    found = paired_difference(differences, groups)
-    assert found.difference == pytest.approx(2 / 12)
-    assert (found.questions, found.units) == (12, 3)
-
-
 @pytest.mark.parametrize(("gap", "count"), [(0.0, 400), (-1.0, 8), (0.5, 30)])
 def test_paired_difference_of_equal_units_has_a_wilson_interval(gap: float, count: int) -> None:
     found = paired_difference([gap] * count, range(count))

@@ -36,11 +36,7 @@ def shared_episode(task_id: str, sample: int) -> Episode:
 
 
 def check(
-    folder: Path,
-    *,
-    is_windowed: bool = False,
-    adapted: Any = None,
-    **settings: Any,
+    folder: Path, *, is_windowed: bool = False, adapted: Any = None, **settings: Any
 ) -> MemoryGRPOTrainer:
     """Run one update on four groups, and compare it with the loop over tokens.
 

@@ -14,11 +14,7 @@ from peft import LoraConfig
 from atommem.policy.server_pool import ServerPool
 from atommem.train.errors import RolloutFailedError
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-from atommem.train.rollout.server_backend import (
-    FullWeightSync,
-    ServerBackend,
-    WeightSync,
-)
+from atommem.train.rollout.server_backend import FullWeightSync, ServerBackend, WeightSync
 from atommem.train.rollout.weight_sync import describe_weights
 from tests.fake_vllm import Cluster
 from tests.fakes import WordTokenizer

@@ -91,9 +91,7 @@ def make_config(folder: Path, **settings: Any) -> ColdStartConfig:
 
 
 @pytest.mark.slow
-def test_cold_start_loss_is_on_completions_and_falls(
-    tmp_path: Path,
-) -> None:
+def test_cold_start_loss_is_on_completions_and_falls(tmp_path: Path) -> None:
     model = make_model()
     with torch.no_grad():
         logps = torch.cat(

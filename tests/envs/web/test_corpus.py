@@ -17,7 +17,7 @@ from atommem.envs.web.corpus import vectors as vectors_module
 from atommem.envs.web.corpus.corpus import fuse
 from atommem.envs.web.corpus.pages import split
 from atommem.envs.web.corpus.vectors import VectorIndex
-from atommem.envs.web.page_texts import core, named_titles, snippet
+from atommem.envs.web.page_texts import core, named_titles
 from atommem.errors import ConfigError
 from tests.envs.benchmark_rows import write_lines
 
@@ -175,9 +175,3 @@ def test_interrupted_addition_is_completed_by_the_next(
 )
 def test_read_pages_accepts_the_usual_fields(row: Any, page: Page, tmp_path: Path) -> None:
     assert list(read_pages(write_lines(tmp_path / "pages.jsonl", [row]))) == [page]
-
-
-def test_snippet_is_the_part_with_most_words_of_the_query() -> None:
-    text = " ".join(["Lorne", *["word"] * 100, "Lorne,", "the bell", *["after"] * 100])
-    assert "Lorne, the bell after" in snippet(text, "bell of lorne")
-    assert snippet("好" * 500 + "北京大学" + "好" * 500, "北京大学").count("好") == 36

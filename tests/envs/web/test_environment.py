@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
 import pytest
 
-from atommem.environment import TaskShape, environment_config
+from atommem.environment import TaskShape
 from atommem.envs.task import Question, Task
-from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
@@ -133,19 +131,9 @@ def test_function_is_a_tool_and_its_exception_a_result() -> None:
     assert "Tells the weather." in make_runner(tools=FUNCTIONS).agent.prompts.system
 
 
-def test_slow_function_does_not_block_and_exceeding_tool_seconds_is_an_outage() -> None:
+def test_function_that_exceeds_tool_seconds_is_an_outage() -> None:
     late = play([call("weather", place="far")], tools=FUNCTIONS, tool_seconds=0.1)
     assert "weather exceeds tool_seconds=0.1" in str(late.error)
-
-    async def run() -> int:
-        (source, _), ticks = make_sources(FUNCTIONS, environment_config("web")), 0
-        running = asyncio.create_task(source.tools[0].run({"place": "far"}, None))
-        while not running.done():
-            await asyncio.sleep(0.01)
-            ticks += 1
-        return ticks
-
-    assert asyncio.run(run()) > 5
 
 
 def test_several_questions_are_searched_together_and_asked_in_turn() -> None:

@@ -103,12 +103,6 @@ def test_provider_fault_is_an_outage(tool: str, status: int, answer: Any) -> Non
     assert len(asked) == (2 if status == 503 or answer == "no JSON" else 1)
 
 
-def test_silent_resolver_is_an_outage() -> None:
-    visit = call("visit", page="http://unresolved.test/")
-    episode = browse([visit, ANSWER], tools=[DIRECT])
-    assert (episode.stop_reason, episode.reward) == (StopReason.FAILED, None)
-
-
 LEAK = {"url": "https://huggingface.co/datasets/x", "contents": "secret", "content": "secret"}
 
 

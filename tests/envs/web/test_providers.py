@@ -132,13 +132,6 @@ def test_serper_shows_allowed_results_and_sends_its_own_key_header(
     assert "Authorization" not in headers
 
 
-def test_searxng_requests_json() -> None:
-    found = [{"title": "Ann", "url": "https://a.test/", "content": "Ann lives."}]
-    (result,), asked = ask(Searxng, "/search", {"results": found, "unresponsive_engines": [["x"]]})
-    assert result.text == "Ann: https://a.test/ Ann lives."
-    assert asked[0][0] == "GET /search?q=who+is+Ann&format=json"
-
-
 def test_retrieve_reads_documents_in_all_forms() -> None:
     documents = [
         {"document": {"id": "1", "contents": '"Ann Gray"\nAnn lives.'}, "score": 3.0},
@@ -151,3 +144,10 @@ def test_retrieve_reads_documents_in_all_forms() -> None:
     assert result.text.split("\n") == lines
     assert [link.target for link in result.links] == ["Ann Gray", "Bob", "https://c.test/"]
     assert json.loads(asked[0][2]) == {"queries": ["who is Ann"], "topk": 5, "return_scores": True}
+
+
+def test_searxng_requests_json() -> None:
+    found = [{"title": "Ann", "url": "https://a.test/", "content": "Ann lives."}]
+    (result,), asked = ask(Searxng, "/search", {"results": found})
+    assert result.text == "Ann: https://a.test/ Ann lives."
+    assert asked[0][0] == "GET /search?q=who+is+Ann&format=json"
