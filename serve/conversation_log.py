@@ -239,7 +239,7 @@ class ConversationLog:
             last = self.info(after, owner or "")
             place = sa.tuple_(columns.created_at, columns.id)
             query = query.where(place < sa.tuple_(last.created_at, last.id))
-        return [ConversationInfo(*row.tuple()) for row in self._rows(query)]
+        return [ConversationInfo(*row) for row in self._rows(query)]
 
     def update(
         self, conversation: str, owner: str, metadata: Mapping[str, str]

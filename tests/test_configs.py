@@ -113,6 +113,7 @@ def test_recipe_of_the_paper_has_the_published_settings() -> None:
     assert {name: full[name] for name in published} == published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "varied"),
     [

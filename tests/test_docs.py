@@ -238,6 +238,7 @@ def test_dialect_of_the_extending_page_registers(monkeypatch: pytest.MonkeyPatch
     assert dialects.get_dialect("mine").tags["create"] == "remember"
 
 
+@pytest.mark.slow
 def test_step_of_the_design_page_equals_the_code_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     design_step = load_script("design_step")

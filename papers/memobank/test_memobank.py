@@ -58,6 +58,7 @@ def test_duplicates_and_broken_failures_are_refused() -> None:
     assert (bank.kept, bank.invalid) == ([], 5)
 
 
+@pytest.mark.slow
 def test_random_labels_on_random_vectors_raise_the_measure_too() -> None:
     stream = make_stream((np.random.default_rng(3).random(200) < 0.5).tolist())
     method, by_label = (
@@ -74,6 +75,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_tables_are_made_from_files(tmp_path: Path) -> None:
     labels = [{"plan": PLAN, "case_label": label} for label in ("positive", "negative")] * 30
     rows = [{"case": f"what is number {i}?", **label} for i, label in enumerate(labels)]
@@ -98,6 +100,7 @@ def test_tables_are_made_from_files(tmp_path: Path) -> None:
         read_cases(tmp_path)
 
 
+@pytest.mark.slow
 def test_mementos_files_have_the_papers_counts() -> None:
     data = real_data()
     if not (data / "memento").is_dir():

@@ -51,6 +51,7 @@ async def test_keep_and_score_by_hand() -> None:
     assert SMALL.needs()[:4] == [2, 0, 0, 2]
 
 
+@pytest.mark.slow
 async def test_table_has_every_rule_and_the_oracle_keeps_most() -> None:
     table = await fill(await embed_streams([SMALL, OTHER], HashingEmbedder(64)), (3, 8))
     assert table[UNLIMITED]["all"].all_kept == 1

@@ -168,6 +168,7 @@ def test_is_relevant_and_sign_test_by_hand() -> None:
     assert sign_test(one, one) == "+0/-0, p 1"
 
 
+@pytest.mark.slow
 def test_every_table_is_made_and_short_streams_hold_nothing(tmp_path: Path) -> None:
     cem = {**PAPER["cem"], "population": 4, "elite": 2, "iterations": 1}
     paper = {**PAPER, "capacity": 6, "cem": cem}

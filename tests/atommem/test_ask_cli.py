@@ -46,6 +46,7 @@ def ask(url: str, *arguments: Any) -> int:
     return ask_cli.main([*map(str, arguments), *settings])
 
 
+@pytest.mark.slow
 def test_ask_file_or_standard_input_prints_answers(
     url: str, book: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +61,7 @@ def test_ask_file_or_standard_input_prints_answers(
     assert [item["answer"] for item in found["answers"]] == ["part 1, part 2, part 3"] * 2
 
 
+@pytest.mark.slow
 def test_ask_with_memory_folder_continues_it(
     url: str, book: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +98,7 @@ def test_ask_checkpoint_without_answer_exits_unanswered(
     assert about["policy"]["policy"] == [str(checkpoint.resolve())]  # to be loaded from anywhere
 
 
+@pytest.mark.slow
 def test_ask_interrupted_continues_with_the_same_command(
     book: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

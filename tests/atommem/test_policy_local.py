@@ -85,6 +85,7 @@ def test_greedy_completions_equal_generate(model: Any, policy: LocalPolicy) -> N
         assert done.token_ids == ids[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 def test_seeded_request_samples_the_same_in_any_batch(policy: LocalPolicy) -> None:
     samplings = [Sampling(temperature=1.0, max_tokens=10, seed=100 + i) for i in range(8)]
     together = complete_all(policy, samplings)

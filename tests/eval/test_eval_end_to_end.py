@@ -96,6 +96,7 @@ def test_eval_takes_memagent_s_files_unchanged(tmp_path: Path) -> None:
     assert (metrics["em"]["mean"], metrics["em"]["n"]) == (0.5, 2)
 
 
+@pytest.mark.slow
 async def test_episode_with_half_surrogates_is_recorded_traced_and_reported(
     tmp_path: Path, undrawn: None
 ) -> None:

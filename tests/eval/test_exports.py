@@ -92,6 +92,7 @@ def test_predictions_of_locomo_are_grouped_by_conversation(tmp_path: Path) -> No
     assert [item["atommem_prediction"] for item in second["qa"]] == ["", "not mentioned"]
 
 
+@pytest.mark.slow
 async def test_inspect_log_has_every_episode_and_our_own_scores(tmp_path: Path) -> None:
     tasks = [make_task(f"t{number}") for number in range(4)]
     await evaluated(tasks, tmp_path / "ours", wrong=["t1"], gone=["t2"])

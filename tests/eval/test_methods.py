@@ -131,6 +131,7 @@ async def test_document_with_forged_headings_is_escaped(name: str) -> None:
     assert quoted == (name in ("rag", "a_mem", "generative_agents", "mem0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 async def test_method_is_evaluated_recorded_and_continued(name: str, tmp_path: Path) -> None:
     setup, policy = make_setup(

@@ -52,6 +52,7 @@ def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]
     yield from (f"{name}: {difference}" for difference in sorted(found))
 
 
+@pytest.mark.slow
 def test_suites_equal_their_tables_but_for_named_divergences() -> None:
     named, found = paper_tables()["divergences"].keys(), set[str]()
     for table in TABLES.values():

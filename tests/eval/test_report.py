@@ -133,6 +133,7 @@ async def test_report_is_the_same_for_the_same_evaluations(tmp_path: Path) -> No
     assert json.loads(found[0]["results.json"])["evaluations"][0]["folder"] == "../one"
 
 
+@pytest.mark.slow
 async def test_read_evaluation_ignores_a_torn_line_without_changing_it(tmp_path: Path) -> None:
     path = await answered(tmp_path / "A", "a") / "episodes.jsonl"
     with path.open("ab") as file:
@@ -142,6 +143,7 @@ async def test_read_evaluation_ignores_a_torn_line_without_changing_it(tmp_path:
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 async def test_compare_counts_wins_and_names_changed_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> None:
     result, asked = await evaluated(TASKS)
     assert result.em == pytest.approx(5 / 6)
@@ -36,6 +37,7 @@ async def test_evaluate_scores_questions_and_leaves_failed_episodes_out() -> Non
     assert summary["errors"] == {"server gone": 2}
 
 
+@pytest.mark.slow
 async def test_evaluate_has_each_record_on_disk_before_the_next_counts(tmp_path: Path) -> None:
     on_disk: list[int] = []
     await evaluated(TASKS, tmp_path, on_record=lambda _: on_disk.append(len(lines(tmp_path))))
@@ -69,6 +71,7 @@ async def test_output_folder_drops_a_torn_line_and_names_damage(tmp_path: Path) 
         await evaluated(TASKS, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -133,6 +136,7 @@ async def test_budget_stops_in_order_and_a_larger_one_continues(tmp_path: Path) 
     await evaluated(ALIKE, tmp_path, budget=Budget(1))  # all had run
 
 
+@pytest.mark.slow
 async def test_budget_counts_failed_attempts(tmp_path: Path) -> None:
     runner, policy = make_runner()
     # The last of its three requests fails.

@@ -171,6 +171,7 @@ def test_suite_exit_status_and_continuing(
     assert (folder / "out" / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_suite_refuses_other_settings_before_anything_runs(folder: Path, policy: ToyPolicy) -> None:
     assert run(folder, "--columns", "two") == 0

@@ -27,9 +27,11 @@ def check(found: record.Goldens, *rooms: str) -> None:
     ("compute", "rooms"),
     [
         (record.byte_prompts, ("prompts/bytes/", "prompt texts/")),
-        (record.operation_logs, ("operations/", "operations in full/")),
+        pytest.param(
+            record.operation_logs, ("operations/", "operations in full/"), marks=pytest.mark.slow
+        ),
         (record.losses, ("loss/", "advantages/")),
-        (record.report, ("report/",)),
+        pytest.param(record.report, ("report/",), marks=pytest.mark.slow),
         (record.event_streams, ("events/",)),
         pytest.param(record.configurations, ("configs/",), marks=pytest.mark.slow),
         pytest.param(record.demo, ("demo/quick/0",), marks=pytest.mark.slow),

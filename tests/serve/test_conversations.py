@@ -25,6 +25,7 @@ from tests.serve.servers import (
 )
 
 
+@pytest.mark.slow
 def test_outage_while_reading_is_503_and_the_next_call_continues(tmp_path: Path) -> None:
     with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
         path = new_conversation(http, "one 1")

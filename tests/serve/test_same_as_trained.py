@@ -36,6 +36,7 @@ def without_names(operations: Iterable[Operation]) -> list[Operation]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shown", "chunking"),
     [

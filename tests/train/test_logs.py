@@ -112,6 +112,7 @@ def test_wandb_gets_settings_rates_and_episodes(
     assert table.data[0][COLUMNS.index("task")].startswith("task-")
 
 
+@pytest.mark.slow
 def test_reporters_of_a_resumed_run_continue_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None
 ) -> None:

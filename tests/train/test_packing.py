@@ -141,6 +141,7 @@ def test_flex_mask_equals_the_dense_mask(seed: int) -> None:
     assert torch.equal(mask.mask_mod(0, 0, everywhere[:, None], everywhere), visible)
 
 
+@pytest.mark.slow
 def test_flex_tree_attention_equals_tree_attention() -> None:
     """Without gradients, which `flex_attention` lacks on CPU."""
     tree = random_tree(0, 6, 200)

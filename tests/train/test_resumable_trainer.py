@@ -145,6 +145,7 @@ def test_finished_run_resumed_trains_no_more(tmp_path: Path) -> None:
         assert (trainer.state.global_step, len(runner.jobs)) == (2, sampled)
 
 
+@pytest.mark.slow
 def test_too_many_failed_episodes_end_the_run(tmp_path: Path) -> None:
     def mostly_failed(task_id: str, sample: int) -> Episode:
         failed = sample < 3 or task_id == "t0"

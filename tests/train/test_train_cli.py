@@ -48,6 +48,7 @@ def test_parse_value_that_cannot_be_honoured_is_refused(
         parse(stage, [*MINIMUM, *flags.split(" ")])
 
 
+@pytest.mark.slow
 def test_train_model_that_a_stage_cannot_train_is_refused(tmp_path: Path) -> None:
     save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
     (tmp_path / "config.json").write_text("{}")
