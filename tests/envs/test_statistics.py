@@ -120,3 +120,18 @@ def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
     expected = {"mean": 0.6, "sd": 0.1, "low": 0.5, "high": 0.7, "seeds": 3}
     assert spread == pytest.approx(expected)
     assert seed_spread([0.5])["sd"] is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "questions", "names", "count"),
+    [
+        ("aabb", "uuvv", ("group",), 2),  # several episodes of tasks of one question
+        ("abcdef", "uuvvww", ("question",), 3),  # tasks of one question that comes again
+        ("aabb", "uvuw", ("group", "question"), 2),
+    ],
+)
+def test_units_are_the_repeated_groups_or_questions(
+    groups: str, questions: str, names: tuple[str, ...], count: int
+) -> None:
+    units = Units(groups, questions)
+    assert (units.names, units.count) == (names, count)
