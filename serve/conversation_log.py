@@ -239,7 +239,7 @@ class ConversationLog:
             last = self.info(after, owner or "")
             place = sa.tuple_(columns.created_at, columns.id)
             query = query.where(place < sa.tuple_(last.created_at, last.id))
-        return [ConversationInfo(*row._tuple()) for row in self._rows(query)]
+        return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
 
     def update(
         self, conversation: str, owner: str, metadata: Mapping[str, str]
@@ -446,7 +446,7 @@ def _info(
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
         raise NotFoundError(f"there is no conversation {conversation!r}.")
-    return ConversationInfo(*row._tuple())
+    return ConversationInfo(*tuple(row))
 
 
 def _record_request(
