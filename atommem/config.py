@@ -112,7 +112,7 @@ class EmbedderConfig:
 
     @property
     def name(self) -> str:
-        """The model, or the kind where there is no model."""
+        """The model, or the kind if it has none."""
         has_model = self.embedder in ("sentence_transformer", "http")
         return self.embedder_model if has_model else self.embedder
 

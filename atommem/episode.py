@@ -131,7 +131,7 @@ class Step:
 class Episode:
     """One run of one policy on one task, from empty memory to a terminal reward.
 
-    The scores are those of `environment.Score`; there is no reward if the episode failed.
+    The scores are those of `environment.Score`; a failed episode has none.
 
     Attributes:
         sample: The index of this episode among those of the task.

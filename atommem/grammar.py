@@ -347,7 +347,7 @@ def _schema_error(schema: Mapping[str, Any], arguments: dict[str, Any]) -> str:
         _validator(json.dumps(schema, sort_keys=True)).validate(arguments)
     except ValidationError as error:
         return error.message[:200]
-    except (RecursionError, OverflowError, Unresolvable) as error:  # 400 digits are no float
+    except (RecursionError, OverflowError, Unresolvable) as error:  # 400 digits overflow a float
         return str(error)
     return ""
 

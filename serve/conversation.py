@@ -398,7 +398,7 @@ class EphemeralConversation(Conversation):
         self._items: dict[int, Event] = {}
 
     async def _reload(self) -> None:
-        """Keep the session: there is no log to load it from."""
+        """Keep the session, because it has no log to load it from."""
 
     async def _info(self) -> ConversationInfo:
         return self.state.info

@@ -28,7 +28,7 @@ REWARDS = ("em", "f1", "judge", "gaia")
 
 
 def check_reward(reward: str, source: str = "") -> None:
-    """Raise ConfigError if a metric is no reward for tasks of `source`.
+    """Raise ConfigError if a metric cannot be the reward for tasks of `source`.
 
     Sub-EM and LoCoMo's F1 of multi-hop questions score a list of candidates in full, which training
     would learn: they are metrics only.
@@ -83,7 +83,7 @@ async def score_answers(
     grades; its replies are the questions' notes.
 
     Raises:
-        ConfigError: This metric is no reward for this task.
+        ConfigError: This metric cannot be the reward for this task.
         OutageError: The judge is out of reach.
         JudgeError: The judge cannot judge at all.
     """

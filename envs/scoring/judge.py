@@ -190,7 +190,7 @@ class LLMJudge:
             self.usage["prompt_tokens"] += reply.prompt_tokens or 0
             self.usage["completion_tokens"] += reply.completion_tokens or 0
             if reply.finish_reason == "error" and "'error':" in reply.text:
-                # Its provider failed, whatever the status: that is no verdict on any answer.
+                # The judge's provider failed: the status says nothing about the answer.
                 if attempt + 1 == _ATTEMPTS:
                     raise OutageError(
                         f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}."

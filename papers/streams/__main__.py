@@ -36,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "k": "Records shown for a task (%(default)s).",
         "evaluators": "Rules of addition (all four of the paper's kinds).",
         "deletions": "Retention rules, with the last evaluator.",
-        "capacity": "Most records; unset is no limit.",
+        "capacity": "Most records; unlimited if unset.",
         "embedder_model": "For similarity text; unset: hashed words, which need no model.",
         "seed": "Of evaluators and rules.",
     }
