@@ -7,7 +7,6 @@ stop reason). `PromptBuilder` makes the prompts again from a step's observation 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from atommem.episode import Episode, Step
 from atommem.errors import TraceError, format_error, suggest_path
+from atommem.files import write_text
 from atommem.memory.log import to_json
 
 FORMAT = 2
@@ -49,10 +49,7 @@ def write_trace(
     del end["steps"]
     steps = [step_record(step, tokens) for step in episode.steps]
     lines = [header, *steps, {"type": "end", **end, "seconds": round(episode.seconds, 4)}]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    os.replace(draft, path)
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from tqdm import tqdm
 
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, breakdowns, record_of
-from atommem.envs.task_files import write_json
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, DataError
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import SUMMARY, OutputFolder
+from atommem.files import write_json
 from atommem.process import frozen_heap
 
 

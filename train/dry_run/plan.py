@@ -13,8 +13,8 @@ from rich.table import Table
 
 from atommem.config import EmbedderConfig
 from atommem.environment import TaskShape, make_factory
-from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
+from atommem.files import write_text
 from atommem.hub import hub_name
 from atommem.memory.rules import RuleSet
 from atommem.policy.local import read_tokenizer
