@@ -31,7 +31,7 @@ from atommem.session_state import SessionState
 from atommem.text_safety import guard_text
 from atommem.trace import read_trace
 
-RULES = ("fifo", "lru", "lfu", "ebbinghaus", "redundancy", "novelty", "length", "type_prior")
+RULES = ("fifo", "lru", "lfu", "length")
 RELATED = 0.6
 """Least cosine of a pair that the judge is asked about."""
 MAX_PAIRS = 200
@@ -220,7 +220,7 @@ def read_store(path: Path) -> tuple[Entry, ...]:
             kind = json.loads(file.readline())["type"]
         if kind == "session":
             session = SessionState.load(path)
-            return tuple(replay(session.operations, session.memory).entries.values())
+            return tuple(replay(session.operations).entries.values())
         if kind == "episode":
             steps = read_trace(path).episode.steps
             operations = [operation for step in steps for operation in step.operations]

@@ -14,7 +14,7 @@ from atommem.episode import Observation, Step
 from atommem.errors import AtomMemError, PromptTooLongError
 from atommem.memory.log import Entry, Operation, to_json
 from atommem.memory.memory import WorkingMemory
-from atommem.rollout import Session
+from atommem.rollout import Session, time_limit
 from atommem.serve.conversation_log import (
     ConflictError,
     ConversationInfo,
@@ -89,12 +89,10 @@ class Conversation:
         agent, embedder = self._gateway.model.agent, self._gateway.model.agent.embedder.id
         with self._gateway.metrics.stages.labels("open").time():
             state = await self._in_thread(self._log.load, self.id, self.owner, embedder)
-            start = Session(agent, self.id).memory.start
-            start = replace(start, embedder=state.embedder or embedder)
             saved = SessionState(
-                self.id, state.steps, state.sampled, start, state.operations, state.vectors
+                self.id, state.steps, state.sampled, embedder, state.operations, state.vectors
             )
-            self.session = await Session.restore(agent, saved, reembed=True)
+            self.session = await Session.restore(agent, saved)
             self.state = replace(state, operations=(), vectors=None)
             self.is_open = True
 
@@ -309,8 +307,8 @@ class Conversation:
             await gateway.turns.acquire()
         try:
             with metrics.stages.labels("turn").time():
-                deadline = asyncio.get_running_loop().time() + gateway.turn_seconds
-                step = await self.session.step(observation, affinity=self.id, deadline=deadline)
+                async with time_limit(gateway.turn_seconds):
+                    step = await self.session.step(observation, affinity=self.id)
         finally:
             gateway.turns.release()
         metrics.tokens.labels("prompt").inc(step.prompt_tokens)

@@ -52,7 +52,8 @@ class Completion:
     0 it is the model's own. Both lists include the closing end-of-sequence token, which is trained
     on, and both are empty if a server returns text only (`ChatPolicy`); then `prompt_tokens` and
     `completion_tokens` hold the server's counts. ``content_filter`` means that the model or its
-    provider refused; `text` is then empty.
+    provider refused; `text` is then empty. `thinking_apart` means that a chat server took the
+    thoughts out of the text.
     """
 
     token_ids: list[int]
@@ -61,6 +62,7 @@ class Completion:
     finish_reason: Literal["stop", "length", "content_filter"]
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    thinking_apart: bool = False
 
 
 class Policy(Protocol):

@@ -61,20 +61,6 @@ class LeastFrequentlyUsed(Lowest):
         return store.column("shown")
 
 
-class Ebbinghaus(Rule):
-    """Evict the entry with the lowest retention exp(-(t - last use) / (1 + uses)).
-
-    This is MemoryBank's curve. No paper gives the strength's formula; here it grows by one a use.
-    """
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        # Exponents are compared, because their exponentials run out of digits.
-        exponents = (steps_of_last_use(store) - store.step) / (1 + store.column("shown"))
-        chosen, exponent = lowest(store, exponents)
-        retained = math.exp(exponent)
-        return Eviction(chosen, f"retention {retained:.3g}", retained)
-
-
 class RandomEviction(Rule):
     """Evict at random, the new entry included: the baseline of every rule."""
 
@@ -82,14 +68,6 @@ class RandomEviction(Rule):
         place = int(store.rng.integers(len(store.ids) + 1))
         chosen = None if place == len(store.ids) else int(store.ids[place])
         return Eviction(chosen, "by chance")
-
-
-class Redundancy(Rule):
-    """Evict the entry with the highest cosine to another one, the older of such a pair."""
-
-    def evict(self, candidate: Candidate, store: StoreState) -> Eviction:
-        chosen, score = lowest(store, -store.nearest().astype(float))
-        return Eviction(chosen, f"cosine {-score:.3f} to another entry", -score)
 
 
 class FailuresFirst(Rule):
@@ -136,15 +114,6 @@ def novelty(candidate: Candidate, store: StoreState) -> float:
     return 1.0 - float(others.max()) if len(others) else 1.0
 
 
-class Novelty(Rated):
-    """Keep the texts that were least like the store when they were written."""
-
-    label = "novelty"
-
-    def rate(self, candidate: Candidate, store: StoreState) -> float:
-        return novelty(candidate, store)
-
-
 class Length(Rated):
     """Keep the texts with the most words: a control that published admission scores do not beat."""
 
@@ -181,15 +150,6 @@ def kind_of(text: str) -> str:
     counts = {kind: sum(cue in low for cue in cues.split(",")) for kind, cues in CUES.items()}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] else "unknown"
-
-
-class TypePrior(Rated):
-    """Keep preferences and identities before facts, plans and temporary statements."""
-
-    label = "prior"
-
-    def rate(self, candidate: Candidate, store: StoreState) -> float:
-        return PRIORS[kind_of(candidate.text)]
 
 
 FEATURES = ("log_words", "type_prior", "novelty", "has_number", "capitals", "question")

@@ -35,13 +35,12 @@ async def test_audit_finds_duplicates_contradictions_and_evictions(tmp_path: Pat
         return None if "tea" in one + other else "Brent" in one and "Lorne" in other
 
     entries = read_store(rows(tmp_path / "a.jsonl"))
-    rules = ("fifo", "reject", "redundancy")
+    rules = ("fifo", "reject")
     found = await audit(entries, HashingEmbedder(256), budget=3, rules=rules, judge=judge)
     assert (found.entries, found.duplicates, found.never_shown) == (5, [[1, 2]], None)
     assert found.contradictions == [(1, 4), (2, 4)]
     assert found.evicted["fifo"] == [1, 2]
     assert found.evicted["reject"] == [5, 4]
-    assert found.evicted["redundancy"][0] == 1
 
 
 async def test_read_store_reads_sessions_and_traces(tmp_path: Path) -> None:
