@@ -24,7 +24,6 @@ from atommem.files import write_json
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
 from atommem.memory.store import VectorStore
-from atommem.rules.check import problems
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import ServerClient
 from atommem.session_state import SessionState
@@ -82,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("store", type=Path, help="Session file, trace, or JSON Lines.")
     parser.add_argument("--budget", type=int, help="Number of entries to keep.")
     parser.add_argument(
-        "--rules", nargs="+", default=list(RULES), help="Names, with options: linear(weights=FILE)."
+        "--rules", nargs="+", default=list(RULES), help="Names of rules, with options."
     )
     parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
     parser.add_argument("--judge_url", help="Chat server that judges contradictions.")
@@ -277,22 +276,9 @@ def _format(entries: Sequence[Entry], found: Audit) -> list[str]:
 
 
 def retention_main(argv: list[str] | None = None) -> int:
-    """Run ``atommem retention``; returns 1 if the checked rule breaks its contract."""
-    commands = {
-        "check": Command(_check, "check that a rule keeps the contract of rules"),
-        "list": Command(_list, "list the installed rules"),
-    }
+    """Run ``atommem retention``."""
+    commands = {"list": Command(_list, "list the installed rules")}
     return run_command("atommem retention", commands, sys.argv[1:] if argv is None else argv)
-
-
-def _check(argv: list[str]) -> int:
-    parser = Parser("atommem retention check", "See docs/bounded_memory.md.")
-    parser.add_argument("retention", help="NAME, NAME(option=value), or package.module:Class.")
-    parser.add_argument("--admission", default="accept", help="Admission rule (%(default)s).")
-    args = parser.parse_args(argv)
-    found = problems(args.retention, args.admission)
-    print("\n".join(found) or f"{args.retention} keeps its promises")
-    return 1 if found else 0
 
 
 def _list(argv: list[str]) -> int:

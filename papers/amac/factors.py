@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Vectors
 from atommem.envs.scoring.metrics import stem
-from atommem.rules.eviction import PRIORS, kind_of
+from atommem.rules.amac import PRIORS, kind_of
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -120,7 +120,7 @@ def make_arms(linear: Path) -> dict[str, dict[str, Any]]:
         f"own {rule}": {"retention": rule} for rule in ("reject", "fifo", "lru")
     }
     rules = {rule: RULE_PATHS.get(rule, rule) for rule in WRITERS} | {
-        "linear": f"linear(weights={linear})"
+        "linear": f"{RULE_PATHS['linear']}(weights={linear})"
     }
     rules["oracle"] = f"{__name__}:TaskOracle"
     for rule, retention in rules.items():

@@ -79,5 +79,6 @@ def test_find_pairs_equals_a_search_of_all_cosines(monkeypatch: pytest.MonkeyPat
     assert close == list(zip(older.tolist(), newer.tolist(), strict=True))
 
 
-def test_retention_command_checks_a_rule() -> None:
-    assert retention_main(["check", "lru"]) == 0
+def test_retention_command_lists_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert retention_main(["list"]) == 0
+    assert "retention: combined, " in capsys.readouterr().out

@@ -80,6 +80,7 @@ RULE_PATHS = {
     "redundancy": "papers.retention.rules:Redundancy",
     "novelty": "papers.retention.rules:Novelty",
     "type_prior": "papers.retention.rules:TypePrior",
+    "linear": "papers.retention.rules:Linear",
 }
 """Rules that the package no longer ships."""
 
@@ -89,8 +90,8 @@ def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any)
     from atommem.policy.contract import Sampling
     from atommem.rollout import Agent
 
-    rule = memory.get("retention", "reject")
-    memory["retention"] = RULE_PATHS.get(rule, rule)
+    name, *options = memory.get("retention", "reject").partition("(")
+    memory["retention"] = "".join([RULE_PATHS.get(name, name), *options])
     return Agent(
         policy=policy,
         embedder=embedder or hashing_embedder(32),
