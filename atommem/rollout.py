@@ -297,6 +297,11 @@ class EpisodeRunner:
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
 
+    @property
+    def factory(self) -> EnvironmentFactory:
+        """The agent's environment factory."""
+        return self.agent.factory
+
     def copy(
         self, *, policy: Policy | None = None, sampling: Sampling | None = None
     ) -> EpisodeRunner:
@@ -322,8 +327,8 @@ class EpisodeRunner:
         episode = Episode(task.id, sample, list(past))
         started = time.perf_counter()
         try:
-            await self.agent.factory.prepare(task)
-            environment = self.agent.factory()
+            await self.factory.prepare(task)
+            environment = self.factory()
             episode.stop_reason = await self._take_steps(episode, environment, task)
             set_score(episode, await environment.score())
         except OutageError as error:

