@@ -56,7 +56,7 @@ class Entry:
         id: Unique in its memory; never reused.
         created, updated: The steps at which it was created and last written.
         shown, last_shown: The number of steps at which the policy saw it, and the last one.
-        last_similarity, mean_similarity: Cosine to the query, over its retrievals.
+        last_similarity, best_similarity, mean_similarity: Cosine to the query, over its retrievals.
         outcome, score: Of the present text: the reward of its episode, and a rule's rating.
         uses, mean_outcome: The number of observed tasks it was shown for, and their mean outcome.
         details: Further JSON values (records of an experience bank).
@@ -69,6 +69,7 @@ class Entry:
     shown: int = 0
     last_shown: int | None = None
     last_similarity: float | None = None
+    best_similarity: float | None = None
     source: Source | None = None
     outcome: float | None = None
     mean_similarity: float | None = None
@@ -227,12 +228,13 @@ class Contents:
         for entry_id, score in operation.scores:
             entry = self._present(operation, entry_id)
             if operation.kind == "retrieve":
-                count = entry.shown + 1
+                count, best = entry.shown + 1, entry.best_similarity
                 entry = replace(
                     entry,
                     shown=count,
                     last_shown=operation.step + 1,
                     last_similarity=score,
+                    best_similarity=score if best is None else max(score, best),
                     mean_similarity=_running_mean(entry.mean_similarity, score, count),
                 )
             elif operation.kind == "outcome":

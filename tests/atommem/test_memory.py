@@ -253,7 +253,7 @@ LOG = [
 
 def test_replay_returns_contents_with_statistics() -> None:
     counts = {"mean_similarity": 0.5 - 0.25 / 3, "uses": 2, "mean_outcome": 0.75}
-    two = Entry(2, "two", 0, 0, 3, 3, 0.25, SPAN, 1.0, **counts)
+    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, **counts)
     three = Entry(3, "trois", 2, 2, source=Source(2), score=0.5, details={"steps": 3})
     expected = Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG))
     assert replay(LOG) == expected
