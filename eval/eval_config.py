@@ -19,7 +19,7 @@ from atommem.config import (
     check_probabilities,
     setting,
 )
-from atommem.environment import make_environments
+from atommem.environment import EnvironmentFactory, make_environments
 from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
@@ -52,13 +52,10 @@ class EvalConfig:
     max_failed_fraction: float = setting(
         0.05, "Exit with status 3 if more than this fraction of episodes failed or overflowed."
     )
-    budget_tokens: int | None = setting(
-        None, "Start no episode after this many tokens of prompts and completions (status 4)."
-    )
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_least(self, yarn_factor=1, samples_per_task=1, limit=1, budget_tokens=1)
+        check_least(self, yarn_factor=1, samples_per_task=1, limit=1)
         check_probabilities(self, "max_failed_fraction")
 
 
@@ -158,10 +155,10 @@ class EvalContext:
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
-        self._key = ""
+        self._models = ""
         self._policy: Any = None
         self._embedder: Any = None
-        self._environments: dict[str, Any] = {}
+        self._environments: dict[str, EnvironmentFactory] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EvalContext:
@@ -179,14 +176,14 @@ class EvalContext:
             OutageError: A server is unreachable.
         """
         config, run = evaluation.config, evaluation.run
-        if self._key != evaluation.models:
-            self._key, self._environments = "", {}
+        if self._models != evaluation.models:
+            self._models, self._environments = "", {}
             await self._stack.aclose()
             self._policy = open_policy(evaluation.policy)
-            self._embedder = open_embedder(run.embedder)
             self._stack.push_async_callback(self._policy.close)
+            self._embedder = open_embedder(run.embedder)
             self._stack.push_async_callback(self._embedder.close)
-            self._key = evaluation.models
+            self._models = evaluation.models
         key = repr(run.environment)
         if key not in self._environments:
             self._environments[key] = make_environments(run.environment, self._policy.tokenizer)
@@ -201,13 +198,15 @@ class EvalContext:
             context_tokens=config.context_tokens,
             yarn_factor=config.yarn_factor,
         )
-        values = {**asdict(run.environment), **judge_settings(run.environment)}
-        values |= environments.identity()
-        left_out = run.environment.operational
+        tasks = asdict(run.environment) | judge_settings(run.environment) | environments.identity()
         settings = {
             "policy": await policy_identity(evaluation.policy, self._policy),
             "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move
-            "environment": {key: value for key, value in values.items() if key not in left_out},
+            "environment": {
+                name: value
+                for name, value in tasks.items()
+                if name not in run.environment.operational
+            },
             "chat_template_kwargs": run.chat_template_kwargs,
             "method": {"name": config.method},
         }

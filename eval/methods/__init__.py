@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from atommem.config import check_choice
 from atommem.eval.methods.a_mem import AMem
-from atommem.eval.methods.baseline import Baseline, Method, Reader, documents
+from atommem.eval.methods.baseline import Baseline, Method, Reader, suitable
 from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
@@ -42,7 +42,7 @@ def _memagent(setup: Setup) -> EpisodeRunner:
     memory = replace(
         memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[]
     )
-    environments = documents(setup, "memagent").without_reads()
+    environments = suitable(setup, "memagent").without_reads()
     return _atommem(
         replace(setup, run=replace(setup.run, memory=memory), environments=environments)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atommem.envs.chunking import document_text, joined_text
 from atommem.envs.longdoc.recall import gold_documents
+from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task
 from atommem.errors import ConfigError, DataError
 from atommem.eval.methods.baseline import Reader
@@ -62,7 +63,7 @@ class NoMemory(Reader):
     """Asks each question without any text: a lower bound."""
 
     name = "no_memory"
-    reads = False
+    needs = QAEnvironments
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Ask; nothing is read."""
