@@ -19,7 +19,7 @@ from atommem.config import (
     check_probabilities,
     setting,
 )
-from atommem.environment import EnvironmentFactory, make_environments
+from atommem.environment import EnvironmentFactory, make_factory
 from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
@@ -158,7 +158,7 @@ class EvalContext:
         self._models = ""
         self._policy: Any = None
         self._embedder: Any = None
-        self._environments: dict[str, EnvironmentFactory] = {}
+        self._factories: dict[str, EnvironmentFactory] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EvalContext:
@@ -177,7 +177,7 @@ class EvalContext:
         """
         config, run = evaluation.config, evaluation.run
         if self._models != evaluation.models:
-            self._models, self._environments = "", {}
+            self._models, self._factories = "", {}
             await self._stack.aclose()
             self._policy = open_policy(evaluation.policy)
             self._stack.push_async_callback(self._policy.close)
@@ -185,20 +185,20 @@ class EvalContext:
             self._stack.push_async_callback(self._embedder.close)
             self._models = evaluation.models
         key = repr(run.environment)
-        if key not in self._environments:
-            self._environments[key] = make_environments(run.environment, self._policy.tokenizer)
-            self._stack.push_async_callback(self._environments[key].close)
-        environments = self._environments[key]
+        if key not in self._factories:
+            self._factories[key] = make_factory(run.environment, self._policy.tokenizer)
+            self._stack.push_async_callback(self._factories[key].close)
+        factory = self._factories[key]
         setup = Setup(
             run=run,
             policy=self._policy,
             embedder=self._embedder,
-            environments=environments,
+            factory=factory,
             max_in_flight=self._slots or evaluation.policy.max_in_flight,
             context_tokens=config.context_tokens,
             yarn_factor=config.yarn_factor,
         )
-        tasks = asdict(run.environment) | judge_settings(run.environment) | environments.identity()
+        tasks = asdict(run.environment) | judge_settings(run.environment) | factory.identity()
         settings = {
             "policy": await policy_identity(evaluation.policy, self._policy),
             "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move

@@ -53,12 +53,12 @@ _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 
 def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnvironments) -> Any:
     """Return the environment if it is what a method needs; raises ConfigError otherwise."""
-    if not isinstance(setup.environments, needs):
-        name = setup.environments.config.environment
+    if not isinstance(setup.factory, needs):
+        name = setup.factory.config.environment
         raise ConfigError(
             f"method={method}: does not work in environment {name!r}. Choose another method."
         )
-    return setup.environments
+    return setup.factory
 
 
 class Baseline(ABC):
@@ -75,9 +75,9 @@ class Baseline(ABC):
     remembering: PromptBuilder
 
     @property
-    def environments(self) -> EnvironmentFactory:
+    def factory(self) -> EnvironmentFactory:
         """The environment of the tasks."""
-        return self.setup.environments
+        return self.setup.factory
 
     @property
     def max_in_flight(self) -> int | asyncio.Semaphore | None:
@@ -153,7 +153,7 @@ class Reader(Baseline):
 
     async def chunks(self, task: Task) -> Sequence[str]:
         """Return the chunks of `task`."""
-        await self.setup.environments.prepare(task)
+        await self.setup.factory.prepare(task)
         chunks: Sequence[str] = self.documents.chunks(task)
         return chunks
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.scoring.records import EpisodeRecord, summarize
-from atommem.envs.task_files import write_text
 from atommem.episode import Step
 from atommem.eval.output import EPISODES, MANIFEST, file_stem
 from atommem.eval.reporting.evaluations import Evaluation
+from atommem.files import write_text
 from atommem.text_safety import clean
 from atommem.trace import read_trace
 

@@ -62,15 +62,6 @@ def test_eval_exits_with_3_if_too_many_episodes_have_no_score(
 
 
 @pytest.mark.slow
-def test_eval_exits_with_4_on_a_spent_budget(
-    data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert eval_cli.main(arguments(data, "--budget_tokens", "1")) == 4
-    assert "3 of 4 episodes have not run" in capsys.readouterr().err
-    assert eval_cli.main(arguments(data)) == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_eval_continues_after_an_interruption(
     number: signal.Signals, data: Path, policy: ToyPolicy, capsys: pytest.CaptureFixture[str]

@@ -32,12 +32,9 @@ def differences(table: Mapping[str, Any], suite: Suite, runs: Sequence[SuiteRun]
             yield f"{name}: policy of {row.name} is {row.policy or TRAINED}"
     found = set()
     for column in suite.columns:
-        if (build := column.build) is not None:
-            limit = runs[0].evaluation.config.limit
-            questions = f"{build.questions[0]}-{build.questions[1]}"
-            given = {"n": min(build.n, limit or build.n), "questions": questions}
-            given |= {"split": column.split, "distractors": build.distractors}
-            expected = {**paper["code"], "questions": paper["questions"], "split": "dev"}
+        if column.benchmark:
+            given = {"distractors": "pool", **column.build, "split": column.split}
+            expected = {"n": paper["code"]["n"], "questions": paper["questions"], "split": "dev"}
             expected["distractors"] = paper["distractors"]
             found |= {f"{key} is {value}" for key, value in given.items() if value != expected[key]}
     for run in runs:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from atommem.cli import main
+from atommem.envs.scoring.records import summarize
 from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
@@ -169,3 +170,23 @@ async def test_compare_refuses_other_tasks(
     other = await answered(tmp_path / "B", "a", names="abcdefgi")
     assert main(["compare", str(first), str(other)]) == 2
     assert "different tasks" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+async def test_inspect_log_has_every_episode_and_our_own_scores(
+    tmp_path: Path, undrawn: None
+) -> None:
+    first = await answered(tmp_path / "ours", "ad", gone="c", names="abcd")
+    out = tmp_path / "out"
+    assert main(["report", str(first), "--out", str(out), "--export", "inspect"]) == 0
+    (path,) = (out / "inspect").iterdir()
+    log = json.loads(path.read_text())
+    assert path.name.startswith(log["eval"]["created"][:10]), "Inspect finds logs by such names"
+    mean = summarize(read_evaluation(first).records)["metrics"]["em"]
+    em = next(score for score in log["results"]["scores"] if score["name"] == "em")
+    found = [em["metrics"][name]["value"] for name in ("mean", "ci_low", "ci_high")]
+    assert (found, em["scored_samples"]) == ([mean[name] for name in ("mean", "low", "high")], 3)
+    right, wrong, failed, _ = log["samples"]
+    assert (right["scores"]["em"]["value"], wrong["scores"]["em"]["value"]) == (1.0, 0.0)
+    assert failed["scores"] == {}
+    assert "final_answer" in right["messages"][-1]["content"]
