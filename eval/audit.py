@@ -37,7 +37,6 @@ class Audit:
     """Findings, by entry id.
 
     Attributes:
-        entries: Number of entries.
         duplicates: Groups of near-duplicates, oldest first in each.
         never_shown: None if no entry was ever shown, as in stores that do not record use.
         evicted: For each rule the entries that it evicts at the budget, in order.
@@ -91,10 +90,6 @@ async def audit(
     Args:
         same: Entries above this cosine are duplicates.
         budget: Entries to keep when reporting what `rules` evict.
-
-    Raises:
-        ConfigError: A rule does not exist or evicts nothing.
-        OutageError: The embedder is unreachable.
     """
     vectors = await embedder.embed([entry.text for entry in entries], "entry")
     unused = [entry.id for entry in entries if not entry.shown]
@@ -156,10 +151,7 @@ def read_store(path: Path) -> tuple[Entry, ...]:
     """Read a session file, a trace, or JSON Lines.
 
     Rows of JSON Lines have a ``text`` (or memory, content, data, query), and optionally the
-    count of uses as ``shown``. mem0's ``get_all`` gives such rows.
-
-    Raises:
-        DataError: The store has none of these formats, or is damaged.
+    count of uses as ``shown``. mem0's ``get_all`` gives such rows. Raises DataError for others.
     """
     try:
         with path.open("rb") as file:

@@ -61,11 +61,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class EvalRun:
-    """One evaluation: a run, and what it is evaluated on.
-
-    Raises:
-        ConfigError: The settings do not fit together.
-    """
+    """One evaluation: a run, and what it is evaluated on."""
 
     config: EvalConfig
     run: RunConfig
@@ -80,11 +76,7 @@ class EvalRun:
         check_window("max_tokens", tokens, self.policy.policy[0])
 
     def replace(self, values: Mapping[str, Any]) -> EvalRun:
-        """Return this evaluation with other `values` of settings, checked like YAML.
-
-        Raises:
-            ConfigError: A setting is unknown or out of range.
-        """
+        """Return this evaluation with other `values` of settings, checked like YAML."""
         environment = self.run.environment.environment
         checked = self.to_flat() | eval_parser(environment).check(values)
         return EvalRun(make(EvalConfig, checked), RunConfig.from_flat(checked))
@@ -107,11 +99,7 @@ class EvalRun:
 
 
 def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = None) -> EvalRun:
-    """Read the command line of ``atommem eval``.
-
-    Args:
-        argv: The command line.
-        settings: Those of a suite, instead of a YAML file.
+    """Read the command line of ``atommem eval``; `settings` are those of a suite.
 
     Raises:
         ConfigError: A setting is unknown or out of range, or a file cannot be read.

@@ -36,10 +36,6 @@ TRACES = "traces"
 class OutputFolder:
     """Loads finished records and stores new ones; holds a lock until it is closed.
 
-    Args:
-        path: Created if missing.
-        manifest: Settings and tasks as JSON values; must equal those of the folder.
-
     Raises:
         ConfigError: The folder has another evaluation, or one is running in it.
         DataError: ``episodes.jsonl`` is damaged before its last line.
@@ -96,11 +92,7 @@ class OutputFolder:
 
 
 def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRecord]:
-    """Parse lines into the latest record of each episode; a torn last line is left out.
-
-    Raises:
-        DataError: Another line is damaged.
-    """
+    """Parse lines into the latest record of each episode; a torn last line is left out."""
     records = {}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:

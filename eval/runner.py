@@ -45,7 +45,6 @@ async def evaluate(
     Raises:
         ConfigError: `out` has an evaluation with other settings or tasks.
         DataError: Two tasks have the same id, or records in `out` are damaged.
-        PolicyError: The policy refused a request.
     """
     jobs = {(task.id, sample): task for task in tasks for sample in range(samples_per_task)}
     if len(jobs) < len(tasks) * samples_per_task:

@@ -33,11 +33,10 @@ _SERVER_SETTINGS = ("model", "tokenizer", "api")
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A method with settings: a row of the tables.
+    """A method with settings, which override those of column and suite: a row of the tables.
 
     Attributes:
         label: Distinguishes rows of one method; may be empty.
-        settings: Override the settings of column and suite.
         policy: A name in `Suite.policies`, or ``trained`` (like none) for ``--policy``.
     """
 
@@ -130,7 +129,6 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A suite.
 
     Attributes:
-        title: Title of the report.
         settings: Shared by all rows.
         reference: Name of the row that every other row is tested against.
         policies: Folders, hub names or URLs by the names that rows give them.
@@ -270,16 +268,9 @@ def expand(
 ) -> list[SuiteRun]:
     """Return all runs, those with the same models next to each other, column by column.
 
-    A row's settings win over its column's, these over flags, these over the suite's, these over
-    the checkpoint's. The embedder is the same in all rows that do not set one: by default
-    that of ``--policy`` (without it, the first row's).
-
-    Args:
-        argv: Flags of ``atommem eval``.
-        seeds: Replace the suite's.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range.
+    A row's settings win over its column's, these over flags (`argv`), these over the suite's, these
+    over the checkpoint's. The embedder is the same in all rows that do not set one: by default that
+    of ``--policy`` (without it, the first row's).
     """
     words, others = pop_flags(argv, ("policy", *_SERVER_SETTINGS))
     flags = {name: value if name == "policy" else value[0] for name, value in words.items()}

@@ -83,9 +83,7 @@ def main(argv: Sequence[str]) -> int:
 async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) -> None:
     """Run all episodes that have not run; a run that cannot go on notes its error.
 
-    Args:
-        runs: In order; those with the same models are adjacent, and run side by side.
-        tasks: By column key.
+    Runs with the same models, which are adjacent, run side by side; `tasks` are by column key.
 
     Raises:
         AtomMemError: A run is impossible (a model, server or package is missing, its folder has
@@ -135,16 +133,7 @@ async def run_all(runs: Sequence[SuiteRun], tasks: Mapping[str, Sequence[Any]]) 
 def load_columns(
     columns: Iterable[Column], environment: str, cache: Path, benchmarks: Path | None = None
 ) -> dict[str, Sequence[Any]]:
-    """Return the tasks of each column by its key, built on first use.
-
-    Args:
-        cache: Folder of built files.
-        benchmarks: Folder of the benchmarks' files, in a folder each.
-
-    Raises:
-        ConfigError: A setting is wrong, or the benchmarks' folder is missing.
-        DataError: An input is missing, damaged or too small.
-    """
+    """Return the tasks of each column by its key, built into the folder `cache` on first use."""
     read_tasks = find_environment(environment).read_tasks
     tasks = {}
     for column in columns:
@@ -156,7 +145,7 @@ def load_columns(
 
 
 def column_file(column: Column, cache: Path, benchmarks: Path | None = None) -> Path:
-    """Return the file of a column's tasks, built if necessary; raises like `load_columns`.
+    """Return the file of a column's tasks, built if necessary.
 
     A built file's name has a digest of its inputs' content, the build's settings and the package's
     version.

@@ -45,8 +45,7 @@ class Setup:
     """Everything that the methods of a comparison share.
 
     Attributes:
-        run: AtomMem's settings; every method samples with its sampling, and retrieves `retrieve_k`
-            texts.
+        run: AtomMem's settings; every method samples with its sampling.
         factory: Its environments cut documents into chunks, and score answers.
         max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
@@ -109,15 +108,7 @@ class Recorder:
         return len(self._plain.build(shown, MemoryView()))
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
-        """Sample a completion and record it as a step.
-
-        Args:
-            shown: The observation that the prompt shows.
-            view: The memory that it shows; None for none.
-
-        Raises:
-            OutageError, PromptTooLongError, PolicyError: From `Policy.complete`.
-        """
+        """Sample a completion and record it as a step; raises like `Policy.complete`."""
         setup, episode = self._setup, self._episode
         prompts = self._plain if view is None else self._remembering
         size = len(self._contents.entries)
@@ -163,11 +154,10 @@ class Recorder:
     async def ask_json(
         self, label: str, *pieces: Piece, view: MemoryView | None = None
     ) -> tuple[Step, dict[str, Any]]:
-        """Show a part of the stream; the reply's JSON object, or {} and a problem of the step.
+        """Show `pieces` of the stream, of which the last is the instruction.
 
-        Args:
-            pieces: The blocks to show; the last one is the instruction.
-            view: As in `ask`.
+        Returns:
+            The step, and the JSON object in its reply; without one, {} and a problem of the step.
         """
         shown = Observation("reading", stream=pieces[:-1], closing=pieces[-1:], label=label)
         step = await self.ask(shown, view)

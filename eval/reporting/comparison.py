@@ -10,18 +10,14 @@ from atommem.arguments import Parser
 from atommem.envs.scoring.paired import Comparison, compare, question_scores
 from atommem.envs.scoring.records import main_metric, metric_names
 from atommem.errors import ConfigError, check_writable
+from atommem.eval.output import trace_path
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.results import label, ordered
 from atommem.files import write_json
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``atommem compare``.
-
-    Raises:
-        ConfigError: A folder has no evaluation or no such score, or the tasks differ.
-        DataError: Records are damaged.
-    """
+    """Run ``atommem compare``; raises AtomMemError for wrong settings and damaged files."""
     parser = Parser(prog="atommem compare", description=__doc__)
     parser.add_argument("first", help="Folder of an evaluation.")
     parser.add_argument("second", help="Folder of another one on the same tasks.")
@@ -66,7 +62,7 @@ def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[d
         traces.append({task: [] for task, _ in changed})
         for record in side.records:
             if record.task_id in traces[-1] and not record.failed:
-                traces[-1][record.task_id].append(str(side.trace(record)))
+                traces[-1][record.task_id].append(str(trace_path(side.folder, record)))
     return [
         {"task_id": task, "change": change, "traces": [found[task] for found in traces]}
         for task, change in changed

@@ -9,7 +9,7 @@ from typing import Any
 
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.errors import ConfigError, DataError, suggest_path
-from atommem.eval.output import EPISODES, MANIFEST, parse_records, trace_path
+from atommem.eval.output import EPISODES, MANIFEST, parse_records
 from atommem.text_safety import clean
 
 
@@ -56,10 +56,6 @@ class Evaluation:
     def tasks_digest(self) -> str:
         """SHA-256 of the tasks; scores are paired only if it is equal."""
         return str(self.manifest.get("tasks", {}).get("sha256", ""))
-
-    def trace(self, record: EpisodeRecord) -> Path:
-        """Return the path of a record's trace."""
-        return trace_path(self.folder, record)
 
     def paired_records(self) -> list[EpisodeRecord]:
         """Return `records` whose task ids are equal to others only for equal tasks."""

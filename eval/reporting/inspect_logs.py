@@ -16,7 +16,7 @@ from typing import Any
 
 from atommem.envs.scoring.records import EpisodeRecord, summarize
 from atommem.episode import Step
-from atommem.eval.output import EPISODES, MANIFEST, file_stem
+from atommem.eval.output import EPISODES, MANIFEST, file_stem, trace_path
 from atommem.eval.reporting.evaluations import Evaluation
 from atommem.files import write_text
 from atommem.text_safety import clean
@@ -77,7 +77,7 @@ def inspect_log(item: Evaluation) -> dict[str, Any]:
 
 
 def _sample(item: Evaluation, record: EpisodeRecord, model: str) -> dict[str, Any]:
-    path = item.trace(record)
+    path = trace_path(item.folder, record)
     steps = read_trace(path).episode.steps if path.is_file() else []
     answer = "\n".join(question.answer or "(none)" for question in record.questions)
     choice = {"message": {"role": "assistant", "content": answer}, "stop_reason": "stop"}

@@ -64,11 +64,7 @@ def ordered(metrics: Iterable[str]) -> list[str]:
 
 
 def group_evaluations(evaluations: Sequence[Evaluation]) -> Groups:
-    """Group evaluations by row and column, in order of appearance.
-
-    Raises:
-        ConfigError: There is no evaluation, or two have the same row, column and seed.
-    """
+    """Group evaluations by row and column, in order of appearance."""
     if not evaluations:
         raise ConfigError("There is no evaluation. Give at least one folder of `atommem eval`.")
     groups: Groups = {}
