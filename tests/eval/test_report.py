@@ -15,7 +15,7 @@ from atommem.envs.scoring.records import summarize
 from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.report_cli import render_page
+from atommem.eval.reporting.report_cli import load_published, render_page, set_beside
 from atommem.eval.reporting.results import STAGES, best_rows, make_results
 from atommem.eval.reporting.tables import make_tables
 from atommem.trace import read_trace
@@ -190,3 +190,20 @@ async def test_inspect_log_has_every_episode_and_our_own_scores(
     assert (right["scores"]["em"]["value"], wrong["scores"]["em"]["value"]) == (1.0, 0.0)
     assert failed["scores"] == {}
     assert "final_answer" in right["messages"][-1]["content"]
+
+
+def test_set_beside_pairs_numbers_with_differences() -> None:
+    hotpot: dict[str, Any] = {"dataset": "hotpotqa", "documents": 200}
+    evaluations = [
+        made("atommem", ones(8, 10), **hotpot),
+        made("atommem", ones(5, 10), dataset="musique", documents=200),
+        made("atommem", ones(7, 10), **hotpot, setting="chunk 2048, k 3"),
+    ]
+    results = make_results(evaluations)
+    first, second = set_beside(load_published("table2"), results)["values"]
+    assert (first["paper"], first["ours"], first["column"]) == (77.8, 80.0, "hotpotqa-200")
+    assert first["low"] < 0 < first["high"]
+    assert second["difference"] == pytest.approx(50 - 55.1)
+    results["published"] = set_beside(load_published("table3"), results)
+    text = "\n".join(table.markdown() for table in make_tables(results))
+    assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text
