@@ -229,6 +229,8 @@ def _columns(item: dict[str, Any]) -> list[Column]:
     if len(kinds) != 1:
         raise ConfigError(f"data: {item!r} needs one of benchmark, synthetic and file.")
     values = {"name": item.get("benchmark") or Path(item.get("file", "synthetic")).stem, **item}
+    if kinds == ["file"]:
+        return [msgspec.convert(values, Column)]
     own = {name: values.pop(name) for name in Column.__struct_fields__ if name in values}
     build = {**values.pop("synthetic", {}), **values}
     counts = own.pop("documents", None)

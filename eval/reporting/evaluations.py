@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,6 @@ class Evaluation:
     def tasks_digest(self) -> str:
         """SHA-256 of the tasks; scores are paired only if it is equal."""
         return str(self.manifest.get("tasks", {}).get("sha256", ""))
-
-    def paired_records(self) -> list[EpisodeRecord]:
-        """Return `records` whose task ids are equal to others only for equal tasks."""
-        prefix = self.tasks_digest[:12]
-        return [replace(record, task_id=f"{prefix}/{record.task_id}") for record in self.records]
 
 
 def read_evaluation(

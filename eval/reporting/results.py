@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,11 @@ def make_results(
 
 def paired_records(group: Iterable[Evaluation]) -> list[EpisodeRecord]:
     """Return the records of all seeds; equal task ids mean equal tasks."""
-    return [record for item in group for record in item.paired_records()]
+    return [
+        replace(record, task_id=f"{item.tasks_digest[:12]}/{record.task_id}")
+        for item in group
+        for record in item.records
+    ]
 
 
 def scores_by_key(results: Results) -> dict[tuple[str, str, str], Mapping[str, Any]]:

@@ -28,7 +28,6 @@ from atommem.eval.reporting.report_cli import write_report
 from atommem.eval.runner import evaluate
 from atommem.policy.opening import policy_identity
 from atommem.trace import read_trace
-from tests.envs.benchmark_rows import write_json
 from tests.eval.toys import GONE, ToyPolicy, make_runner, make_task
 from tests.loopback import make_checkpoint, serving
 
@@ -160,18 +159,6 @@ def test_eval_on_a_corpus_searches_and_is_judged(checkpoint: Path, tmp_path: Pat
     assert summary["run"]["memory"]["scratchpad_tokens"] == 32
     steps = read_trace(out / "traces" / "Ann.0.jsonl").episode.steps
     assert [step.observation.origin for step in steps] == [None, "search lives | Ann | Bob"]
-
-
-@pytest.mark.usefixtures("policy")
-def test_eval_takes_memagent_s_files_unchanged(tmp_path: Path) -> None:
-    row: dict[str, Any] = {"context": "Document 1:\nA document.", "num_docs": 1, "index": 7}
-    pairs = {"say-a-0 now": ["a-0", "A"], "say-b-0 now": ["Orla"]}
-    rows = [row | {"input": asked, "answers": golds} for asked, golds in pairs.items()]
-    write_json(tmp_path / "eval_50.json", rows)
-    command = eval_command("toy", tmp_path / "eval_50.json", tmp_path / "out")
-    assert cli.main([*command, "--embedder", "hashing"]) == 0
-    metrics = summary_of(tmp_path / "out")["metrics"]
-    assert (metrics["em"]["mean"], metrics["em"]["n"]) == (0.5, 2)
 
 
 @pytest.mark.slow

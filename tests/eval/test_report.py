@@ -48,7 +48,7 @@ def test_comparisons_test_the_best_and_the_reference_with_holm() -> None:
     assert re.search(r"\| a - c \| \+40\.0 \[", text)
 
 
-def test_comparisons_leave_out_bounds_and_overflow() -> None:
+def test_bounds_overflow_and_failures_are_marked_and_not_tested() -> None:
     oracle, best = made("oracle", ones(20, 20)), made("ours", ones(15, 20))
     endings = dict.fromkeys(range(2), "context_overflow")
     some = made("some", [{"em": float(n >= 2)} for n in range(20)], endings=endings)
@@ -58,9 +58,6 @@ def test_comparisons_leave_out_bounds_and_overflow() -> None:
     assert best_rows(results, "em") == {"toy": "ours"}
     text = markdown(*rows)
     assert "| some | overflow, 100.0 in those that fit **2 of 20 episodes overflow** |" in text
-
-
-def test_score_table_warns_of_failed_and_missing_episodes() -> None:
     failed = made("a", ones(2, 4), endings={3: "failed"}, planned=6)
     text = markdown(failed, made("b", ones(1, 4)))
     assert re.search(r"\| a \| 66\.7 \[[^|]*, n 3 \*\*1 failed, 4 of 6 episodes\*\*", text)
