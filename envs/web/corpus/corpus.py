@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -15,8 +14,8 @@ from atommem.config import EmbedderConfig, check_choice, without_addresses
 from atommem.embedding import make_embedder
 from atommem.envs.task_files import write_json
 from atommem.envs.web.corpus.pages import Page, PageStore, batched
-from atommem.envs.web.corpus.vectors import Ranked, VectorIndex
-from atommem.envs.web.corpus.words import WordIndex
+from atommem.envs.web.corpus.vectors import VectorIndex
+from atommem.envs.web.corpus.words import Ranked, WordIndex
 from atommem.envs.web.page_texts import named_titles, snippet
 from atommem.envs.web.tools import (
     Link,
@@ -61,9 +60,12 @@ class Corpus:
 
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
-        manifest = _read_manifest(self.folder)
-        if not os.access(self.folder, os.W_OK):  # tantivy locks the index
-            raise ConfigError(f"{self.folder}: not writable. Copy it and read the copy.")
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
+            ) from error
         self.pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
         self._words = WordIndex(self.folder / "words")
         self._vectors: VectorIndex | None = None
@@ -125,13 +127,7 @@ class Corpus:
 
     def links(self, page: Page) -> list[str]:
         """Return the titles of other pages that `page` names, in the order of their mention."""
-        titles: dict[str, str] = {}
-
-        def known(names: Iterable[str]) -> Iterable[str]:
-            titles.update(self.pages.titles(names))
-            return titles
-
-        linked = [titles[name] for name in named_titles(page.text, known)]
+        linked = named_titles(page.text, self.pages.titles)
         return [title for title in linked if title != page.title][:_MAX_LINKS]
 
     async def close(self) -> None:
@@ -188,13 +184,21 @@ def build_corpus(
     """
     folder, pages = Path(folder), iter(pages)
     first = list(islice(pages, 1))  # an unreadable file leaves no folder
+    settings = None if embedder is None else asdict(embedder)
     if not (folder / MANIFEST).exists():
-        _start(folder, embedder, passage_characters)
+        if passage_characters < 1:
+            raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
+        manifest = {
+            "passage_characters": passage_characters,
+            "embedder": settings,
+            "embedder_id": None if embedder is None else make_embedder(embedder).id,
+        }
+        write_json(folder / MANIFEST, manifest)
 
     async def add() -> dict[str, Any]:
-        corpus = Corpus(folder, None if embedder is None else asdict(embedder))
+        corpus = Corpus(folder, settings)
         try:
-            if embedder is not None and corpus.modes == MODES[:1]:
+            if settings is not None and corpus.modes == MODES[:1]:
                 raise ConfigError(f"{folder}: built without an embedder. Build it anew elsewhere.")
             added = await corpus.add(chain(first, pages))
             return {"added": added, **corpus.pages.counts(), "recall": corpus.recall}
@@ -211,29 +215,6 @@ def fuse(rankings: Iterable[Ranked]) -> Ranked:
         for rank, (number, _) in enumerate(ranking, start=1):
             scores[number] = scores.get(number, 0.0) + 1 / (_RANK + rank)
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _start(folder: Path, embedder: EmbedderConfig | None, passage_characters: int) -> None:
-    if passage_characters < 1:
-        raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: contains other files. Give an empty or new folder.")
-    manifest = {
-        "passage_characters": passage_characters,
-        "embedder": None if embedder is None else asdict(embedder),
-        "embedder_id": None if embedder is None else make_embedder(embedder).id,
-    }
-    write_json(folder / MANIFEST, manifest)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
-        ) from error
-    return manifest
 
 
 class CorpusSource(ToolSource):

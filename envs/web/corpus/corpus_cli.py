@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = {
         "build": Command(_build, "make a corpus of files, or add files to one"),
         "search": Command(_search, "print the pages that match a query best"),
-        "serve": Command(_serve, "serve it over HTTP: /retrieve, /access, and MCP at /mcp"),
+        "serve": Command(_serve, "serve it over HTTP: /retrieve and /access"),
     }
     return run_command("atommem corpus", commands, sys.argv[1:] if argv is None else argv)
 
@@ -52,24 +52,14 @@ def recorded_pages(path: Path) -> Iterable[Page]:
 
 def _build(argv: list[str]) -> int:
     parser = Parser("atommem corpus build", "Make a corpus of files, or add files to one.")
-    parser.add_argument(
-        "--input",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id.",
-    )
+    rows = "JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id."
+    parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help=rows)
     parser.add_argument(
         "--recording", action="store_true", help="Take the pages that recorded calls have read."
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="The corpus.")
-    parser.add_argument(
-        "--passage_characters",
-        type=int,
-        default=PASSAGE_CHARACTERS,
-        help="Longest passage in the index; pages are read whole (%(default)s).",
-    )
+    longest = "Longest passage in the index; pages are read whole (%(default)s)."
+    parser.add_argument("--passage_characters", type=int, default=PASSAGE_CHARACTERS, help=longest)
     parser.add_argument(
         "--embedder", choices=EMBEDDERS, help="For dense and hybrid search (default: words alone)."
     )
@@ -97,8 +87,6 @@ def _search(argv: list[str]) -> int:
     async def search() -> None:
         corpus = _corpus(args, argv)
         (found,) = await corpus.search([args.query], args.results, args.mode)
-        if not found:
-            print("no page was found", file=sys.stderr)
         for hit in found:
             passage = " ".join(hit.passage.split())[:160]
             print(f"{hit.score:.4f}  {printable(hit.page.id)}: {printable(passage)}")
@@ -112,16 +100,17 @@ def _serve(argv: list[str]) -> int:
     parser = _corpus_parser("serve")
     parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
     parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (%(default)s).")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one (%(default)s).")
+    parser.add_argument("--port", type=int, default=8000, help="Port (%(default)s).")
     args = parser.parse_args(argv)
-    from atommem.envs.web.corpus.serving import make_server
-    from atommem.servers.vllm_process import free_port
+    import uvicorn
 
-    port = free_port(args.host, args.port)
+    from atommem.envs.web.corpus.serving import make_app
+
     corpus = _corpus(args, argv)
     pages = corpus.pages.counts()["pages"]
-    print(f"{args.folder}: {pages} pages at http://{args.host}:{port}", file=sys.stderr)
-    make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=port)
+    print(f"{args.folder}: {pages} pages at http://{args.host}:{args.port}", file=sys.stderr)
+    app = make_app(corpus, args.mode, args.results)
+    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
     return 0
 
 

@@ -16,7 +16,6 @@ from atommem.envs.web.sqlite_file import SqliteFile
 from atommem.text_safety import clean
 
 _IDS = ("docid", "id", "_id")
-_TEXTS = ("text", "contents", "content", "page")
 _QUOTED_TITLE = re.compile(r'"(?P<title>[^\n]*)"\n(?P<text>.*)', re.DOTALL)
 _FRONT_TITLE = re.compile(r"\s*---\s*\n(?:.*\n){0,8}?title:\s*(?P<title>\S.*)")
 _MAX_TITLE = 120
@@ -31,7 +30,7 @@ create table if not exists passages (
     number integer primary key autoincrement,
     page integer not null, start integer not null, stop integer not null
 );
-create index if not exists passages_page on passages (page);
+create index if not exists passages_page on passages (page)
 """
 _MAX_PLACEHOLDERS = 500
 _Item = TypeVar("_Item")
@@ -58,8 +57,7 @@ def read_pages(path: str | Path) -> Iterator[Page]:
         DataError: The file is damaged, or a row has no text.
     """
     for row in read_rows(path):
-        text = clean(row.text(*_TEXTS))
-        title = clean(row.optional_text("title"))
+        text, title = clean(row.text("text", "contents")), clean(row.optional_text("title"))
         if not title and (quoted := _QUOTED_TITLE.fullmatch(text)):
             title, text = quoted["title"], quoted["text"]
         if not title:
@@ -152,34 +150,26 @@ class PageStore:
         """Add a page; return the passages that it replaces, None if it is known."""
         text = f"{page.url}\0{page.title}\0{' '.join(page.text.split())}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        name = page.id or page.url or self._unused_name(page.title, digest)
-        old = self._rows("select number, digest from pages where id = ?", name)
-        if name is None or (old and old[0][1] == digest):
+        name = page.id or page.url or page.title
+        if not (page.id or page.url):
+            known = self._rows("select digest from pages where core = ?", core(page.title))
+            if (digest,) in known:
+                return None
+            name = f"{name} ({digest.hex()[:8]})" if known else name
+        if self._rows("select 1 from pages where id = ? and digest = ?", name, digest):
             return None
-        values = (page.url, page.title, core(page.title), page.text, digest, name)
-        removed = []
-        if old:
-            number = old[0][0]
-            columns = "url = ?, title = ?, core = ?, text = ?, digest = ?"
-            self._rows(f"update pages set {columns} where id = ?", *values)
-            deleted = self._rows("delete from passages where page = ? returning number", number)
-            removed = [row[0] for row in deleted]
-        else:
-            columns = "(url, title, core, text, digest, id) values (?, ?, ?, ?, ?, ?)"
-            ((number,),) = self._rows(f"insert into pages {columns} returning number", *values)
+        old = "select number from pages where id = ?"
+        removed = self._rows(f"delete from passages where page in ({old}) returning number", name)
+        ((number,),) = self._rows(
+            "insert into pages (id, url, title, core, text, digest) values (?, ?, ?, ?, ?, ?) "
+            "on conflict (id) do update set url = excluded.url, title = excluded.title, "
+            "core = excluded.core, text = excluded.text, digest = excluded.digest returning number",
+            *(name, page.url, page.title, core(page.title), page.text, digest),
+        )
         for span in split(page.text, self._passage_characters):
             columns = "(page, start, stop) values (?, ?, ?)"
             self._rows(f"insert into passages {columns}", number, *span)
-        return removed
-
-    def _unused_name(self, title: str, digest: bytes) -> str | None:
-        """Return an unused id for a titled page; None if its text is known."""
-        rows = self._rows(
-            "select digest from pages where title = ? and core = ?", title, core(title)
-        )
-        if (digest,) in rows:
-            return None
-        return f"{title} ({digest.hex()[:8]})" if rows else title
+        return [row[0] for row in removed]
 
 
 def batched(items: Iterable[_Item], size: int) -> Iterator[tuple[_Item, ...]]:
