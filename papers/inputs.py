@@ -29,9 +29,9 @@ LOCOMO = (
 
 
 def load_published(name: str) -> Mapping[str, Any]:
-    """Load the published numbers and settings of ``papers/NAME/published.yaml``."""
-    text = (Path(__file__).parent / name / "published.yaml").read_text(encoding="utf-8")
-    published: Mapping[str, Any] = yaml.safe_load(text)
+    """Load the published numbers and settings of a paper (``papers/published.yaml``)."""
+    text = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
+    published: Mapping[str, Any] = yaml.safe_load(text)[name]
     return published
 
 
