@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -142,7 +143,7 @@ class WebEnvironments(QAEnvironments):
 
     def identity(self) -> dict[str, Any]:
         """Return the values of the tool sources for manifests."""
-        return {name: value for source in self._sources for name, value in source.identity.items()}
+        return dict(chain.from_iterable(source.identity().items() for source in self._sources))
 
     def __call__(self) -> WebEnvironment:
         return WebEnvironment(self)

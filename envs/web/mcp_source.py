@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from typing import Any
@@ -42,12 +42,7 @@ class McpSource(ToolSource):
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
         self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
         self._thread = ExitStack()
-        self._tools = [self._tool(*listed) for listed in json.loads(self._listing())]
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The tools that the servers listed at the start."""
-        return self._tools
+        self.tools = [self._tool(*listed) for listed in json.loads(self._listing())]
 
     async def close(self) -> None:
         """Close the connections; servers that were started for them end."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,7 @@ class RecordedSource(ToolSource):
         self._source = source
         self._recording = Recording.of(source.config)
         self._pending: dict[Any, asyncio.Task[ToolResult]] = {}
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The source's tools."""
-        return [replace(tool, run=self._recorded(tool)) for tool in self._source.tools]
+        self.tools = [replace(tool, run=self._recorded(tool)) for tool in source.tools]
 
     async def close(self) -> None:
         """Close the source and the file."""

@@ -97,12 +97,7 @@ class FunctionSource(ToolSource):
             raise ConfigError(f"tools={function.__name__}: not a tool. {error}") from error
         self._function = function
         schema = {**described["parameters"], "additionalProperties": False}
-        self._tool = Tool(described["name"], described["description"], schema, self._run)
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The function."""
-        return (self._tool,)
+        self.tools = [Tool(described["name"], described["description"], schema, self._run)]
 
     async def _run(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
         limit = asyncio.timeout(self.config.tool_seconds)

@@ -18,7 +18,6 @@ from atommem.envs.web.page_texts import core, fold, named_titles, snippet, words
 from atommem.envs.web.tools import (
     Link,
     PageError,
-    Tool,
     ToolResult,
     ToolSource,
     search_result,
@@ -32,15 +31,11 @@ class TaskPages(ToolSource):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._webs = lru_cache(maxsize=256)(_TaskWeb)
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """Search and visit."""
         page = "The title of a page, or the number of a link shown now."
-        return (
+        self.tools = [
             text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
             text_tool("visit", "Shows a page.", "page", page, self._visit),
-        )
+        ]
 
     async def _search(self, query: str, task: Task) -> ToolResult:
         found = self._webs(ByIdentity(task)).search(query, self.config.search_results)

@@ -10,7 +10,6 @@ A failure's cause decides its effect:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +112,7 @@ def search_result(query: str, lines: Sequence[str], links: Sequence[Link]) -> To
     return ToolResult("\n".join(lines), links=tuple(links))
 
 
-class ToolSource(ABC):
+class ToolSource:
     """A source of tools: an entry point of the group ``atommem.tools``, made with a `WebConfig`.
 
     Attributes:
@@ -121,19 +120,14 @@ class ToolSource(ABC):
     """
 
     backend: str | None = None
+    tools: Sequence[Tool]
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    @property
     def identity(self) -> Mapping[str, Any]:
-        """Values for manifests in place of settings that are only a location."""
+        """Return values for manifests in place of settings that are only a location."""
         return {}
-
-    @property
-    @abstractmethod
-    def tools(self) -> Sequence[Tool]:
-        """The tools."""
 
     async def close(self) -> None:
         """Release resources."""

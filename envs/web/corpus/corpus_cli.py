@@ -40,10 +40,8 @@ def recorded_pages(path: Path) -> Iterable[Page]:
     for arguments, result in recording.results():
         if result.title and not result.is_error:
             url = clean(result.origin or result.title)
-            texts = (value for value in arguments.values() if isinstance(value, str))
-            known = pages.get(url)
-            name = known.id if known is not None and known.id != url else clean(next(texts, url))
-            pages[url] = Page(clean(result.text), clean(result.title), url, name)
+            requested = next((value for value in arguments.values() if isinstance(value, str)), url)
+            pages[url] = Page(clean(result.text), clean(result.title), url, clean(requested))
     recording.close()
     if not pages:
         raise ConfigError(f"{path}: no page was read.")

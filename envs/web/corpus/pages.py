@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.web.page_texts import core, fold
@@ -32,8 +31,8 @@ create table if not exists passages (
 );
 create index if not exists passages_page on passages (page)
 """
-_MAX_PLACEHOLDERS = 500
-_Item = TypeVar("_Item")
+_LISTED = "(select value from json_each(?))"
+"""The values of a JSON list, of which there may be more than placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +91,12 @@ class PageStore:
 
     def passages(self, numbers: Sequence[int]) -> dict[int, tuple[Page, str]]:
         """Return page and text of those passages that exist."""
-        found: dict[int, tuple[Page, str]] = {}
-        for part in batched(numbers, _MAX_PLACEHOLDERS):
-            rows = self._rows(
-                "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
-                f"join pages d on d.number = p.page where p.number in ({_marks(part)})",
-                *part,
-            )
-            for number, start, stop, *page in rows:
-                found[number] = Page(*page), page[0][start:stop]
-        return found
+        rows = self._rows(
+            "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
+            f"join pages d on d.number = p.page where p.number in {_LISTED}",
+            json.dumps(numbers),
+        )
+        return {number: (Page(*page), page[0][start:stop]) for number, start, stop, *page in rows}
 
     def passages_after(self, number: int) -> Iterator[tuple[int, str]]:
         """Yield number and text, below the page's title, of the passages above `number`."""
@@ -130,11 +125,10 @@ class PageStore:
 
     def titles(self, cores: Iterable[str]) -> dict[str, str]:
         """Return the first title of each of `cores` that has one."""
-        found: dict[str, str] = {}
-        for part in batched(cores, _MAX_PLACEHOLDERS):
-            where = f"core in ({_marks(part)}) order by number desc"
-            found |= self._rows(f"select core, title from pages where {where}", *part)
-        return found
+        where = f"core in {_LISTED} order by number desc"
+        return dict(
+            self._rows(f"select core, title from pages where {where}", json.dumps([*cores]))
+        )
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of pages and passages."""
@@ -172,13 +166,6 @@ class PageStore:
         return [row[0] for row in removed]
 
 
-def batched(items: Iterable[_Item], size: int) -> Iterator[tuple[_Item, ...]]:
-    """Yield `items` in tuples of `size` (`itertools.batched` of Python 3.12)."""
-    rest = iter(items)
-    while batch := tuple(islice(rest, size)):
-        yield batch
-
-
 def split(text: str, limit: int) -> list[tuple[int, int]]:
     """Return spans of at most `limit` characters, cut after a paragraph, sentence or word."""
     spans, start = [], 0
@@ -192,7 +179,3 @@ def split(text: str, limit: int) -> list[tuple[int, int]]:
         spans.append((start, stop))
         start = stop
     return [*spans, (start, len(text))]
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))

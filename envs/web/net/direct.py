@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +21,7 @@ from atommem.envs.web.net.extraction import (
 )
 from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, is_public, resolve
 from atommem.envs.web.net.hosts import HostRules, parse_address
-from atommem.envs.web.tools import PageError, Tool, ToolResult, ToolSource, visit_tool
+from atommem.envs.web.tools import PageError, ToolResult, ToolSource, visit_tool
 from atommem.errors import ConfigError
 
 _MAX_REDIRECTS = 5
@@ -60,11 +59,7 @@ class Direct(ToolSource):
         self._hosts = HostRules.of(config)
         self._extraction = Extraction(config.parse_seconds, config.parse_megabytes)
         self._robots: dict[str, bytes] = {}
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The visit tool."""
-        return (visit_tool(self._read),)
+        self.tools = [visit_tool(self._read)]
 
     async def _read(self, url: str) -> ToolResult:
         page = await self.fetch(url)

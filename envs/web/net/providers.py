@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
@@ -11,7 +11,6 @@ from atommem.envs.web.net.hosts import HostRules, parse_address
 from atommem.envs.web.tools import (
     Link,
     PageError,
-    Tool,
     ToolResult,
     ToolSource,
     search_result,
@@ -125,13 +124,8 @@ class SearchSource(ProviderSource):
         super().__init__(config)
         self.backend = f"{self.backend} {config.search_results}"
         self._hosts = HostRules.of(config)
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The search tool."""
-        return (
-            text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),
-        )
+        words = "Words to look for."
+        self.tools = [text_tool("search", "Searches the web.", "query", words, self._search)]
 
     def base_url(self) -> str | None:
         return self.config.search_url  # type: ignore[no-any-return]
@@ -205,10 +199,9 @@ class Retrieve(SearchSource):
 class ReaderSource(ProviderSource):
     """One tool, ``visit``."""
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The visit tool."""
-        return (visit_tool(self.ask),)
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.tools = [visit_tool(self.ask)]
 
 
 class Jina(ReaderSource):
