@@ -90,7 +90,7 @@ def run_command(words: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 def test_interrupted_command_resumes_with_the_same_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "regagent --seeds 0 --tasks 60 --json"
+    words = "regagent --seeds 0 --tasks 60"
     cache = tmp_path / "cache"
     status = run_command(words, cache, monkeypatch)
     expected = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_interrupted_command_resumes_with_the_same_output(
     assert run_command(words, cache, monkeypatch) == status
     out, err = capsys.readouterr()
     assert "resuming with 3 results" in err
-    times = r'("found": "|seconds": |seconds, whole\S*: *)[\d.]+"?'
+    times = r"(seconds, whole\S*: *)[\d.]+"
     assert re.sub(times, "", out) == re.sub(times, "", expected)
     assert not stored_lines(cache)
 
@@ -265,12 +265,3 @@ def test_read_memento_names_the_damaged_line(tmp_path: Path) -> None:
     path.write_text(f"{json.dumps(case)}\n\n{json.dumps({**case, 'case_label': 'x'})}")
     with pytest.raises(DataError, match="row 2: needs case"):
         list(read_memento(path))
-
-
-async def test_bank_rejects_wrong_settings() -> None:
-    with pytest.raises(ConfigError, match="capacity=0"):
-        make_bank(capacity=0)
-    with pytest.raises(ConfigError, match="strict"):
-        make_bank(evaluator="strit")
-    with pytest.raises(ConfigError, match="k=0"):
-        await make_bank().retrieve("q", 0)

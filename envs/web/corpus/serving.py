@@ -20,7 +20,7 @@ _Texts = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(max_len
 
 class _Retrieve(BaseModel):
     queries: _Texts
-    topk: Annotated[int, Field(ge=1, le=1000)] | None = None
+    topk: Annotated[int, Field(ge=1, le=1000)] = 5
     return_scores: bool = False
 
 
@@ -28,21 +28,19 @@ class _Access(BaseModel):
     urls: _Texts
 
 
-def make_app(corpus: Corpus, mode: str | None = None, results: int = 5) -> Starlette:
+def make_app(corpus: Corpus, mode: str | None = None) -> Starlette:
     """Return the server of a corpus.
 
     - ``POST /retrieve {queries, topk, return_scores}``: ``{"result": [[...], ...]}``, for each
       query a list of ``{"document": {id, contents, title, url}, "score"}``, or of documents without
       ``return_scores``.
     - ``POST /access {urls}``: ``{"result": [{contents, title, url, links} or null, ...]}``.
-    - ``GET /health``: the numbers of pages and passages, version and mode.
 
     An invalid request gets status 400, an embedder out of reach 503.
 
     Args:
         corpus: Closed by the caller.
         mode: As in `Corpus.search`.
-        results: Documents of a search without ``topk``.
     """
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
@@ -50,7 +48,7 @@ def make_app(corpus: Corpus, mode: str | None = None, results: int = 5) -> Starl
 
     async def retrieve(request: Request) -> Response:
         body = _Retrieve.model_validate_json(await request.body())
-        found = await corpus.search(body.queries, body.topk or results, mode)
+        found = await corpus.search(body.queries, body.topk, mode)
         shown = _scored if body.return_scores else _document
         return JSONResponse({"result": [[shown(hit) for hit in hits] for hits in found]})
 
@@ -59,11 +57,6 @@ def make_app(corpus: Corpus, mode: str | None = None, results: int = 5) -> Starl
         pages = await asyncio.to_thread(lambda: [_page(corpus, name) for name in body.urls])
         return JSONResponse({"result": pages})
 
-    async def health(request: Request) -> Response:
-        version = await asyncio.to_thread(corpus.pages.digest)
-        state = {"version": version, "mode": mode or corpus.modes[-1]}
-        return JSONResponse({**corpus.pages.counts(), **state})
-
     async def refuse(request: Request, error: Exception) -> Response:
         status = 400 if isinstance(error, ValidationError) else 503
         return JSONResponse({"error": str(error)}, status)
@@ -71,7 +64,6 @@ def make_app(corpus: Corpus, mode: str | None = None, results: int = 5) -> Starl
     routes = [
         Route("/retrieve", retrieve, methods=["POST"]),
         Route("/access", access, methods=["POST"]),
-        Route("/health", health),
     ]
     return Starlette(
         routes=routes, exception_handlers={ValidationError: refuse, OutageError: refuse}

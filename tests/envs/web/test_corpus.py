@@ -23,7 +23,6 @@ from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
 from atommem.envs.web.corpus import corpus as corpus_module
 from atommem.envs.web.corpus import vectors as vectors_module
 from atommem.envs.web.corpus.corpus import fuse
-from atommem.envs.web.corpus.pages import split
 from atommem.envs.web.corpus.serving import make_app
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.page_texts import core, named_titles
@@ -115,15 +114,6 @@ def test_long_page_is_found_by_passage_and_read_whole(tmp_path: Path) -> None:
     assert (len(hit.passage) <= 300, hit.page.text) == (True, text)
 
 
-def test_split_covers_the_text_in_bounded_spans() -> None:
-    text = "One two. " * 30 + "\n\n" + "x" * 250 + "。" * 40
-    spans = split(text, 100)
-    assert "".join(text[start:stop] for start, stop in spans) == text
-    assert all(0 < stop - start <= 100 for start, stop in spans)
-    assert text[spans[0][0] : spans[0][1]].endswith("One two. ")
-    assert split("", 100) == [(0, 0)]
-
-
 def test_vectors_are_searched_alone_and_fused_with_words(tmp_path: Path) -> None:
     build_corpus(PAGES[:2], tmp_path / "c", HASHING)
     corpus = build(tmp_path / "c", PAGES[2:])  # it knows its embedder
@@ -189,11 +179,11 @@ def test_read_pages_accepts_the_usual_fields(row: Any, page: Page, tmp_path: Pat
     assert list(read_pages(write_lines(tmp_path / "pages.jsonl", [row]))) == [page]
 
 
-def ask(corpus: Corpus, path: str, body: Any = None) -> httpx.Response:
+def ask(corpus: Corpus, path: str, body: Any) -> httpx.Response:
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(make_app(corpus))
         async with httpx.AsyncClient(transport=transport, base_url="http://corpus") as client:
-            return await client.request("GET" if body is None else "POST", path, json=body)
+            return await client.post(path, json=body)
 
     return asyncio.run(send())
 
@@ -212,15 +202,13 @@ def test_retrieve_follows_search_r1s_protocol(folder: Path) -> None:
     assert (reply.status_code, "topk" in reply.json()["error"]) == (400, True)
 
 
-def test_access_returns_pages_with_links_and_health_the_version(folder: Path) -> None:
+def test_access_returns_pages_with_links(folder: Path) -> None:
     corpus = Corpus(folder)
     urls = [PAGES[3].url, "https://a.example/none", "orla finch"]
     potatoes, none, orla = ask(corpus, "/access", {"urls": urls}).json()["result"]
     page = {"contents": PAGES[3].text, "title": "Potatoes", "url": PAGES[3].url, "links": []}
     assert (potatoes, none) == (page, None)
     assert orla["links"] == [{"title": "Brent", "url": "Brent"}]
-    health = ask(corpus, "/health").json()
-    assert (health["pages"], health["version"]) == (4, corpus.pages.digest())
 
 
 def test_corpus_source_searches_and_visits(folder: Path) -> None:
@@ -235,17 +223,13 @@ def test_corpus_source_searches_and_visits(folder: Path) -> None:
     assert (none.is_error, missing.is_error) == (True, True)
 
 
-def test_command_builds_and_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main, folder = command("corpus"), str(tmp_path / "corpus")
+def test_command_builds_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"title": page.title, "text": page.text} for page in PAGES[:2]]
     pages = write_lines(tmp_path / "pages.jsonl", rows)
-    dense = ("--embedder", "hashing", "--embedder_dim", "64")
-    assert main(["build", "--input", str(pages), "--out", folder, *dense]) == 0
+    build = ["build", "--input", str(pages), "--out", str(tmp_path / "c"), "--embedder", "hashing"]
+    assert command("corpus")([*build, "--embedder_dim", "64"]) == 0
     assert "2 pages added; 2 pages in 2 passages" in capsys.readouterr().out
-    assert main(["search", "bells", folder]) == 0
-    assert "Orla Finch:" in capsys.readouterr().out.splitlines()[0]
-    assert main(["search", "bells", str(tmp_path / "none")]) == 2
-    assert "not a corpus" in capsys.readouterr().err
+    assert search(Corpus(tmp_path / "c"), "bells", 1) == ["Orla Finch"]
 
 
 @pytest.mark.slow

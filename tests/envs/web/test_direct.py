@@ -31,7 +31,6 @@ from tests.envs.web.browsing import (
     serving,
     use,
 )
-from tests.loopback import Route
 
 PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her shop. " * 4
 PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
@@ -128,22 +127,10 @@ def test_private_host_with_its_port_is_exempt() -> None:
             fetch(f"http://{host}/", private_hosts=["127.0.0.1:1"])
 
 
-def drip(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    for _ in range(100):
-        handler.wfile.write(b"x")
-        time.sleep(0.05)
-
-
-BOMB = answering(gzip.compress(bytes(700_000)), Content_Encoding="gzip")
-LIMITED = [(BOMB, r"larger than 0\.001 MB"), (drip, "longer than 1 seconds")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("route", "message"), LIMITED, ids=["bomb", "drip"])
-def test_bytes_and_seconds_are_bounded_as_unpacked(route: Route, message: str) -> None:
-    with serving({"/": route}) as (host, _), pytest.raises(PageError, match=message):
-        fetch(f"http://{host}/", page_megabytes=0.001, page_seconds=1.0)
+def test_bytes_are_bounded_as_unpacked() -> None:
+    bomb = answering(gzip.compress(bytes(700_000)), Content_Encoding="gzip")
+    with serving({"/": bomb}) as (host, _), pytest.raises(PageError, match="larger than"):
+        fetch(f"http://{host}/", page_megabytes=0.001)
 
 
 def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
@@ -225,7 +212,10 @@ def test_direct_obeys_robots_also_after_redirects() -> None:
 
 
 def slow(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
-    handler.connection.recv(1)
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    for _ in range(60):
+        handler.wfile.write(b"x")
+        time.sleep(0.05)
 
 
 def breaking(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
