@@ -40,7 +40,7 @@ class McpSource(ToolSource):
         if not config.mcp_servers:
             raise ConfigError("mcp_servers is empty. Give URLs or command lines of servers.")
         self.backend = f"mcp {' '.join(config.mcp_servers)}"
-        self._servers = [_Server(address, config.tool_seconds) for address in config.mcp_servers]
+        self._servers: list[_Server] = []
         self._thread = ExitStack()
         self.tools = [self._tool(*listed) for listed in json.loads(self._listing())]
 
@@ -64,6 +64,8 @@ class McpSource(ToolSource):
         return found.text
 
     def _connect(self) -> str:
+        seconds = self.config.tool_seconds
+        self._servers = [_Server(address, seconds) for address in self.config.mcp_servers]
         self._portal = self._thread.enter_context(start_blocking_portal())
         for server in self._servers:
             self._thread.callback(self._portal.call, server.close)
@@ -138,7 +140,7 @@ class _Server:
         """Close the connection."""
         if self._connection is not None:
             self._connection.cancel()
-            await asyncio.wait([self._connection])
+            await asyncio.wait([self._connection], timeout=self._seconds)
 
     async def _retry(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
         from mcp import MCPError
