@@ -20,7 +20,7 @@ from atommem.envs.benchmarks.registry import TWOWIKI, get_benchmark
 from atommem.envs.data_cli import main as build_data
 from atommem.envs.task_files import describe_file
 from atommem.errors import AtomMemError, BudgetSpentError, ConfigError, check_writable
-from atommem.eval.eval_cli import (
+from atommem.eval.eval_config import (
     EXIT_BUDGET_SPENT,
     EXIT_REFUSED,
     EXIT_TOO_MANY_FAILED,

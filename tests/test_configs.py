@@ -14,7 +14,7 @@ from atommem.arguments import load_yaml
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect, load_templates
 from atommem.eval.eval_cli import main as evaluate
-from atommem.eval.eval_cli import parse_arguments
+from atommem.eval.eval_config import parse_arguments
 from atommem.prompts import PromptBuilder
 from atommem.train.dry_run.shapes import read_launch
 from atommem.train.settings import parse

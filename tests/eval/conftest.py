@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atommem.eval import eval_cli
+from atommem.eval import eval_config
 from tests.eval.toys import ToyPolicy
 from tests.fakes import WordTokenizer
 
@@ -13,5 +13,5 @@ from tests.fakes import WordTokenizer
 def policy(monkeypatch: pytest.MonkeyPatch) -> ToyPolicy:
     """What `atommem eval` opens, whatever it is told to."""
     toy = ToyPolicy(WordTokenizer())
-    monkeypatch.setattr(eval_cli, "open_policy", lambda config: toy)
+    monkeypatch.setattr(eval_config, "open_policy", lambda config: toy)
     return toy

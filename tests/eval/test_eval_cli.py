@@ -21,7 +21,7 @@ from atommem.envs.task_files import save_tasks
 from atommem.envs.web.corpus import Corpus, Page, build_corpus
 from atommem.errors import AtomMemError, PromptTooLongError
 from atommem.eval import eval_cli
-from atommem.eval.eval_cli import parse_arguments
+from atommem.eval.eval_config import parse_arguments
 from atommem.eval.output import parse_records
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.report_cli import write_report

@@ -197,7 +197,7 @@ def train_settings(path: Path) -> dict[str, Any]:
 
 def eval_settings(path: Path) -> dict[str, Any]:
     """All settings of an evaluation's file."""
-    from atommem.eval.eval_cli import parse_arguments
+    from atommem.eval.eval_config import parse_arguments
 
     return evaluation_settings(
         parse_arguments(["--config", str(path), "--policy", "p", "--data", "d", "--out", "o"])

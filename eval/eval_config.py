@@ -1,0 +1,215 @@
+"""Settings of ``atommem eval``, what they open, and exit statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from atommem.arguments import Parser, make, split_config
+from atommem.config import (
+    PolicyConfig,
+    check_choice,
+    check_least,
+    check_probabilities,
+    setting,
+)
+from atommem.environment import EnvironmentFactory, make_factory
+from atommem.envs.scoring.judge_config import judge_settings
+from atommem.errors import ConfigError
+from atommem.eval.methods import METHODS, make_method
+from atommem.eval.methods.baseline import Method
+from atommem.eval.methods.recorder import Setup
+from atommem.policy.opening import check_window, open_policy, policy_identity
+from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
+
+EXIT_REFUSED = 2
+EXIT_TOO_MANY_FAILED = 3
+EXIT_BUDGET_SPENT = 4
+EXIT_INTERRUPTED = 130
+
+
+@dataclass
+class EvalConfig:
+    """The tasks, the method, and the limits of an evaluation."""
+
+    data: str = setting("", "Task file (`atommem data build`), or MemAgent's or LoCoMo's file.")
+    out: str = setting("", "Folder of records, traces and summary; a partial run continues in it.")
+    method: str = setting("atommem", f"Method that reads the task: {', '.join(METHODS)}.")
+    context_tokens: int = setting(
+        32_768, "Longest prompt and completion together (full_context truncates to it)."
+    )
+    yarn_factor: float | None = setting(
+        None, "YaRN factor of the server or model config, stated in the result."
+    )
+    limit: int | None = setting(None, "Only this many tasks, the first ones.")
+    samples_per_task: int = setting(1, "Episodes of each task.")
+    max_failed_fraction: float = setting(
+        0.05, "Exit with status 3 if more than this fraction of episodes failed or overflowed."
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        check_least(self, yarn_factor=1, samples_per_task=1, limit=1)
+        check_probabilities(self, "max_failed_fraction")
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """One evaluation: a run, and what it is evaluated on."""
+
+    config: EvalConfig
+    run: RunConfig
+
+    def __post_init__(self) -> None:
+        tokens = self.run.sampling.max_tokens
+        if tokens >= self.config.context_tokens:
+            raise ConfigError(
+                f"max_tokens={tokens}, context_tokens={self.config.context_tokens}: the context "
+                "holds prompt and completion. Give a smaller max_tokens."
+            )
+        check_window("max_tokens", tokens, self.policy.policy[0])
+
+    def replace(self, values: Mapping[str, Any]) -> EvalRun:
+        """Return this evaluation with other `values` of settings, checked like YAML."""
+        environment = self.run.environment.environment
+        checked = self.to_flat() | eval_parser(environment).check(values)
+        return EvalRun(make(EvalConfig, checked), RunConfig.from_flat(checked))
+
+    def to_flat(self) -> dict[str, Any]:
+        """Return all settings by name."""
+        return {**asdict(self.config), **asdict(self.policy), **self.run.to_flat()}
+
+    @property
+    def models(self) -> str:
+        """Key of the policy and embedder that it needs open."""
+        return repr((self.policy, self.run.embedder))
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """The policy, which every evaluation names."""
+        if self.run.policy is None:
+            raise ConfigError("--policy is missing. Give a model folder or a server's URL.")
+        return self.run.policy
+
+
+def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = None) -> EvalRun:
+    """Read the command line of ``atommem eval``; `settings` are those of a suite.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range, or a file cannot be read.
+    """
+    argv, values = split_config(argv, "eval")
+    values |= settings or {}
+    checkpoint = Checkpoint.find(argv, values)
+    # Not the cached parser: reading changes its defaults.
+    parsed = eval_parser.__wrapped__(checkpoint.environment).read(argv, values, checkpoint.stored)
+    config = make(EvalConfig, parsed)
+    for name in ("data", "out"):
+        if not getattr(config, name) and name not in values:
+            raise ConfigError(f"--{name} is missing. See atommem eval --help.")
+    return EvalRun(config, RunConfig.from_flat(parsed))
+
+
+@cache
+def eval_parser(environment: str) -> Parser:
+    """Return the parser of evaluations in an environment."""
+    parser = Parser(
+        "atommem eval",
+        "Evaluate a policy on a task file. All settings can also stand in a YAML file: --config "
+        "FILE, or a shipped NAME (atommem configs). Several evaluations with one report: --suite "
+        "FILE|NAME, whose own flags `atommem eval --suite --help` shows.",
+        usage="atommem eval --policy POLICY --data FILE --out DIR [--SETTING VALUE ...]",
+    )
+    parser.add_settings("evaluation", EvalConfig)
+    add_run_settings(parser, environment)
+    parser.set_defaults(seed=0)
+    return parser
+
+
+class EvalContext:
+    """Holds an open policy and embedder; a context manager that closes them.
+
+    Opening others closes them first: two models may not fit.
+
+    Args:
+        slots: Bounds the episodes of all methods together; None bounds each by `max_in_flight`.
+    """
+
+    def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
+        self._slots = slots
+        self._models = ""
+        self._policy: Any = None
+        self._embedder: Any = None
+        self._factories: dict[str, EnvironmentFactory] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> EvalContext:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def open(self, evaluation: EvalRun) -> tuple[Method, dict[str, Any]]:
+        """Return the method, and the settings that its output folder must agree in.
+
+        Raises:
+            ConfigError: A setting is wrong, or a package is missing.
+            PolicyError: The model or tokenizer cannot be loaded.
+            OutageError: A server is unreachable.
+        """
+        config, run = evaluation.config, evaluation.run
+        if self._models != evaluation.models:
+            self._models, self._factories = "", {}
+            await self._stack.aclose()
+            self._policy = open_policy(evaluation.policy)
+            self._stack.push_async_callback(self._policy.close)
+            self._embedder = open_embedder(run.embedder)
+            self._stack.push_async_callback(self._embedder.close)
+            self._models = evaluation.models
+        key = repr(run.environment)
+        if key not in self._factories:
+            self._factories[key] = make_factory(run.environment, self._policy.tokenizer)
+            self._stack.push_async_callback(self._factories[key].close)
+        factory = self._factories[key]
+        setup = Setup(
+            run=run,
+            policy=self._policy,
+            embedder=self._embedder,
+            factory=factory,
+            max_in_flight=self._slots or evaluation.policy.max_in_flight,
+            context_tokens=config.context_tokens,
+            yarn_factor=config.yarn_factor,
+        )
+        tasks = asdict(run.environment) | judge_settings(run.environment) | factory.identity()
+        settings = {
+            "policy": await policy_identity(evaluation.policy, self._policy),
+            "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move
+            "environment": {
+                name: value
+                for name, value in tasks.items()
+                if name not in run.environment.operational
+            },
+            "chat_template_kwargs": run.chat_template_kwargs,
+            "method": {"name": config.method},
+        }
+        return make_method(config.method, setup), settings
+
+
+def print_error(text: str) -> None:
+    """Print a failure to standard error."""
+    print(f"atommem eval: {text}", file=sys.stderr)
+
+
+def print_interrupted(out: str | Path) -> int:
+    """Print how to continue; returns the exit status."""
+    print(
+        f"\nInterrupted. Every finished episode is in {out}; the same command continues there.",
+        file=sys.stderr,
+    )
+    return EXIT_INTERRUPTED
