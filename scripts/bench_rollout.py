@@ -38,6 +38,7 @@ from atommem.policy import server as policy_server
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import completion_request
 from atommem.rollout import EpisodeRunner, Limits
+from atommem.servers.vllm_process import VllmAdmin
 
 GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
 MOST_COMPUTED = {900: 1 / 3, 3600: 1 / 4}
@@ -125,9 +126,11 @@ async def rollout(
     stored = {**settings, "temperature": 1.0, "seed": 1}
     embedder = embedder or HashingEmbedder(256)
     agent = make_agent(policy, embedder, tokenizer, stored=stored, keep_prompts=True)
-    before, started = server.metrics(), time.perf_counter()
+    admin = VllmAdmin(server.url)
+    before, started = await admin.metrics(), time.perf_counter()
     episodes = await EpisodeRunner(agent, limits=Limits(max_steps=steps)).run_all(jobs)
-    seconds, after = time.perf_counter() - started, server.metrics()
+    seconds, after = time.perf_counter() - started, await admin.metrics()
+    await admin.close()
     await policy.close()
     assert all(len(episode.steps) == steps for episode in episodes), [e.error for e in episodes]
     sampled = [step for episode in episodes for step in episode.steps if len(step.token_ids) > 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
@@ -30,17 +30,15 @@ class Sampling:
     )
     affinity: str | None = None
 
-
-def check_sampling(sampling: Sampling | Any) -> None:
-    """Validate an object with the fields of `Sampling`."""
-    if not 0 <= sampling.temperature < inf:
-        raise PolicyError(f"temperature={sampling.temperature}: must be finite and at least 0.")
-    if not 0 < sampling.top_p <= 1:
-        raise PolicyError(f"top_p={sampling.top_p}: must be above 0 and at most 1.")
-    if sampling.top_k < 0:
-        raise PolicyError(f"top_k={sampling.top_k}: must be at least 0 (0 keeps all tokens).")
-    if sampling.max_tokens < 1:
-        raise PolicyError(f"max_tokens={sampling.max_tokens}: must be at least 1.")
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < inf:
+            raise PolicyError(f"temperature={self.temperature}: must be finite and at least 0.")
+        if not 0 < self.top_p <= 1:
+            raise PolicyError(f"top_p={self.top_p}: must be above 0 and at most 1.")
+        if self.top_k < 0:
+            raise PolicyError(f"top_k={self.top_k}: must be at least 0 (0 keeps all tokens).")
+        if self.max_tokens < 1:
+            raise PolicyError(f"max_tokens={self.max_tokens}: must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +137,10 @@ def check_request(
 
     Raises:
         PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-        PolicyError: The prompt is empty, a sampling value is out of range, or no prompt would fit.
+        PolicyError: The prompt is empty, or no prompt would fit.
     """
     if not prompt_ids:
         raise PolicyError("The prompt is empty: give at least one token.")
-    check_sampling(sampling)
     if context_length is None:
         return
     if sampling.max_tokens >= context_length:
@@ -177,18 +174,11 @@ def make_completion(
     Raises:
         PolicyError: A log-probability is missing or not finite.
     """
-    if logprobs is None or len(logprobs) != len(token_ids):
-        count = "no" if logprobs is None else len(logprobs)
+    found = [logprob for logprob in logprobs or () if logprob is not None and isfinite(logprob)]
+    if len(found) != len(token_ids) or len(found) != len(logprobs or ()):
         raise PolicyError(
-            f"{source} returned {count} log-probabilities for {len(token_ids)} tokens."
+            f"{source} returned {len(found)} finite log-probabilities for {len(token_ids)} tokens. "
+            "If the model computes NaN, try another dtype."
         )
-    for position, logprob in enumerate(logprobs):
-        if logprob is None or not isfinite(logprob):
-            raise PolicyError(
-                f"{source} returned the log-probability {logprob} for token {position} of "
-                f"{len(token_ids)}: the model computes NaN there. Try another dtype."
-            )
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    return Completion(
-        token_ids, cast(list[float], list(logprobs)), text, "stop" if stopped else "length"
-    )
+    return Completion(token_ids, found, text, "stop" if stopped else "length")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_PROBE_SECONDS = 10.0
 MAX_HOMES = 4096
+MAX_ATTEMPTS = 8
+"""Servers on which one request may fail, because a request may crash servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +32,19 @@ class Adapter:
 
 @dataclass(slots=True, eq=False)
 class PooledServer:
-    """One server of a pool.
-
-    Attributes:
-        serving: Whether it gets requests.
-        adapter: Name of the adapter it has loaded.
-        refusal: Why a healthy server does not get requests.
-        probe: Polls its health while it is dropped.
-    """
+    """One server of a pool."""
 
     policy: ServerPolicy
     admin: VllmAdmin
     serving: bool = True
+    """Whether it gets requests."""
     in_flight: int = 0
     adapter: str | None = None
+    """Name of the adapter it has loaded."""
     refusal: PolicyError | None = None
+    """Why a healthy server does not get requests."""
     probe: asyncio.Task[None] | None = None
+    """Polls its health while it is dropped."""
 
     @property
     def url(self) -> str:
@@ -65,13 +64,11 @@ class ServerPool:
         base_urls: The servers.
         model: The model's name there; None asks each for its only one.
         send_seeds: Send seeds with requests. vLLM samples seeded requests row by row, slowly.
-        max_in_flight: Concurrent requests per server.
-        timeout: Seconds for one completion.
         patience: Seconds without any server after which a request fails.
-        max_attempts: Servers on which one request may fail, because a request may crash servers.
         backoff: Seconds before the first health check; doubles each time, at most 10.
-        scaled_logprobs: As for `ServerPolicy`.
+        timeout: Seconds for one completion.
         transport: An httpx transport, for tests.
+        options: Further options of `ServerPolicy`.
     """
 
     def __init__(
@@ -81,35 +78,24 @@ class ServerPool:
         *,
         tokenizer: Any,
         send_seeds: bool = True,
-        max_in_flight: int = 256,
-        timeout: float = 600.0,
         patience: float = 240.0,
-        max_attempts: int = 8,
         backoff: float = 0.5,
-        scaled_logprobs: bool = False,
+        timeout: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
+        **options: Any,
     ) -> None:
-        def server(url: str) -> PooledServer:
-            policy = ServerPolicy(
-                url,
-                model,
-                tokenizer=tokenizer,
-                max_in_flight=max_in_flight,
-                timeout=timeout,
-                retries=0,
-                scaled_logprobs=scaled_logprobs,
-                transport=transport,
-            )
-            return PooledServer(policy, VllmAdmin(url, timeout=timeout, transport=transport))
-
-        self.servers = [server(url) for url in base_urls]
+        shared: dict[str, Any] = {"timeout": timeout, "transport": transport}
+        options |= {**shared, "tokenizer": tokenizer, "retries": 0}
+        self.servers = [
+            PooledServer(ServerPolicy(url, model, **options), VllmAdmin(url, **shared))
+            for url in base_urls
+        ]
         if not self.servers or len({server.url for server in self.servers}) < len(self.servers):
             raise ConfigError(
                 f"base_urls={list(base_urls)}: give at least one URL, each only once."
             )
         self.tokenizer = tokenizer
         self.patience = patience
-        self.max_attempts = max_attempts
         self.adapter: Adapter | None = None
         self.drops = 0
         self._send_seeds = send_seeds
@@ -126,16 +112,14 @@ class ServerPool:
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion; if a server fails, retry on another.
 
-        Raises:
-            OutageError: No server returned in time, or too many failed on this request.
-            PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: A server refused, or its answer lacks ids or log-probabilities.
+        Raises as `Policy.complete` does; OutageError if no server returns in time, or too many fail
+        on this request.
         """
         if not self._send_seeds:
             sampling = replace(sampling, seed=None)
         failure: Exception | None = None
         try:
-            for _ in range(self.max_attempts):
+            for _ in range(MAX_ATTEMPTS):
                 server = await self._choose(sampling.affinity)
                 server.in_flight += 1
                 try:
@@ -154,7 +138,7 @@ class ServerPool:
                 raise
             # The episode's deadline passed while servers were missing: not the policy's fault.
             raise OutageError(f"cancelled while servers were missing: {failure}") from error
-        raise OutageError(f"a request failed on {self.max_attempts} servers in turn: {failure}")
+        raise OutageError(f"a request failed on {MAX_ATTEMPTS} servers in turn: {failure}")
 
     async def model_name(self) -> str:
         """Return the one model name of all servers, and request it from now on."""

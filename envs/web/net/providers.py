@@ -21,13 +21,7 @@ from atommem.envs.web.tools import (
     visit_tool,
 )
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import (
-    OversizeError,
-    RefusedError,
-    ServerClient,
-    Service,
-    key_variable,
-)
+from atommem.servers.client import RefusedError, ServerClient, Service, key_variable
 
 SERPER_URL = "https://google.serper.dev"
 JINA_URL = "https://r.jina.ai"
@@ -70,7 +64,6 @@ class ProviderSource(ToolSource):
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
             headers=headers,
-            max_bytes=int(config.page_megabytes * 1e6),
         )
 
     async def close(self) -> None:
@@ -81,17 +74,15 @@ class ProviderSource(ToolSource):
         """Get `path`, or post `body` to it, and return the JSON of the response.
 
         Raises:
-            PageError: This query or page is refused, or its result exceeds ``page_megabytes``.
+            PageError: This query or page is refused.
             OutageError: The provider is out of reach, overloaded after retries, or refuses the key.
         """
         try:
             if body is None:
                 return await self._client.get(path)
             return await self._client.post(path, body)
-        except OversizeError as error:
-            raise PageError(f"{self.service} returned {error.message}.") from error
         except RefusedError as error:
-            if error.status in _REQUEST_STATUSES and not error.of_account(f"{path} {body}"):
+            if error.status in _REQUEST_STATUSES and not error.of_account:
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
             raise OutageError(
                 f"{self._url} refuses {self.service} requests ({error}): check "
