@@ -122,7 +122,7 @@ class ServerPolicy(RemotePolicy):
         """Request this model (or adapter) from now on; requests in flight keep theirs."""
         self._model = name
 
-    def forget_server(self) -> None:
+    def forget_settings(self) -> None:
         """Check the server's settings again: it may have restarted."""
         self._scaling_checked = False
 

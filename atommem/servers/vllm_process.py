@@ -1,8 +1,7 @@
-"""vLLM servers: run one as a child process, and administer a running one."""
+"""Run a vLLM server as a child process."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -13,81 +12,12 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from atommem.errors import ConfigError, OutageError, PolicyError
-from atommem.servers.client import RefusedError, ServerClient
-
-if TYPE_CHECKING:
-    import httpx
+from atommem.errors import ConfigError, PolicyError
 
 CPU_CONTEXT = 4096
 HEALTH_SECONDS = 5.0
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+)", re.MULTILINE)
-
-
-class VllmAdmin:
-    """Call a server's administrative endpoints, without retries: callers decide whether to wait.
-
-    Args:
-        base_url: The server, with or without the closing ``/v1``.
-        timeout: Seconds that loading an adapter may take.
-        transport: An httpx transport, for tests.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        timeout: float = 300.0,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._client = ServerClient(
-            base_url, service="policy", timeout=timeout, retries=0, transport=transport
-        )
-        self.base_url = self._client.base_url
-
-    async def healthy(self) -> bool:
-        """Return whether the server and its engine answer soon."""
-        try:
-            async with asyncio.timeout(HEALTH_SECONDS):
-                await self._client.request("GET", "/health", text=True)
-        except (OutageError, RefusedError, TimeoutError):
-            return False
-        return True
-
-    async def metrics(self) -> dict[str, float]:
-        """Return the values of ``/metrics`` by name, summed over engines and models."""
-        return parse_metrics(await self._client.request("GET", "/metrics", text=True))
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Load the LoRA adapter in folder `path` as model `name`; loading it twice is allowed.
-
-        Raises:
-            OutageError: The server is out of reach.
-            PolicyError: The server does not take adapters, or cannot load this one.
-        """
-        body = {"lora_name": name, "lora_path": path}
-        try:
-            await self._client.request("POST", "/v1/load_lora_adapter", body, text=True)
-        except RefusedError as error:
-            if error.status == 400 and "already been" in error.message:
-                return
-            raise PolicyError(
-                f"{self.base_url} could not load the adapter in {path} ({error}). Start vLLM with "
-                "--enable-lora, --max-lora-rank of at least the adapter's rank, and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. It must see the folder."
-            ) from error
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload the adapter `name`. Errors are ignored: the adapter may already be gone."""
-        with contextlib.suppress(OutageError, RefusedError):
-            body = {"lora_name": name}
-            await self._client.request("POST", "/v1/unload_lora_adapter", body, text=True)
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        await self._client.close()
 
 
 class VllmServer:
@@ -223,11 +153,3 @@ def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
         raise ConfigError(
             f"cannot listen at {host}:{port} ({error}): give another --port or --host."
         ) from error
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """Sum each metric of the Prometheus text format over its label sets."""
-    totals: dict[str, float] = {}
-    for match in _SAMPLE.finditer(text):
-        totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
-    return totals

@@ -86,13 +86,13 @@ async def test_pool_requests_an_adapter_only_after_it_is_loaded(
     cluster = Cluster("a")
     pool = pools(cluster)
     await pool.use_adapter(V1)
-    load, may_load = pool.servers[0].admin.load_adapter, asyncio.Event()
+    load, may_load = pool.servers[0].load_adapter, asyncio.Event()
 
-    async def slow(name: str, path: str) -> None:
+    async def slow(adapter: Adapter) -> None:
         await may_load.wait()
-        await load(name, path)
+        await load(adapter)
 
-    monkeypatch.setattr(pool.servers[0].admin, "load_adapter", slow)
+    monkeypatch.setattr(pool.servers[0], "load_adapter", slow)
     publishing = asyncio.create_task(pool.use_adapter(V2))
     await complete(pool, 2)
     may_load.set()
