@@ -45,12 +45,10 @@ class Sampling:
 class Completion:
     """A policy's completion.
 
-    `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the distribution it was
-    sampled from, after temperature, top-k and top-p (vLLM's ``processed_logprobs``). At temperature
-    0 it is the model's own. Both lists include the closing end-of-sequence token, which is trained
-    on, and both are empty if a server returns text only (`ChatPolicy`); then `prompt_tokens` and
-    `completion_tokens` hold the server's counts. ``content_filter`` means that the model or its
-    provider refused; `text` is then empty.
+    `logprobs` (nats) are of the distribution that was sampled from, after temperature, top-k and
+    top-p (vLLM's ``processed_logprobs``), at temperature 0 the model's own. The closing
+    end-of-sequence token is among the ids, since it is trained on. A server of texts (`ChatPolicy`)
+    returns neither, but its token counts. After ``content_filter``, a refusal, `text` is empty.
     """
 
     token_ids: list[int]
@@ -93,21 +91,15 @@ class MessagePolicy(Protocol):
 
 @runtime_checkable
 class BatchPolicy(Protocol):
-    """A policy that samples all waiting requests together, in this process.
-
-    Attributes:
-        samples_what_waits: If true, prompts are encoded in the event loop: threads would hand them
-            over one by one, and the first batch would have a single prompt.
-    """
+    """A policy that samples all waiting requests together, in this process."""
 
     samples_what_waits: bool
+    """If true, prompts are encoded in the event loop: threads would hand them over one by one, and
+    the first batch would have a single prompt."""
 
 
 class ScriptedPolicy:
-    """Answer every prompt with ``script(prompt text)``, for demonstrations and tests.
-
-    Completions end with `eos_token_id`, if set. Log-probabilities are 0.
-    """
+    """Answer a prompt with ``script(prompt text)`` and `eos_token_id`; log-probabilities are 0."""
 
     def __init__(
         self, tokenizer: Tokenizer, script: Callable[[str], str], eos_token_id: int | None = None
@@ -133,12 +125,7 @@ class ScriptedPolicy:
 def check_request(
     prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
 ) -> None:
-    """Validate a request; a `context_length` of None is unknown.
-
-    Raises:
-        PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-        PolicyError: The prompt is empty, or no prompt would fit.
-    """
+    """Raise PolicyError for an empty prompt, PromptTooLongError for one beyond the context."""
     if not prompt_ids:
         raise PolicyError("The prompt is empty: give at least one token.")
     if context_length is None:
@@ -166,8 +153,6 @@ def make_completion(
     """Decode sampled tokens; special tokens stay in the ids but not in the text.
 
     Args:
-        token_ids: The sample, with its closing end-of-sequence token if any.
-        logprobs: One per token, in nats.
         stopped: An end-of-sequence token ended it, not max_tokens.
         source: Names the back end in errors.
 

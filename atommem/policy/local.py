@@ -66,11 +66,6 @@ class LocalPolicy:
         """Load model and tokenizer from a folder (also of a peft adapter) or a hub name.
 
         The model goes to the first GPU if there is one, else to the CPU in float32.
-
-        Args:
-            path: As for transformers' ``from_pretrained``.
-            revision: Commit, branch or tag of a hub name.
-            options: Further arguments of `LocalPolicy`.
         """
         import torch
         from transformers import AutoModelForCausalLM
@@ -87,12 +82,7 @@ class LocalPolicy:
         return cls(model.to(device), tokenizer, **options)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion in the next batch.
-
-        Raises:
-            PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: The prompt is empty.
-        """
+        """Sample one completion in the next batch; raises as `Policy.complete` does."""
         check_request(prompt_ids, sampling, self.context_length)
         return await self._batcher.submit((prompt_ids, sampling))
 
@@ -137,7 +127,6 @@ def plan_batches(
 
     Args:
         lengths: (prompt tokens, max_tokens) of each request.
-        max_batch_size, max_batch_tokens: As of `LocalPolicy`.
 
     Returns:
         Indices into `lengths`, each once. Padding of a batch is at most its real prompt tokens or

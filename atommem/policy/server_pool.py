@@ -32,14 +32,7 @@ class Adapter:
 
 
 class PooledServer(ServerPolicy):
-    """One server of a pool: its completions, and its administration, without retries.
-
-    Attributes:
-        serving: Whether it gets requests.
-        adapter: Name of the adapter it has loaded.
-        refusal: Why a healthy server does not get requests.
-        probe: Polls its health while it is dropped.
-    """
+    """One server of a pool: its completions, and its administration, without retries."""
 
     def __init__(self, url: str, model: str | None, **options: Any) -> None:
         super().__init__(url, model, retries=0, **options)
@@ -49,9 +42,9 @@ class PooledServer(ServerPolicy):
         self.url = self._admin.base_url
         self.serving = True
         self.in_flight = 0
-        self.adapter: str | None = None
-        self.refusal: PolicyError | None = None
-        self.probe: asyncio.Task[None] | None = None
+        self.adapter: str | None = None  # the name of the one it has loaded
+        self.refusal: PolicyError | None = None  # why it gets no requests though it is healthy
+        self.probe: asyncio.Task[None] | None = None  # polls its health while it is dropped
 
     async def healthy(self) -> bool:
         """Return whether the server and its engine answer soon."""

@@ -23,6 +23,7 @@ from atommem.embedding.embedder import (
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
 from tests.atommem.sessions import Embeds
+from tests.fake_chat import refusal
 from tests.fakes import word_level
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
@@ -93,9 +94,9 @@ class EmbeddingServer:
         if self.answers:
             return self.answers.pop(0)
         if max(map(len, body["input"])) > 100:
-            return error(400, "This model's maximum context length is 8.")
+            return refusal(400, "This model's maximum context length is 8.")
         if "x" in "".join(body["input"]):
-            return error(400, "Your credit balance is too low")
+            return refusal(400, "Your credit balance is too low")
         return data([[len(text), 1, 0] for text in body["input"]])
 
     def embedder(self) -> HttpEmbedder:
@@ -106,10 +107,6 @@ class EmbeddingServer:
 @pytest.fixture
 def server() -> EmbeddingServer:
     return EmbeddingServer()
-
-
-def error(status: int, message: str) -> httpx.Response:
-    return httpx.Response(status, json={"error": {"message": message}})
 
 
 def data(vectors: list[Any]) -> httpx.Response:
@@ -125,6 +122,10 @@ async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer)
     np.testing.assert_allclose(vectors, expected, rtol=1e-6)
     assert vectors.dtype == np.float32
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
+    server.answers = [data([[0, 0, 0], [3, 4, 0]])]
+    with pytest.warns(UserWarning, match="zero or not finite"):
+        vectors = await embedder.embed(["a", "b"], "entry")
+    np.testing.assert_allclose(vectors, [[1, 0, 0], [0.6, 0.8, 0]], rtol=1e-6)
 
 
 def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
@@ -132,14 +133,6 @@ def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
     with pytest.warns(UserWarning, match="a refused text was cut .*maximum context"):
         vectors = embed(embedder, ["aa", "a" * 1000, "a" * 101])
     np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [2, 62, 50], 1e-5)
-
-
-def test_http_embedder_vector_without_direction_is_replaced(server: EmbeddingServer) -> None:
-    embedder = server.embedder()
-    server.answers = [data([[0, 0, 0], [3, 4, 0]])]
-    with pytest.warns(UserWarning, match="zero or not finite"):
-        vectors = embed(embedder, ["a", "b"])
-    np.testing.assert_allclose(vectors, [[1, 0, 0], [0.6, 0.8, 0]], rtol=1e-6)
 
 
 def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingServer) -> None:
@@ -156,7 +149,7 @@ def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingSer
         embed(embedder, ["a"])
     with pytest.raises(ConfigError, match=r"refused to embed.*credit balance"):
         embed(embedder, ["x", "a"])
-    server.answers = [error(404, "no model m")]
+    server.answers = [refusal(404, "no model m")]
     with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
         server.embedder()
 
@@ -181,16 +174,6 @@ async def test_micro_batcher_embeds_equal_texts_once() -> None:
     many = [str(i) for i in range(10)]
     np.testing.assert_array_equal(await batcher.embed(many, "entry"), await expected(*many))
     assert [len(texts) for _, *texts in recorder.calls[3:]] == [4, 4, 2]
-
-
-async def test_micro_batcher_error_is_not_cached() -> None:
-    recorder = Embeds()
-    batcher = MicroBatcher(recorder)
-    recorder.fail = OutageError("server gone")
-    with pytest.raises(OutageError):
-        await batcher.embed(["a"], "entry")
-    recorder.fail = None
-    np.testing.assert_array_equal(await batcher.embed(["a"], "entry"), await expected("a"))
 
 
 async def test_micro_batcher_cancelled_waiter_does_not_affect_others() -> None:

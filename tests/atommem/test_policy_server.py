@@ -83,9 +83,11 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
     policy, server = vllm_policy(model=None)
     await policy.complete([5], SAMPLING)
     assert [body["model"] for body in server.bodies] == ["policy"]
-    with pytest.raises(PromptTooLongError, match="context of 64"):
+    with pytest.raises(PromptTooLongError, match=r"57 tokens.*max_tokens=8.*context of 64"):
         await policy.complete([5] * 57, SAMPLING)
     assert len(server.bodies) == 1
+    with pytest.raises(PolicyError, match="temperature=-1"):
+        Sampling(temperature=-1)
 
 
 async def test_chat_policy_sends_messages_and_returns_counts() -> None:
