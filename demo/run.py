@@ -28,8 +28,8 @@ from atommem.demo.results import (
     results_table,
     summarize,
 )
-from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.demo.worlds import grpo_config, make_expert, make_tasks
+from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+from atommem.demo.worlds import grpo_config, make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.envs.scoring.records import EvalResult
@@ -111,7 +111,8 @@ class Demo:
         self.settings = load_settings(out / "grpo", recipe, seed)
         run = self.settings.run
         torch.manual_seed(seed)
-        self.tokenizer = make_tokenizer(recipe.world, run.memory, run.environment)
+        words = prompt_words(run.environment, run.memory) + world_words(recipe.world, run.memory)
+        self.tokenizer = word_tokenizer(words)
         self.model = make_model(recipe.size, self.tokenizer)
         self.embedder = make_embedder(run.embedder)
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)

@@ -119,7 +119,7 @@ class HttpEmbedder:
 
     async def _measure_dim(self) -> int:
         try:
-            vectors = await self._request(["dimension"])
+            vectors = await self._request(["a"])
         finally:
             await self._client.close()
         if unit_rows(vectors)[1]:

@@ -210,14 +210,7 @@ class ServerPool:
         """
         self.adapter = adapter
         self._homes.clear()  # a new adapter starts with empty prefix caches
-
-        async def load_or_drop(server: PooledServer) -> None:
-            try:
-                await self._load(server)
-            except OutageError:
-                self._drop(server)
-
-        await asyncio.gather(*map(load_or_drop, self.serving))
+        await asyncio.gather(*map(self._load, self.serving))
         await self._wait()
 
     async def restrict(self, urls: Sequence[str]) -> None:
@@ -288,24 +281,26 @@ class ServerPool:
         while not server.serving:
             await asyncio.sleep(wait)
             wait = min(MAX_PROBE_SECONDS, 2 * wait)
-            if not await server.healthy():
-                continue
-            server.refusal = None
             try:
-                await self._load(server)
-            except OutageError:
-                continue
+                ready = await server.healthy() and await self._load(server)
+                server.refusal = None
             except PolicyError as error:
-                server.refusal = error
-                continue
-            server.serving = True
-            self._homes.clear()  # so that groups move to the returned server
-            self._returned.set()
+                ready, server.refusal = False, error
+            if ready:
+                server.serving = True
+                self._homes.clear()  # so that groups move to the returned server
+                self._returned.set()
 
-    async def _load(self, server: PooledServer) -> None:
-        """Load the current adapter on `server`; another may become current meanwhile."""
-        while self.adapter is not None and server.adapter != self.adapter.name:
-            await server.load_adapter(self.adapter)
+    async def _load(self, server: PooledServer) -> bool:
+        """Load the current adapter on `server`; drop it and return False if it is out of reach."""
+        try:
+            # Another may become current meanwhile.
+            while self.adapter is not None and server.adapter != self.adapter.name:
+                await server.load_adapter(self.adapter)
+        except OutageError:
+            self._drop(server)
+            return False
+        return True
 
 
 def parse_metrics(text: str) -> dict[str, float]:

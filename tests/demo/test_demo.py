@@ -22,8 +22,8 @@ from atommem.demo.copying import pretrain_copying
 from atommem.demo.recipe import FULL, INJECTED, WEB, CopyingConfig, Recipe, Sequences
 from atommem.demo.results import check_bars, summarize
 from atommem.demo.run import load_settings
-from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.demo.worlds import make_expert, make_tasks
+from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+from atommem.demo.worlds import make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert import ExpertPolicy
@@ -158,7 +158,8 @@ def test_tokenizer_of_a_recipe_knows_every_word(recipe: Recipe, tmp_path: Path) 
     settings = load_settings(tmp_path, recipe)
     run = settings.run
     run.sampling = Sampling(seed=0)
-    tokenizer = make_tokenizer(recipe.world, run.memory, run.environment)
+    words = prompt_words(run.environment, run.memory) + world_words(recipe.world, run.memory)
+    tokenizer = word_tokenizer(words)
     expert = make_expert(recipe.world, get_dialect(run.memory.dialect, run.memory.templates))
     policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
     agent = build_agent(run, policy, tokenizer=tokenizer, keep_prompts=True)
