@@ -269,7 +269,6 @@ class ServerPool:
         self.drops += server.serving
         server.serving = False
         server.adapter = None
-        server.forget_settings()
         self._start_probe(server)
 
     def _start_probe(self, server: PooledServer) -> None:
