@@ -11,13 +11,15 @@ from atommem.errors import PolicyError, suggest_path
 from atommem.hub import hub_name, not_loaded, only_here
 
 if TYPE_CHECKING:
-    from atommem.policy.contract import Policy
+    from atommem.policy.local import LocalPolicy
+    from atommem.policy.server import ChatPolicy, ServerPolicy
+    from atommem.policy.server_pool import ServerPool
 
 _HASHED_BYTES = 1 << 20
 _MODEL_FILES = {".json", ".jinja", ".safetensors", ".txt", ".bin"}
 
 
-def open_policy(settings: PolicyConfig) -> Policy:
+def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPool | ChatPolicy:
     """Load the model, or make the client of its servers; ``close()`` it after use.
 
     Raises:
