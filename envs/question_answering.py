@@ -10,8 +10,7 @@ from atommem.actions import ANSWER, answers_in, first
 from atommem.config import check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, Turn
 from atommem.envs.scoring.answers import check_reward, score_answers
-from atommem.envs.scoring.judge import LLMJudge, make_judge
-from atommem.envs.scoring.judge_config import JudgeConfig
+from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, make_judge
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import StopReason

@@ -10,7 +10,6 @@ from typing import Any
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.scoring.statistics import Difference, paired_difference
 
-_NO_DIFFERENCE = {"difference": None, "low": None, "high": None, "questions": 0, "units": 0}
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,10 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the tasks, as JSON values."""
-        found = _NO_DIFFERENCE if self.difference is None else asdict(self.difference)
-        return {
-            "metric": self.metric,
-            "tasks": len(self.changes),
-            "left_out": self.left_out,
-            "wins": self.wins,
-            "losses": self.losses,
-            "ties": self.ties,
-            **found,
-            "p_value": self.p_value,
-        }
+        values = {**asdict(self), "tasks": len(self.changes), "p_value": self.p_value}
+        del values["changes"]
+        missing = {"difference": None, "low": None, "high": None, "questions": 0, "units": 0}
+        return values | (values["difference"] or missing)
 
 
 def compare(
@@ -74,17 +66,14 @@ def compare(
     changes = {task: round(fmean(found), 9) + 0.0 for task, found in by_task.items()}
     wins = sum(change > 0 for change in changes.values())
     losses = sum(change < 0 for change in changes.values())
-    difference = None
-    if gaps:
-        units = [first[key][0] for key in gaps]
-        labels = [first[key][1] for key in gaps]
-        difference = paired_difference(list(gaps.values()), units, labels)
+    units = [first[key][0] for key in gaps]
+    labels = [first[key][1] for key in gaps]
     return Comparison(
         metric=metric,
         wins=wins,
         losses=losses,
         ties=len(changes) - wins - losses,
-        difference=difference,
+        difference=paired_difference([*gaps.values()], units, labels) if gaps else None,
         changes=changes,
         left_out=len({task for side in (first, second) for task, _ in side} - changes.keys()),
     )

@@ -22,10 +22,7 @@ _ORDER = ("category", "type", "subset", "level", "hops", "answerable", "question
 
 @dataclass(frozen=True, slots=True)
 class QuestionRecord:
-    """A question, its answer, and the scores that its environment gave.
-
-    `category` is the benchmark's (LoCoMo); `breakdowns` groups scores by it and by `attributes`.
-    """
+    """A question, its answer, its scores, and the attributes that `breakdowns` groups by."""
 
     id: str
     question: str
@@ -46,14 +43,10 @@ class EpisodeRecord:
     """An episode without its steps, which are in its trace.
 
     Attributes:
-        task_id, sample: Its key.
-        source: The origin of the task (``hotpotqa``, ...).
-        stop_reason, error: How it ended; `error` says what failed.
-        reward, metrics: The environment's score; None and empty if the episode failed or its task
-            has no gold answers.
+        error: What failed.
+        reward, metrics: None and empty if the episode failed or its task has no gold answers.
         questions: Empty if failed, and in environments that ask nothing.
         sums: `atommem.episode.episode_sums`.
-        seconds: Wall-clock time.
         prompt_tokens, completion_tokens: Of all completed calls, also if it failed later.
         group: The cluster of its scores (`atommem.environment.TaskDescription`).
     """
@@ -97,10 +90,10 @@ class EpisodeRecord:
         return [score for _, _, score in self.placed(metric)]
 
     def placed(self, metric: str) -> list[tuple[int, Hashable, float]]:
-        """Return `scores` with the place of each question and a label.
+        """Return `scores` with the place of each question (-1: the episode's own) and a label.
 
-        The label is the same where a question is asked again: its id, text and gold answers. The
-        place of the episode's own score is -1. Failed and overflowed episodes have no score.
+        The label is the same where a question is asked again: its id, text and gold answers. Failed
+        and overflowed episodes have no score.
         """
         if self.overflowed:
             return []
@@ -129,36 +122,33 @@ class EpisodeRecord:
 def record_of(
     task: TaskDescription, episode: Episode, diagnosed: Sequence[Mapping[str, float]] | None = None
 ) -> EpisodeRecord:
-    """Return the record of an episode, with the scores that its environment gave.
+    """Return the record of an episode; `diagnosed` has further metrics of each question.
 
-    `diagnosed` has further metrics of each question. Raises DataError if answers, metrics or
-    diagnoses are not one for each question.
+    Raises:
+        DataError: Answers, metrics or diagnoses are not one for each question.
     """
-    questions: tuple[QuestionRecord, ...] = ()
-    if not episode.failed:
-        count = len(task.questions)
-        answers = episode.answers or (None,) * count
-        metrics = episode.question_metrics or ({},) * count
-        further = diagnosed or ({},) * count
-        if not len(answers) == len(metrics) == len(further) == count:
-            raise DataError(
-                f"task {task.id!r} has {count} questions, but its score {len(answers)} answers and "
-                f"{len(metrics)} question_metrics, and its diagnosis {len(further)}: give one each."
-            )
-        questions = tuple(
-            QuestionRecord(
-                item.id,
-                item.text,
-                answer,
-                item.golds,
-                item.category,
-                {**scores, **more},
-                item.attributes,
-            )
-            for item, answer, scores, more in zip(
-                task.questions, answers, metrics, further, strict=True
-            )
+    asked = () if episode.failed else task.questions
+    count = len(task.questions)
+    answers = episode.answers or (None,) * count
+    metrics = episode.question_metrics or ({},) * count
+    further = diagnosed or ({},) * count
+    if not (episode.failed or len(answers) == len(metrics) == len(further) == count):
+        raise DataError(
+            f"task {task.id!r} has {count} questions, but its score {len(answers)} answers and "
+            f"{len(metrics)} question_metrics, and its diagnosis {len(further)}: give one each."
         )
+    questions = tuple(
+        QuestionRecord(
+            id=item.id,
+            question=item.text,
+            answer=answer,
+            golds=item.golds,
+            category=item.category,
+            metrics={**scores, **more},
+            attributes=item.attributes,
+        )
+        for item, answer, scores, more in zip(asked, answers, metrics, further, strict=False)
+    )
     return EpisodeRecord(
         task_id=task.id,
         sample=episode.sample,
@@ -212,14 +202,9 @@ def estimates(
 
 
 def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
-    """Return scores with their intervals, and rates of what the episodes did.
+    """Return scores with their intervals (``metrics``) and rates of what happened (``means``).
 
-    Returns:
-        episodes, failed, overflow: Counts; failed and overflowed episodes have no score.
-        metric: The main score's name (`main_metric`).
-        metrics: `estimates` by name, and `group_scores`.
-        means: `atommem.episode.means`.
-        errors: How often each error message ended an episode.
+    ``metric`` is the main score's name; ``errors`` counts the messages that ended episodes.
     """
     items = list(records)
     rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
@@ -248,8 +233,9 @@ def group_scores(records: Iterable[EpisodeRecord]) -> dict[str, dict[str, Any]]:
     for record in records:
         for question in record.questions:
             if "sufficiency" in question.metrics and not record.overflowed:
-                sides = pairs.setdefault(question.id, ([], []))
-                sides["em" in question.metrics].append(question.metrics)
+                unanswerable, answerable = pairs.setdefault(question.id, ([], []))
+                side = answerable if "em" in question.metrics else unanswerable
+                side.append(question.metrics)
     whole = {name: sides for name, sides in pairs.items() if all(sides)}
     found = {}
     for metric in ("f1", "em") if whole else ():
@@ -263,20 +249,14 @@ def group_scores(records: Iterable[EpisodeRecord]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def breakdowns(
-    records: Sequence[EpisodeRecord], metrics: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    """Return scores by attribute of the questions: a row for each attribute, value and score.
-
-    Args:
-        records: Of one evaluation, or of several seeds of it.
-        metrics: Scores; `metric_names` if not given.
+def breakdowns(records: Sequence[EpisodeRecord]) -> list[dict[str, Any]]:
+    """Return scores by attribute of the questions, of one evaluation or of several seeds of it.
 
     Returns:
         ``by`` (the attribute; ``questions`` is the number of the task's questions), ``value``,
         ``metric``, and the estimate. Attributes with one value are left out.
     """
-    names = metric_names(records) if metrics is None else metrics
+    names = metric_names(records)
     groups: dict[str, dict[str, list[EpisodeRecord]]] = {}
     for record in records:
         chosen: dict[tuple[str, str], list[QuestionRecord]] = {}
@@ -289,15 +269,13 @@ def breakdowns(
             part = replace(record, metrics={}, reward=None, questions=tuple(questions))
             if value:
                 groups.setdefault(by, {}).setdefault(value, []).append(part)
-    rows = []
-    for by in [*_ORDER, *sorted(groups.keys() - {*_ORDER})]:
-        found = groups.get(by, {})
-        for value in sorted(found, key=_natural) if len(found) > 1 else ():
-            rows += [
-                {"by": by, "value": value, "metric": name, **estimate}
-                for name, estimate in estimates(found[value], names).items()
-            ]
-    return rows
+    return [
+        {"by": by, "value": value, "metric": metric, **estimate}
+        for by in [*_ORDER, *sorted(groups.keys() - {*_ORDER})]
+        if len(parts := groups.get(by, {})) > 1
+        for value in sorted(parts, key=_natural)
+        for metric, estimate in estimates(parts[value], names).items()
+    ]
 
 
 def _natural(value: str) -> tuple[float, str]:
@@ -324,11 +302,6 @@ class EvalResult:
         return sum(record.overflowed for record in self.records)
 
     @property
-    def failed_fraction(self) -> float:
-        """`failed` over all episodes; 0 without any."""
-        return self.failed / len(self.records) if self.records else 0.0
-
-    @property
     def em(self) -> float:
         """Exact match (`mean`)."""
         return self.mean("em")
@@ -340,12 +313,8 @@ class EvalResult:
 
     def summary(self) -> dict[str, Any]:
         """Return `summarize`, with ``by_source`` if there are several sources."""
-        summary = summarize(self.records)
         by_source: dict[str, list[EpisodeRecord]] = {}
         for record in self.records:
-            by_source.setdefault(record.source, []).append(record)
-        if len(by_source) > 1:
-            summary["by_source"] = {
-                source or "unknown": summarize(by_source[source]) for source in sorted(by_source)
-            }
-        return summary
+            by_source.setdefault(record.source or "unknown", []).append(record)
+        parts = {source: summarize(by_source[source]) for source in sorted(by_source)}
+        return summarize(self.records) | ({"by_source": parts} if len(parts) > 1 else {})

@@ -12,7 +12,7 @@ import pytest
 
 from atommem.envs.judge_cli import main
 from atommem.envs.scoring.judge import LLMJudge, Verdict, quoted, read_verdict
-from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt, judge_settings
+from atommem.envs.scoring.judge import JudgeConfig, judge_prompt, judge_settings
 from atommem.envs.task import Question, Task
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, JudgeError, OutageError
