@@ -24,7 +24,7 @@ class SessionState:
     """
 
     key: str
-    turns: int
+    steps: int
     sampled: int
     memory: Snapshot
     operations: tuple[Operation, ...] = ()
@@ -36,7 +36,7 @@ class SessionState:
             "type": "session",
             "format": FORMAT,
             "key": self.key,
-            "turns": self.turns,
+            "turns": self.steps,
             "sampled": self.sampled,
             "memory": self.memory.to_json(),
             "operations": [to_json(operation) for operation in self.operations],

@@ -74,7 +74,7 @@ def read_trace(path: str | Path) -> Trace:
         complete = records[-1]["type"] == "end"
         end = records.pop() if complete else {}
         episode = msgspec.convert({**header, **end}, Episode)
-        episode.steps = [_step_from_record(record) for record in records[1:]]
+        episode.steps = [msgspec.convert(record, Step) for record in records[1:]]
         return Trace(header["task"], header["config"], episode, complete)
     except (LookupError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__} {error}"
@@ -89,7 +89,3 @@ def step_record(step: Step, tokens: bool) -> dict[str, Any]:
     if not tokens:
         del record["prompt_ids"], record["logprobs"]
     return record
-
-
-def _step_from_record(record: Mapping[str, Any]) -> Step:
-    return msgspec.convert({"prompt_ids": [], "logprobs": [], **record}, Step)

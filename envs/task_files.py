@@ -103,7 +103,11 @@ def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
     """
     path = check_name(path)
     with replacing(path) as temporary:
-        return (_save_parquet if path.suffix == ".parquet" else _save_json_lines)(tasks, temporary)
+        save = _save_parquet if path.suffix == ".parquet" else _save_json_lines
+        count = save(tasks, temporary)
+        if not count:
+            raise DataError(f"{path}: would have no tasks. Give data with rows.")
+    return count
 
 
 def check_name(path: str | Path) -> Path:

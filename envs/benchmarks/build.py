@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from random import Random
 
 from atommem.config import check_choice, check_least, setting
-from atommem.envs.benchmarks.long_texts import parse_memagent
-from atommem.envs.benchmarks.rows import QARow, Row, read_rows
+from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.scoring.metrics import hint, normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
@@ -58,8 +56,7 @@ class Pool:
     """The questions that tasks draw from, and all documents that come with them, each once.
 
     Attributes:
-        questions: The questions.
-        documents: The documents; which are gold depends on the question.
+        documents: Which are gold depends on the question.
         gold, contexts: For each question, the indices of its gold documents, and of all of its
             documents.
         holders: For each document, the number of questions that it comes with.
@@ -85,7 +82,6 @@ class Pool:
                 raise DataError(
                     f"{row.place}: field 'id' is {row.id!r}, as in {first}. Give every row once."
                 )
-            self.twins.setdefault(row.id, []).append(len(self.questions))
             self._add(row, unanswerable)
         self.holders = Counter(chain.from_iterable(self.contexts))
 
@@ -107,6 +103,7 @@ class Pool:
         text, metadata = row.question, row.metadata
         if unanswerable:
             text, metadata = text + hint("text"), {**metadata, "answerable": row.answerable}
+        self.twins.setdefault(row.id, []).append(len(self.questions))
         self.questions.append(Question(text, row.answers, row.id, metadata))
         self.contexts.append(tuple(context))
         self.gold.append(tuple(index for index, gold in context.items() if gold))
@@ -125,11 +122,8 @@ def build_tasks(
     """
     high = config.questions[1]
     questions = len({normalize(question.text) for question in pool.questions})
-    if questions < high or len(pool.documents) < config.documents:
-        raise DataError(
-            f"the pool has {questions} different questions and {len(pool.documents)} documents, "
-            f"too few for tasks of {high} and {config.documents}. Give more input."
-        )
+    if questions < high:
+        raise DataError(f"questions={high}: the pool has only {questions}. Give more input.")
     most = sum(sorted(map(len, pool.gold), reverse=True)[:high])
     if most > config.documents:  # refused whatever the seed draws
         raise DataError(
@@ -184,7 +178,7 @@ def _drawn_documents(
     """Return the indices of the documents of task `number`, which asks `rows`, shuffled."""
     rng = Random(f"{config.seed}:{number}")
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
-    gold, missing = len(drawn), config.documents - len(drawn)
+    missing = config.documents - len(drawn)
     own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
     twins = chain.from_iterable(pool.twins[pool.questions[row].id] for row in rows)
     taken = {*drawn}.union(*(pool.gold[twin] for twin in twins))
@@ -200,9 +194,8 @@ def _drawn_documents(
             drawn.append(index)
     if len(drawn) < config.documents:
         raise DataError(
-            f"task {number}: only {len(drawn)} documents can be had ({gold} gold, "
-            f"{len(drawn) - gold} distractors), but {config.documents} are asked for. Give more "
-            "input, or ask for fewer documents."
+            f"task {number}: only {len(drawn)} documents can be had, but {config.documents} are "
+            "asked for. Give more input, or ask for fewer documents."
         )
     rng.shuffle(drawn)
     return drawn
@@ -223,53 +216,3 @@ def _permutation(rng: Random, count: int) -> Iterator[int]:
         index = rng.randint(0, last)
         yield moved.get(index, index)
         moved[index] = moved.get(last, last)
-
-
-@dataclass
-class AskedQuestions:
-    """The ids and normalised texts of a file's questions, and the rows found to share one."""
-
-    path: Path
-    ids: set[str] = field(default_factory=set)
-    texts: set[str] = field(default_factory=set)
-    shared: list[QARow] = field(default_factory=list)
-
-    def has(self, row: QARow) -> bool:
-        """Whether `row` asks one of them."""
-        return row.id in self.ids or normalize(row.question) in self.texts
-
-    def check(self) -> None:
-        """Raise DataError if rows share a question."""
-        if self.shared:
-            some = "; ".join(f"{row.id}: {row.question}" for row in self.shared[:3])
-            raise DataError(
-                f"{self.path}: has {len(self.shared)} questions of the input, too ({some}). Build "
-                "from another split, or leave these questions out with --drop_overlap."
-            )
-
-
-def read_asked(path: str | Path) -> AskedQuestions:
-    """Read the questions of a benchmark's file, a task file, MemAgent's, or rows with `question`.
-
-    Raises:
-        DataError: The file is damaged, or a row has no question.
-    """
-    asked = AskedQuestions(Path(path))
-    for row in read_rows(path):
-        for name, text in _questions(row):
-            asked.texts.add(normalize(text))
-            asked.ids |= {name} - {""}
-    if not asked.texts:
-        raise DataError(f"{path}: has no questions.")
-    return asked
-
-
-def _questions(row: Row) -> list[tuple[str, str]]:
-    """Return id (or "") and text of the questions of a row."""
-    if "questions" in row.values:
-        items = row.convert("questions", row.values["questions"], list[dict[str, object]])
-        return [(str(item.get("id") or ""), str(item["text"])) for item in items]
-    if "input" in row.values or "reward_model" in row.values:
-        return [("", question.text) for task in parse_memagent(row) for question in task.questions]
-    names = map(row.values.get, ("_id", "id", "task_id", "query_id"))
-    return [(str(next(filter(None, names), "")), row.text("question", "Question", "query"))]

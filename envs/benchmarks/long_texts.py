@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from atommem.envs.benchmarks.rows import Row, Text, load_json
 from atommem.envs.scoring.metrics import ABSTENTION, hint
@@ -18,6 +18,7 @@ from atommem.envs.task import Document, Question, Task
 
 LONGMEMEVAL, BEAM = "longmemeval", "beam"
 MEMAGENT, MEMORY_AGENT_BENCH = "memagent", "memoryagentbench"
+_Texts = Annotated[list[Text], Meta(min_length=1)]
 QUESTIONS = 10
 """Questions of a task: a conversation has up to some two hundred."""
 _GOLDS = ("answer", "ideal_response", "ideal_answer", "ideal_summary", "expected_compliance")
@@ -58,7 +59,7 @@ def grouped_tasks(
     """
     for number, start in enumerate(range(0, len(asked), size)):
         group = asked[start : start + size]
-        gold = frozenset[int]().union(*(item.places or () for item in group))
+        gold = {place for item in group for place in item.places or ()}
         yield Task(
             id=f"{source}-{sample}-{number:03d}",
             questions=tuple(
@@ -258,9 +259,7 @@ def parse_memagent(row: Row) -> Iterator[Task]:
         described = row.values.get("extra_info") or {}
     else:
         name, asked, truth = "input", row.get("input"), row.get("answers")
-    texts = row.convert(name, [asked] if isinstance(asked, str) else asked, list[Text])
-    if not texts:
-        raise row.error(name, "has no question")
+    texts = row.convert(name, [asked] if isinstance(asked, str) else asked, _Texts)
     task_id = f"{source}-{row.number - 1:05d}"
     answers = _answers(row, "answers" if name == "input" else "reward_model", truth, len(texts))
     yield Task(
@@ -287,27 +286,18 @@ def parse_memory_agent_bench(row: Row) -> Iterator[Task]:
     Its parts have scores of their own (sub-EM, recall, ROUGE, a judge); ours are the same for all.
     """
     metadata: _Metadata = row.convert("metadata", row.decoded("metadata"), _Metadata)
-    part = metadata.source
+    part, ids, kinds = metadata.source, metadata.qa_pair_ids or [], metadata.question_types or []
     form = next((text for start, text in _FORMS.items() if part.startswith(start)), "")
-    texts = row.convert("questions", row.get("questions"), list[Text])
-    if not texts:
-        raise row.error("questions", "is empty")
+    texts = row.convert("questions", row.get("questions"), _Texts)
     answers = _answers(row, "answers", row.get("answers"), len(texts))
     sample = f"{part}.{row.number - 1}"
     asked = []
     for number, (text, golds) in enumerate(zip(texts, answers, strict=True)):
-        name = _of_question(metadata.qa_pair_ids, number, len(texts))
-        kind = _of_question(metadata.question_types, number, len(texts))
-        attributes = {"subset": part, **({"type": kind} if kind else {})}
-        name = name or f"{sample}-{number:03d}"
+        name = ids[number] if number < len(ids) else f"{sample}-{number:03d}"
+        attributes = {"subset": part, **({"type": kinds[number]} if number < len(kinds) else {})}
         asked.append(Asked(Question(text.strip() + form, golds, name, attributes)))
     context = row.text("context")
     yield from grouped_tasks(MEMORY_AGENT_BENCH, sample, asked, context=context, subset=part)
-
-
-def _of_question(values: list[str] | None, number: int, count: int) -> str:
-    """Return the value of a question, "" if there is not one for each question."""
-    return values[number] if values is not None and len(values) == count else ""
 
 
 def _answers(row: Row, name: str, truth: Any, count: int) -> list[tuple[str, ...]]:

@@ -11,7 +11,6 @@ from atommem.envs.scoring.records import EpisodeRecord
 from atommem.envs.scoring.statistics import Difference, paired_difference
 
 
-
 @dataclass(frozen=True)
 class Comparison:
     """Two evaluations on the questions that both have scored.

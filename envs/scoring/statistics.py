@@ -92,9 +92,7 @@ class Estimate:
     unit: str = "group"
 
 
-def wilson_interval(
-    successes: float, n: float, degrees: int | None = None
-) -> tuple[float, float]:
+def wilson_interval(successes: float, n: float, degrees: int | None = None) -> tuple[float, float]:
     """Return Wilson's 95% interval of a proportion (Wilson 1927); (0, 1) if `n` is 0.
 
     `n` may be an effective size. For scores in [0, 1] (F1), give their sum as `successes`: the
