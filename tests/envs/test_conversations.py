@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.benchmarks.locomo import OFFICIAL, read_locomo, read_wording
+from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.scoring.answers import score_question
 from atommem.envs.scoring.metrics import hint
 from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks, save_tasks
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
     beam_row,
     beam_turns,
@@ -59,7 +59,7 @@ def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
 def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
     rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
     orders = set()
-    for task in read_locomo(write_json(tmp_path / "x.json", rows), 5, OFFICIAL):
+    for task in read_locomo(write_json(tmp_path / "x.json", rows), 5, official=True):
         assert task.questions[1].text.startswith("When? (Tell the approximate date")
         question = task.questions[4]
         options = question.metadata["options"]
@@ -69,20 +69,6 @@ def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None
             assert score_question(question, answer, "locomo")["em"] == score
         orders.add(right)
     assert orders == {"a", "b"}
-
-
-def test_locomo_wording_of_a_file_replaces_the_official_one(tmp_path: Path) -> None:
-    path = tmp_path / "w.yaml"
-    path.write_text("temporal: '{question} Say when.'\n")
-    wording = read_wording(str(path))
-    assert wording == {**OFFICIAL, "temporal": "{question} Say when."}
-    asked = [{"question": "What is {a}?", "answer": "x", "category": 2}]
-    rows = write_json(tmp_path / "x.json", [locomo_row(qa=asked)])
-    (task,) = read_locomo(rows, wording=wording)
-    assert task.questions[0].text == "What is {a}? Say when.", "braces in a question stay"
-    path.write_text("temporal: no place for the question")
-    with pytest.raises(ConfigError, match="wording"):
-        read_wording(str(path))
 
 
 def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:

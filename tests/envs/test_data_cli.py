@@ -11,20 +11,18 @@ from typing import Any
 import pytest
 
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.locomo import OFFICIAL, read_locomo
+from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.task import Document, Task
 from atommem.envs.task_files import load_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
-    columns,
     hotpot_row,
     locomo_row,
     musique_row,
     write_json,
     write_lines,
-    write_parquet,
 )
 from tests.fakes import command
 
@@ -85,8 +83,8 @@ def test_build_depends_on_the_seed_only() -> None:
 
 
 def test_build_from_a_pool_that_is_too_small_raises() -> None:
-    with pytest.raises(DataError, match=r"12 different questions and 54 documents, too few"):
-        tasks_of(ROWS, BuildConfig(documents=55, n=1))
+    with pytest.raises(DataError, match=r"questions=13: the pool has only 12"):
+        tasks_of(ROWS, BuildConfig(documents=55, n=1, questions=(1, 13)))
     with pytest.raises(DataError, match=r"task 0: only 52 documents can be had"):
         tasks_of(ROWS, BuildConfig(documents=53, n=70))
     with pytest.raises(DataError, match="again: field 'id' is 'id1', as in id1"):
@@ -121,25 +119,6 @@ def test_build_writes_tasks_and_their_provenance(data: Path) -> None:
     assert provenance["output"]["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
     assert (provenance["seed"], provenance["documents"], provenance["questions"]) == (5, 12, [1, 3])
     assert provenance["pool"]["rows_without_all_gold_documents"] == 1
-
-
-@pytest.mark.parametrize("text", ["Other words?", "where does the brother of  Orla 3 live"])
-def test_build_with_questions_of_an_excluded_file_is_refused(
-    data: Path, capsys: Capture, text: str
-) -> None:
-    """A question is the same by its id or by its normalized text."""
-    name = "id3" if text == "Other words?" else "elsewhere"
-    file, out = data / "excluded", data / "x.parquet"
-    write_parquet(file, [columns(hotpot_row(3, _id=name, question=text)), columns(hotpot_row(40))])
-    common = ("--input", data, "--docs", 12, "--n", 40, "--out", out, "--exclude", file)
-    assert build(*common) == 2
-    assert f"{file}: has 1 questions of the input, too (id3: " in capsys.readouterr().err
-    assert not out.exists()
-    assert build(*common, "--drop_overlap") == 0
-    asked = {q.id for task in load_tasks(out) for q in task.questions}
-    assert asked == {f"id{i}" for i in range(10) if i != 3}
-    (excluded,) = json.loads((data / "x.parquet.json").read_text())["excluded"]
-    assert (excluded["name"], excluded["shared_questions"]) == (file.name, 1)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +191,6 @@ def test_convert_writes_tasks_and_provenance(tmp_path: Path) -> None:
     path, out = write_json(tmp_path / "locomo10.json", [locomo_row()]), tmp_path / "tasks.parquet"
     options = ["--out", str(out), "--wording", "official", "--questions", "1"]
     assert main(["convert", str(path), *options]) == 0
-    assert load_tasks(out) == list(read_locomo(path, 1, OFFICIAL))
+    assert load_tasks(out) == list(read_locomo(path, 1, official=True))
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
     assert main(["convert", str(path), "--out", str(path)]) == 2

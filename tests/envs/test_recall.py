@@ -1,4 +1,4 @@
-"""Supporting-fact recall and evidence recall against hand-made episodes."""
+"""Recall of facts against hand-made episodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from atommem.envs.chunking import joined_text
-from atommem.envs.longdoc.environment import chunk_observation, question_observation
-from atommem.envs.longdoc.recall import evidence_recall, fact_recall, facts_of
+from atommem.envs.longdoc.recall import fact_recall, facts_of
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Observation, Step
-from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved, Source
+from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
 
 FACTS = Task(
     "t",
@@ -28,18 +26,6 @@ FACTS = Task(
     ),
 )
 FACT = "Bran lived in Port"
-TURNS = Task(
-    "t",
-    (
-        Question("?", ("x",), "q", {"documents": [0, 2]}),
-        Question("?", ("x",), "r", {"documents": [1]}),
-        Question("?", ()),
-    ),
-    tuple(Document("May", f"turn {number} " + "word " * 5) for number in range(3)),
-    metadata={"sample_id": "c"},
-)
-
-
 READING = Observation("reading")
 
 
@@ -93,51 +79,3 @@ def test_fact_recall_separates_entered_kept_and_retrieved(
     found = fact_recall(FACTS, Episode("t", 0, steps))[0]
     assert [*found] == ["fact_entered", "fact_kept", "fact_retrieved"]
     assert (*found.values(),) == expected
-
-
-def write(kind: str, entry: int, chunk: str, outcome: Outcome = Outcome.APPLIED) -> Operation:
-    return Operation(0, kind, outcome, entry, after="x", source=Source(0, chunk))
-
-
-def recall(
-    operations: list[list[Operation]], *shown: tuple[int, ...], finished: bool = True
-) -> list[float | None]:
-    """Return evidence recall by question, where question i retrieves the entries `shown[i]`.
-
-    The heading of the second turn is in the first of two chunks.
-    """
-    text = joined_text(TURNS)
-    middle = text.index("turn 1")
-    chunks = [text[:middle], text[middle:]]
-    steps = [step(chunk_observation(TURNS, chunks, i), *operations[i]) for i in range(2)]
-    for i, ids in enumerate(shown):
-        question = question_observation(TURNS, range(i, i + 1))
-        steps.append(step(question, shown=dict.fromkeys(ids, "x")))
-    found = evidence_recall(TURNS, Episode("t", 0, steps if finished else steps[:1]))
-    return [one.get("evidence_recall") for one in found]
-
-
-CREATES = [
-    [write("create", 1, "chunk 1/2"), write("create", 3, "chunk 1/2", Outcome.REJECTED)],
-    [write("create", 2, "chunk 2/2")],
-]
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (((1,), (1,), ()), [0.5, 1.0, None]),
-        (((2, 1), (2,), ()), [1.0, 1.0, None]),
-        (((3,), (), ()), [0.0, 0.0, None]),  # was rejected
-    ],
-)
-def test_evidence_recall_equals_hand_computed_values(
-    shown: tuple[tuple[int, ...], ...], expected: list[float | None]
-) -> None:
-    assert recall(CREATES, *shown) == expected
-    assert recall(CREATES, *shown, finished=False) == [None, None, None]
-
-
-def test_updated_entry_counts_for_all_of_its_chunks() -> None:
-    operations = [[write("create", 1, "chunk 1/2")], [write("update", 1, "chunk 2/2")]]
-    assert recall(operations, (1,), (1,), ())[0] == 1.0

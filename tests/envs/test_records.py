@@ -68,9 +68,7 @@ def test_unscored_episode_is_in_no_mean() -> None:
 
 def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:
     asked = tuple(
-        QuestionRecord(
-            f"{task}{number}", "?", "x", ("y",), "", {"em": score, "f1": score}, attributes
-        )
+        QuestionRecord(f"{task}{number}", "?", "x", ("y",), "", {"em": score}, attributes)
         for number, (score, attributes) in enumerate(questions)
     )
     return EpisodeRecord(task, 0, "hotpotqa", "answered", None, 0.0, {}, asked, {}, 1.0)
@@ -89,7 +87,7 @@ RECORDS = [
 
 def test_breakdowns_are_means_over_questions_by_attribute() -> None:
     """Numbers sort by size; an attribute with one value (level) has no row."""
-    rows = breakdowns(RECORDS, ["em"])
+    rows = breakdowns(RECORDS)
     assert [(row["by"], row["value"], row["mean"], row["n"]) for row in rows] == [
         ("type", "bridge", 0.5, 2),
         ("type", "comparison", 0.5, 2),
@@ -100,7 +98,7 @@ def test_breakdowns_are_means_over_questions_by_attribute() -> None:
         ("questions", "2", 0.5, 2),
     ]
     failed = replace(RECORDS[0], stop_reason="failed", questions=())
-    rows = breakdowns([*RECORDS[1:], failed], ["em"])
+    rows = breakdowns([*RECORDS[1:], failed])
     assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
 
 
