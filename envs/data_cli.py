@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -18,15 +18,12 @@ from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.long_texts import QUESTIONS
-from atommem.envs.benchmarks.multihop import MUSIQUE
 from atommem.envs.benchmarks.registry import (
     BENCHMARKS,
     SPLITS,
-    Benchmark,
     get_benchmark,
     with_aliases,
 )
-from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import (
@@ -37,7 +34,6 @@ from atommem.envs.task_files import (
     save_tasks,
     write_provenance,
 )
-from atommem.errors import ConfigError, DataError, shorten
 from atommem.text_safety import printable
 
 
@@ -50,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = {
         "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
-        "convert": Command(_convert, "convert LoCoMo, LongMemEval, MemoryAgentBench, BEAM, ..."),
+        "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM or MemAgent"),
         "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
     }
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
@@ -71,24 +67,20 @@ def build_long_documents(argv: Sequence[str]) -> int:
     args = _build_parser().read(argv)
     config = make(BuildConfig, {**vars(args), "documents": args.docs})
     benchmark = get_benchmark(args.benchmark)
-    if config.unanswerable and benchmark.name != MUSIQUE:
-        raise ConfigError(
-            f"benchmark={benchmark.name}: only {MUSIQUE} (Full) has questions for --unanswerable."
-        )
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
     folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
     check_out(args.out, files)
-    counts = dict.fromkeys(files, 0)
-    pool = Pool(_rows(benchmark, counts), config.unanswerable)
+    progress = tqdm(files, "reading", unit="file", disable=None)
+    pool = Pool(row for file in progress for row in benchmark.read(file))
     tasks = build_tasks(pool, config, benchmark.name, args.split)
     settings = {
         "command": ["atommem", "data", "build", *argv],
         "benchmark": benchmark.name,
         "split": args.split,
         **asdict(config),
-        "inputs": [{**describe_file(file), "rows": rows} for file, rows in counts.items()],
+        "inputs": [describe_file(file) for file in files],
         "aliases": None if args.aliases is None else describe_file(args.aliases),
         "pool": {
             "questions": len(pool.questions),
@@ -99,17 +91,6 @@ def build_long_documents(argv: Sequence[str]) -> int:
     if pool.skipped_note:
         print(f"{args.benchmark}{pool.skipped_note}", file=sys.stderr)
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
-
-
-def _rows(benchmark: Benchmark, counts: dict[Path, int]) -> Iterator[QARow]:
-    """Yield the rows of the files, and count those of each."""
-    for file in counts:
-        print(f"reading {file}", file=sys.stderr)
-        for row in benchmark.read(file):
-            counts[file] += 1
-            yield row
-        if not counts[file]:
-            raise DataError(f"{file}: has no rows. Give a file with rows, or download it again.")
 
 
 def _build_parser() -> Parser:
@@ -156,28 +137,12 @@ def _show(argv: list[str]) -> int:
             lines.append(f"  question {number}: {question.text}")
             lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
             lines += [f"    {name}: {value}" for name, value in question.attributes.items()]
-        if isinstance(task, Task):
-            lines += _texts(task)
         print(printable("\n".join(lines)), end="\n\n")
     return 0
 
 
-def _texts(task: Task) -> list[str]:
-    """Return lines with the context of a task, or with its gold documents."""
-    if task.context is not None:
-        return [f"  context: {shorten(' '.join(task.context.split()))}"]
-    return [
-        f"  {len(task.documents)} documents; gold:",
-        *(
-            f"  document {number}, {document.title}: {shorten(' '.join(document.text.split()))}"
-            for number, document in enumerate(task.documents, start=1)
-            if document.gold
-        ),
-    ]
-
-
 def _convert(argv: list[str]) -> int:
-    formats = "LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
+    formats = "LoCoMo, LongMemEval, BEAM or MemAgent"
     parser = Parser("atommem data convert", f"Write a task file of {formats}.")
     parser.add_argument("file", type=Path, help=f"File of {formats}.")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
@@ -212,7 +177,7 @@ def _synthetic(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     config = make(WorldConfig, args)
     check_least(args, n=1)
-    check_out(args.out, [])
+    check_out(args.out)
     tasks = generate(config, args.n, args.seed)
     settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
     return _save(tqdm(tasks, "generating", args.n, unit="task", disable=None), args.out, settings)

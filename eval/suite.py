@@ -276,7 +276,6 @@ def _columns(item: dict[str, Any]) -> list[Column]:
         return [msgspec.convert(values, Column)]
     get_benchmark(values["benchmark"])
     check_choice(f"{where}: split", values.get("split", "dev"), SPLITS)
-    # Tasks of MuSiQue-Full come in pairs, whose number a column does not know.
     build = {key: value for key, value in values.items() if key in field_names(BuildConfig)}
     own = {key: value for key, value in values.items() if key not in build}
     counts = build.pop("documents", None)
@@ -284,16 +283,14 @@ def _columns(item: dict[str, Any]) -> list[Column]:
     for count in counts if isinstance(counts, list) else [counts]:
         if count is not None:
             build["documents"] = count
-        config = _make(where, BuildConfig, build, ["unanswerable"])
+        config = _make(where, BuildConfig, build)
         columns.append(msgspec.convert({**own, "documents": count, "build": config}, Column))
     return columns
 
 
-def _make(
-    where: str, config: type[_Config], values: Mapping[str, Any], leave_out: Sequence[str] = ()
-) -> _Config:
+def _make(where: str, config: type[_Config], values: Mapping[str, Any]) -> _Config:
     parser = Parser("suite")
-    parser.add_settings("fields", config, leave_out=leave_out)
+    parser.add_settings("fields", config)
     try:
         return make(config, parser.check(values))
     except (ConfigError, TypeError) as error:

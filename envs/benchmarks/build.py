@@ -15,7 +15,7 @@ from random import Random
 
 from atommem.config import check_choice, check_least, setting
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.scoring.metrics import hint, normalize
+from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 
@@ -33,11 +33,6 @@ class BuildConfig:
         "pool: documents of other questions; own: first the questions' own paragraphs, as RULER "
         "and MemAgent do.",
     )
-    unanswerable: bool = setting(
-        False,
-        "MuSiQue-Full: keep unanswerable questions, paired with answerable ones. The document that "
-        "a question lacks is not a distractor of its task.",
-    )
 
     def __post_init__(self) -> None:
         low, high = self.questions
@@ -45,11 +40,6 @@ class BuildConfig:
             raise ConfigError(f"questions={low}-{high}: not a range from 1 up. Give one as 1-10.")
         check_least(self, documents=1, n=1)
         check_choice("distractors", self.distractors, ("pool", "own"))
-        if self.unanswerable and high > 1:
-            raise ConfigError(
-                f"questions={low}-{high}: unanswerable needs 1, as the answer to a question may "
-                "stand in the documents of another."
-            )
 
 
 class Pool:
@@ -61,28 +51,26 @@ class Pool:
             documents.
         holders: For each document, the number of questions that it comes with.
         skipped: The number of rows that lack a supporting paragraph and are left out.
-        twins: The indices of the questions with the same id: pairs of MuSiQue-Full.
     """
 
-    def __init__(self, rows: Iterable[QARow], unanswerable: bool = False) -> None:
+    def __init__(self, rows: Iterable[QARow]) -> None:
         self.questions: list[Question] = []
         self.documents: list[Document] = []
         self.gold: list[tuple[int, ...]] = []
         self.contexts: list[tuple[int, ...]] = []
         self.skipped = 0
-        self.twins: dict[str, list[int]] = {}
         self._index: dict[tuple[str, str], int] = {}
-        places: dict[tuple[str, bool], str] = {}
+        places: dict[str, str] = {}
         for row in rows:
-            if not row.answerable and not unanswerable:
+            if not row.answerable:
                 self.skipped += 1
                 continue
-            first = places.setdefault((row.id, row.answerable), row.place)
+            first = places.setdefault(row.id, row.place)
             if first != row.place:
                 raise DataError(
                     f"{row.place}: field 'id' is {row.id!r}, as in {first}. Give every row once."
                 )
-            self._add(row, unanswerable)
+            self._add(row)
         self.holders = Counter(chain.from_iterable(self.contexts))
 
     @property
@@ -91,7 +79,7 @@ class Pool:
         note = f"; {self.skipped} rows left out, as a supporting paragraph is missing"
         return note if self.skipped else ""
 
-    def _add(self, row: QARow, unanswerable: bool) -> None:
+    def _add(self, row: QARow) -> None:
         context: dict[int, bool] = {}
         for paragraph in row.paragraphs:
             # Copies of a page differ in white space from file to file.
@@ -100,11 +88,7 @@ class Pool:
             if index == len(self.documents):
                 self.documents.append(replace(paragraph, gold=False))
             context[index] = context.get(index, False) or paragraph.gold
-        text, metadata = row.question, row.metadata
-        if unanswerable:
-            text, metadata = text + hint("text"), {**metadata, "answerable": row.answerable}
-        self.twins.setdefault(row.id, []).append(len(self.questions))
-        self.questions.append(Question(text, row.answers, row.id, metadata))
+        self.questions.append(Question(row.question, row.answers, row.id, row.metadata))
         self.contexts.append(tuple(context))
         self.gold.append(tuple(index for index, gold in context.items() if gold))
 
@@ -135,9 +119,6 @@ def build_tasks(
         indices = _drawn_documents(pool, config, number, rows)
         places = {index: place for place, index in enumerate(indices)}
         gold = {index for row in rows for index in pool.gold[row]}
-        metadata = {"split": split, "seed": config.seed}
-        if config.unanswerable:  # the two tasks of a pair vary together
-            metadata["sample_id"] = pool.questions[rows[0]].id
         yield Task(
             id=f"{source}-{split}-{number:05d}",
             questions=tuple(
@@ -148,7 +129,7 @@ def build_tasks(
                 (gold_documents if index in gold else pool.documents)[index] for index in indices
             ),
             source=source,
-            metadata=metadata,
+            metadata={"split": split, "seed": config.seed},
         )
 
 
@@ -156,7 +137,7 @@ def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...
     """Yield the indices of every task's questions."""
     rng = Random(f"{config.seed}:questions")
     keys = [normalize(question.text) for question in pool.questions]
-    order = _endless_orders(rng, list(pool.twins.values()))
+    order = _endless_orders(rng, len(keys))
     postponed: deque[int] = deque()
     for _ in range(config.n):
         chosen: dict[str, int] = {}
@@ -180,8 +161,7 @@ def _drawn_documents(
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
     missing = config.documents - len(drawn)
     own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
-    twins = chain.from_iterable(pool.twins[pool.questions[row].id] for row in rows)
-    taken = {*drawn}.union(*(pool.gold[twin] for twin in twins))
+    taken = {*drawn}
     if config.distractors == "own":
         others = sorted(own.keys() - taken)
         drawn += rng.sample(others, min(len(others), missing))
@@ -201,12 +181,12 @@ def _drawn_documents(
     return drawn
 
 
-def _endless_orders(rng: Random, groups: list[list[int]]) -> Iterator[int]:
-    """Yield the numbers of all groups in one random order after another; groups stay together."""
+def _endless_orders(rng: Random, count: int) -> Iterator[int]:
+    """Yield the numbers below `count` in one random order after another."""
     while True:
-        order = groups.copy()
+        order = list(range(count))
         rng.shuffle(order)
-        yield from chain.from_iterable(order)
+        yield from order
 
 
 def _permutation(rng: Random, count: int) -> Iterator[int]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from atommem.envs.benchmarks.long_texts import QUESTIONS, Asked, grouped_tasks
+from atommem.envs.benchmarks.long_texts import QUESTIONS, grouped_tasks
 from atommem.envs.benchmarks.rows import Row, Text, read_rows
 from atommem.envs.scoring.metrics import ABSTENTION, CATEGORIES, LOCOMO_SOURCE, hint
 from atommem.envs.task import Document, Question, Task
@@ -66,7 +66,7 @@ def parse_locomo(row: Row, questions: int = QUESTIONS, official: bool = False) -
         question = _question(row, item, f"{sample}-{number:03d}", official)
         named = (name for text in item.evidence for name in _turn_ids(text))
         # The official file names some turns that do not exist.
-        asked.append(Asked(question, frozenset(places[name] for name in named if name in places)))
+        asked.append((question, [places[name] for name in named if name in places]))
     if not asked:
         raise row.error("qa", "has no question")
     yield from grouped_tasks(LOCOMO_SOURCE, sample, asked, [*turns.values()], size=questions)

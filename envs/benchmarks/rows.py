@@ -30,8 +30,7 @@ class QARow:
         paragraphs: Without repetitions; `gold` marks the supporting ones.
         source: The benchmark's name.
         answerable: Whether all supporting paragraphs are among `paragraphs`.
-        metadata: ``type``, ``hops``, ``supporting`` (pairs of title and sentence index, or None if
-            the file names no sentence), and further fields of the benchmark.
+        metadata: ``type``, ``hops`` and further fields of the benchmark.
         place: File and row, for messages.
     """
 

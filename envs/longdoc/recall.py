@@ -44,14 +44,11 @@ class Fact:
 def gold_documents(task: Task, question: Question) -> list[Document]:
     """Return the gold documents of a question of `task`, in its order.
 
-    They are at the places in its metadata (``documents``), else those that its supporting facts
-    name by title, else all that are gold.
+    They are at the places in its metadata (``documents``), or else all that are gold.
     """
     if "documents" in question.metadata:
         return [task.documents[place] for place in question.metadata["documents"]]
-    gold = [document for document in task.documents if document.gold]
-    titles = {title for title, _ in question.metadata.get("supporting", ())}
-    return [document for document in gold if document.title in titles] or gold
+    return [document for document in task.documents if document.gold]
 
 
 def facts_of(task: Task, question: Question) -> list[Fact]:

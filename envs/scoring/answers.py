@@ -45,21 +45,13 @@ def check_reward(reward: str, source: str = "") -> None:
 def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
     """Return ``em``, ``f1`` and ``sub_em`` by the rules of the benchmark; nothing without golds.
 
-    If the text does not tell (`abstention`), all of them are whether the answer says so.
-    MuSiQue-Full (`answerable`) has ``sufficiency``, whether the answer says so where it should and
-    only there; its unanswerable questions have no other score (``evaluate_v1.0.py``). GAIA has
+    If the text does not tell (`abstention`), all of them are whether the answer says so. GAIA has
     ``gaia``, too.
     """
     if not question.answers:
         return {}
     if question.metadata.get("abstention"):
         return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
-    answerable = question.metadata.get("answerable")
-    scores: dict[str, float] = {}
-    if answerable is not None:
-        scores["sufficiency"] = float(abstains(answer) is not answerable)
-    if answerable is False:
-        return scores
     if source in WEB_SOURCES:
         gaia = {"gaia": gaia_score(answer, question.answers)} if source == GAIA_SOURCE else {}
         return web_scores(answer, question.answers) | gaia
@@ -68,8 +60,7 @@ def score_question(question: Question, answer: str | None, source: str) -> dict[
     else:
         em = exact_match(answer, question.answers)
         token_f1 = f1(answer, question.answers, verdicts="musique" not in source)
-    sub_em = sub_exact_match(answer, question.answers)
-    return {"em": em, "f1": token_f1, "sub_em": sub_em, **scores}
+    return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers)}
 
 
 async def score_answers(

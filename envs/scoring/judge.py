@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from atommem.config import check_least, check_probabilities, setting
+from atommem.config import check_least, setting
 from atommem.dialects import fill
 from atommem.envs.task import Question
 from atommem.errors import ConfigError, JudgeError, OutageError
@@ -31,7 +31,7 @@ _ATTEMPTS = 3
 """Requests for a verdict, each with another seed, until one can be read."""
 _ANSWER_CHARACTERS = 2000
 _RECENT, _FEWEST = 200, 20
-"""Verdicts over which the rate of unreadable ones is taken, and the fewest for a rate."""
+"""Verdicts of which half may be unreadable before a run stops, and the fewest for a rate."""
 _GRADE = re.compile(
     r"[^\w>]*(?:(?:verdict|grade|judge?ment)\W+)?(?:[abc]\W+)?"
     r"(correct|incorrect|not[ _]attempted)\W*",
@@ -44,7 +44,7 @@ _GRADES = {"a": "correct", "b": "incorrect", "c": "not_attempted", "not attempte
 
 @dataclass
 class JudgeConfig:
-    """Which model judges answers, how it is asked, and when unreadable verdicts stop a run."""
+    """Which model judges answers, and how it is asked."""
 
     judge_url: str | None = setting(
         None, "OpenAI-compatible server of a model that judges every answer."
@@ -60,15 +60,6 @@ class JudgeConfig:
     judge_max_tokens: int = setting(
         1024, "Longest reply of the judge, its thought included; doubled when one was cut there."
     )
-    judge_exact: bool = setting(
-        True,
-        "An answer that is a gold answer but for case and white space is right without asking.",
-    )
-    judge_max_unreadable: float = setting(
-        0.5,
-        "Part of the last 200 verdicts that may be unreadable (and count as wrong) before a run "
-        "stops.",
-    )
 
     def __post_init__(self) -> None:
         if (self.judge_url is None) != (self.judge_model is None):
@@ -76,7 +67,6 @@ class JudgeConfig:
                 f"judge_url={self.judge_url}, judge_model={self.judge_model}: give both or none."
             )
         check_least(self, judge_max_tokens=1)
-        check_probabilities(self, "judge_max_unreadable")
 
 
 def judge_prompt(config: JudgeConfig) -> str:
@@ -178,12 +168,14 @@ class LLMJudge:
     async def __call__(self, question: Question, answer: str) -> Verdict:
         """Judge whether `answer` agrees with a gold answer of `question`.
 
+        An answer that is a gold answer but for case and white space is right without asking.
+
         Raises:
             OutageError: The server is out of reach, or keeps failing.
             JudgeError: The server refuses every request (key, model), or too many verdicts are
                 unreadable.
         """
-        if self._config.judge_exact and _folded(answer) in map(_folded, question.answers):
+        if _folded(answer) in map(_folded, question.answers):
             return Verdict(1.0, "a gold answer", attempted=True if self.three_way else None)
         asked = (question.text, question.answers, answer)
         task = self._verdicts.get(asked)
@@ -207,13 +199,11 @@ class LLMJudge:
         self.usage["asked"] += 1
         self.usage["unreadable"] += not verdict.readable
         self._recent.append(not verdict.readable)
-        count, most = sum(self._recent), self._config.judge_max_unreadable
-        if len(self._recent) >= _FEWEST and count > most * len(self._recent):
+        if len(self._recent) >= _FEWEST and 2 * sum(self._recent) > len(self._recent):
             raise JudgeError(
-                f"{self._name} gave {count} unreadable verdicts of the last {len(self._recent)}, "
-                f"more than judge_max_unreadable={most:g}. The last one: {verdict.text[:500]!r}. "
-                "Give another judge_model or judge_prompt, or a higher judge_max_tokens for one "
-                "that thinks."
+                f"{self._name} gave {sum(self._recent)} unreadable verdicts of the last "
+                f"{len(self._recent)}. The last one: {verdict.text[:500]!r}. Give another "
+                "judge_model or judge_prompt, or a higher judge_max_tokens for one that thinks."
             )
         return verdict
 

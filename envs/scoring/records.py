@@ -16,7 +16,7 @@ from atommem.envs.scoring.statistics import clustered_estimate
 from atommem.episode import Episode, StopReason, add_sums, episode_sums, means
 from atommem.errors import DataError
 
-_ORDER = ("category", "type", "subset", "level", "hops", "answerable", "questions")
+_ORDER = ("category", "type", "level", "hops", "questions")
 """The order of breakdowns; others follow by name."""
 
 
@@ -216,37 +216,10 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         "failed": sum(record.failed for record in items),
         "overflow": sum(record.overflowed for record in items),
         "metric": main_metric(items),
-        "metrics": {**estimates(items, names), **group_scores(items)},
+        "metrics": estimates(items, names),
         "means": rates,
         "errors": dict(Counter(record.error or "unknown" for record in items if record.failed)),
     }
-
-
-def group_scores(records: Iterable[EpisodeRecord]) -> dict[str, dict[str, Any]]:
-    """Return MuSiQue-Full's ``group_answer_sufficiency_f1`` and ``_em`` over pairs.
-
-    A pair is a question with all of its evidence and the same with some of it missing. The official
-    ``evaluate_v1.0.py`` gives it the answer's score if both were told apart rightly, else 0. With
-    several episodes a side it has the product of their means; a pair that lacks a side is left out.
-    """
-    pairs: dict[str, tuple[list[Mapping[str, float]], list[Mapping[str, float]]]] = {}
-    for record in records:
-        for question in record.questions:
-            if "sufficiency" in question.metrics and not record.overflowed:
-                unanswerable, answerable = pairs.setdefault(question.id, ([], []))
-                side = answerable if "em" in question.metrics else unanswerable
-                side.append(question.metrics)
-    whole = {name: sides for name, sides in pairs.items() if all(sides)}
-    found = {}
-    for metric in ("f1", "em") if whole else ():
-        scores = [
-            fmean(item["sufficiency"] for item in unanswerable)
-            * fmean(item["sufficiency"] * item[metric] for item in answerable)
-            for unanswerable, answerable in whole.values()
-        ]
-        estimate = clustered_estimate(scores, list(whole))
-        found[f"group_answer_sufficiency_{metric}"] = asdict(estimate)
-    return found
 
 
 def breakdowns(records: Sequence[EpisodeRecord]) -> list[dict[str, Any]]:
@@ -279,9 +252,8 @@ def breakdowns(records: Sequence[EpisodeRecord]) -> list[dict[str, Any]]:
 
 
 def _natural(value: str) -> tuple[float, str]:
-    """Sort 2 before 10, "20-40%" before "100%", and words after numbers."""
-    digits = value.partition("-")[0].strip("%")
-    return (float(digits) if digits.isdecimal() else math.inf), value
+    """Sort 2 before 10, and words after numbers."""
+    return (float(value) if value.isdecimal() else math.inf), value
 
 
 @dataclass(frozen=True, slots=True)

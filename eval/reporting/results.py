@@ -32,8 +32,6 @@ LABELS = {
     "fact_entered": "Fact entered",
     "fact_kept": "Fact kept",
     "fact_retrieved": "Fact retrieved",
-    "group_answer_sufficiency_f1": "Grouped F1",
-    "group_answer_sufficiency_em": "Grouped EM",
 }
 
 STAGES = (

@@ -1,4 +1,4 @@
-"""LoCoMo, LongMemEval, MemoryAgentBench, BEAM and MemAgent in their published formats."""
+"""LoCoMo, LongMemEval, BEAM and MemAgent in their published formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.scoring.answers import score_question
 from atommem.envs.scoring.metrics import hint
-from atommem.envs.task import Question, Task, describe_task
+from atommem.envs.task import Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
@@ -20,7 +20,6 @@ from tests.envs.benchmark_rows import (
     beam_turns,
     locomo_row,
     longmemeval_row,
-    memory_agent_bench_row,
     probing,
     write_json,
     write_lines,
@@ -85,17 +84,6 @@ def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) ->
     assert score_question(other.questions[0], "not mentioned", "longmemeval")["em"] == 1.0
 
 
-def test_memory_agent_bench_has_ten_questions_a_task(tmp_path: Path) -> None:
-    labels = memory_agent_bench_row(source="icl_nlu", question_types=["t"] * 12)
-    first, second, other, _ = load(tmp_path, memory_agent_bench_row(), labels)
-    assert (len(first.questions), len(second.questions)) == (10, 2)
-    assert first.context == second.context == "The pots are blue."
-    assert describe_task(first).group == describe_task(second).group
-    assert (first.questions[3].id, first.questions[3].answers) == ("ruler_0_no3", ("blue", "Blue"))
-    assert other.questions[0].text.endswith("(Answer with the number of the label alone.)")
-    assert other.questions[0].metadata["type"] == "t"
-
-
 def test_beam_has_turns_as_documents_and_abilities_as_questions(tmp_path: Path) -> None:
     (task,) = load(tmp_path, beam_row())
     second = task.documents[2]
@@ -152,7 +140,7 @@ def test_memagent_rows_of_training_and_evaluation_are_tasks(
     (task,) = load_tasks(write(tmp_path / "x", [row]))
     name = f"{source}-00000"
     question = Question("Bran?", ("Port",), f"{name}-0")
-    assert task == Task(name, (question,), (), CONTEXT, source, {"index": 7, "num_docs": 2})
+    assert task == Task(name, (question,), (), CONTEXT, source)
 
 
 PAIR = ["Bran?", "Orla?"]

@@ -186,8 +186,8 @@ async def test_reward_that_lists_of_candidates_earn_is_refused() -> None:
 
 async def test_questions_without_gold_answers_have_no_score() -> None:
     known, unknown = Question("Where?", ("Port",)), Question("Who?", ())
-    judge = make(server := FakeChat("CORRECT"), judge_exact=False)
-    score = await score_answers(Task("t", (known, unknown)), ["Port", "Ann"], "judge", judge)
+    judge = make(server := FakeChat("CORRECT"))
+    score = await score_answers(Task("t", (known, unknown)), ["the port", "Ann"], "judge", judge)
     assert (score.reward, score.metrics["em"], score.question_metrics[1]) == (1.0, 1.0, {})
     assert len(server.bodies) == 1
     score = await score_answers(Task("t", (unknown,)), ["Ann"], "em", None)
