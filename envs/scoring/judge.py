@@ -39,7 +39,6 @@ _GRADE = re.compile(
 )
 _LETTER = re.compile(r"[^\w>]*(?:grade\W+)?([abc])\W*", re.IGNORECASE)
 _YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(yes|no)\W*", re.IGNORECASE)
-_GRADES = {"a": "correct", "b": "incorrect", "c": "not_attempted", "not attempted": "not_attempted"}
 
 
 @dataclass
@@ -101,25 +100,23 @@ def judge_settings(config: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A judge's verdict on one answer.
+    """A judge's verdict on one answer: 1.0 if it is right, else 0.0, also if none is `readable`.
 
-    `score` is 1.0 for a right answer, else 0.0, also without a verdict; `text` is the end of the
-    reply, or why none is `readable`; `attempted` is None if the judge is not asked that.
+    `text` is the end of the reply, or why there is no verdict.
     """
 
     score: float
     text: str = ""
     readable: bool = True
-    attempted: bool | None = None
 
 
-def read_verdict(reply: ChatReply, three_way: bool = False) -> Verdict | None:
+def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     """Return the verdict in the last line of a reply that is not blank, or None.
 
-    It is CORRECT, INCORRECT or NOT_ATTEMPTED, a letter for one of these if the judge was offered
-    three, or ``correct: yes`` or ``correct: no``, also in the last line but one. Quoted lines
-    (``> CORRECT``) and thoughts (up to ``</think>``) do not count. Servers that separate thoughts
-    may put a short reply there as a whole: then its last line counts.
+    It is CORRECT, INCORRECT or NOT_ATTEMPTED, with `letters` also A, B or C for one of these, or
+    ``correct: yes`` or ``correct: no``, also in the last line but one. Quoted lines (``> CORRECT``)
+    and thoughts (up to ``</think>``) do not count. Servers that separate thoughts may put a short
+    reply there as a whole: then its last line counts.
     """
     text = reply.text
     if not text.strip() and reply.finish_reason == "stop":
@@ -128,18 +125,14 @@ def read_verdict(reply: ChatReply, three_way: bool = False) -> Verdict | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or "<think>" in text:
         return None
-    match = _GRADE.fullmatch(lines[-1]) or (_LETTER.fullmatch(lines[-1]) if three_way else None)
+    match = _GRADE.fullmatch(lines[-1]) or (_LETTER.fullmatch(lines[-1]) if letters else None)
     if match:
-        grade = _GRADES.get(match[1].lower(), match[1].lower())
+        grades = [match[1].lower()]
     else:
-        found = [match[1].lower() for line in lines[-2:] if (match := _YES_NO.fullmatch(line))]
-        if len(found) != 1:
-            return None
-        grade = "correct" if found == ["yes"] else "incorrect"
-    if grade == "not_attempted" and not three_way:
+        grades = [match[1].lower() for line in lines[-2:] if (match := _YES_NO.fullmatch(line))]
+    if len(grades) != 1:
         return None
-    attempted = grade != "not_attempted" if three_way else None
-    return Verdict(float(grade == "correct"), text[-1000:], attempted=attempted)
+    return Verdict(float(grades[0] in ("correct", "a", "yes")), text[-1000:])
 
 
 class LLMJudge:
@@ -150,7 +143,6 @@ class LLMJudge:
     Attributes:
         usage: Counts: answers ``asked`` about, of these ``unreadable``; and ``requests``,
             ``prompt_tokens``, ``completion_tokens``.
-        three_way: Whether the prompt offers a third grade, NOT_ATTEMPTED.
     """
 
     def __init__(self, client: ServerClient, config: JudgeConfig) -> None:
@@ -159,7 +151,7 @@ class LLMJudge:
         self._config = config
         self._name = f"The judge {config.judge_model!r} at {client.base_url}"
         self._prompt = judge_prompt(config)
-        self.three_way = bool(re.search("not[ _]attempted", self._prompt, re.IGNORECASE))
+        self._letters = "not_attempted" in self._prompt.lower()
         self._client = client
         self._chat = ChatClient(client)
         self._verdicts: dict[tuple[str, tuple[str, ...], str], asyncio.Task[Verdict]] = {}
@@ -176,7 +168,7 @@ class LLMJudge:
                 unreadable.
         """
         if _folded(answer) in map(_folded, question.answers):
-            return Verdict(1.0, "a gold answer", attempted=True if self.three_way else None)
+            return Verdict(1.0, "a gold answer")
         asked = (question.text, question.answers, answer)
         task = self._verdicts.get(asked)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
@@ -231,7 +223,7 @@ class LLMJudge:
             self.usage["requests"] += 1
             self.usage["prompt_tokens"] += reply.prompt_tokens or 0
             self.usage["completion_tokens"] += reply.completion_tokens or 0
-            if verdict := read_verdict(reply, self.three_way):
+            if verdict := read_verdict(reply, self._letters):
                 return verdict
             if reply.finish_reason == "length":
                 max_tokens *= 2  # it was still thinking

@@ -1,4 +1,4 @@
-"""Exact match, sub-EM, token F1 and abstention, as the scripts of the benchmarks define them.
+"""Scores of an answer, as the scripts of the benchmarks define them.
 
 HotpotQA, 2WikiMultihopQA and MuSiQue normalise as SQuAD does and take the best score over the gold
 answers; they differ in F1 (`f1`).
@@ -35,6 +35,27 @@ _ABSTENTIONS = ("no information available", ABSTENTION)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 VERDICTS = frozenset({"yes", "no", "noanswer"})
+
+
+def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
+    """Return ``em``, ``f1`` and ``sub_em`` by the rules of the benchmark; nothing without golds.
+
+    If the text does not tell (`abstention`), all of them are whether the answer says so. GAIA has
+    ``gaia``, too.
+    """
+    if not question.answers:
+        return {}
+    if question.metadata.get("abstention"):
+        return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
+    if source in WEB_SOURCES:
+        gaia = {"gaia": gaia_score(answer, question.answers)} if source == GAIA_SOURCE else {}
+        return web_scores(answer, question.answers) | gaia
+    if source == LOCOMO_SOURCE:
+        em, token_f1 = locomo_scores(question, answer)
+    else:
+        em = exact_match(answer, question.answers)
+        token_f1 = f1(answer, question.answers, verdicts="musique" not in source)
+    return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers)}
 
 
 def normalize(text: str) -> str:

@@ -10,8 +10,7 @@ import pytest
 
 from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.longdoc.recall import gold_documents
-from atommem.envs.scoring.answers import score_question
-from atommem.envs.scoring.metrics import hint
+from atommem.envs.scoring.metrics import hint, score_question
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError

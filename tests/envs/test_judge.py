@@ -59,8 +59,9 @@ def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | Non
     assert read_verdict(ChatReply(reply)) == (None if score is None else Verdict(score, text))
 
 
-def test_read_verdict_knows_a_third_grade_and_separate_reasoning() -> None:
-    assert read_verdict(ChatReply("C"), three_way=True) == Verdict(0.0, "C", attempted=False)
+def test_read_verdict_knows_letters_and_separate_reasoning() -> None:
+    assert read_verdict(ChatReply("A"), letters=True) == Verdict(1.0, "A")
+    assert read_verdict(ChatReply("A")) is None
     assert read_verdict(ChatReply("INCORRECT", "it is\nCORRECT")) == Verdict(0.0, "INCORRECT")
     assert read_verdict(ChatReply("", "CORRECT", "length")) is None
 
@@ -177,7 +178,6 @@ async def test_judge_reward_is_the_share_of_right_answers(tmp_path: Path) -> Non
 async def test_judge_presets_show_question_golds_and_answer() -> None:
     for name in (None, "gaia", "webwalkerqa", "simpleqa", "browsecomp"):
         judge = make(server := FakeChat("CORRECT"), judge_prompt=name)
-        assert judge.three_way is (name == "simpleqa")
         await judge(QUESTION, "Inland")
         assert all(f"> {text}" in prompt_of(server) for text in ("Where?", "Port", "Inland")), name
     assert (await judge(QUESTION, " port ")).score == 1.0

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atommem.environment import environment_config
-from atommem.envs.scoring.answers import score_answers, score_question
+from atommem.envs.question_answering import score_answers
 from atommem.envs.scoring.metrics import (
     exact_match,
     f1,
     gaia_score,
+    score_question,
     sub_exact_match,
 )
 from atommem.envs.task import Question, Task
