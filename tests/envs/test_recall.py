@@ -15,9 +15,7 @@ from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
 FACTS = Task(
     "t",
     (
-        Question(
-            "Where does Bran live?", ("Port", "Harbour"), metadata={"supporting": [["Bran", 0]]}
-        ),
+        Question("Where does Bran live?", ("Port", "Harbour")),
         Question("Is it far?", ("yes",)),
     ),
     (

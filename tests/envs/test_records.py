@@ -21,7 +21,7 @@ from atommem.envs.scoring.records import (
     record_of,
     summarize,
 )
-from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.envs.task import Question, Task, describe_task
 from atommem.episode import Episode, StopReason
 
 TASK = TaskDescription(
@@ -34,14 +34,11 @@ def episode(reward: float | None = 0.5, **more: Any) -> Episode:
     return Episode("t", 0, reward=reward, stop_reason=stop, **more)
 
 
-def test_description_of_a_task_has_golds_category_and_evidence_positions() -> None:
-    documents = tuple(Document(str(number), "text") for number in range(10))
-    attributes = {"category": "c", "hops": 2, "supporting": [], "documents": [0, 9]}
-    question = Question("Where?", ("Port", "Harbour"), "q", attributes)
-    (described,) = describe_task(Task("t", (question,), documents)).questions
+def test_description_of_a_task_has_golds_category_and_attributes() -> None:
+    question = Question("Where?", ("Port", "Harbour"), "q", {"category": "c", "hops": 2, "x": 1})
+    (described,) = describe_task(Task("t", (question,))).questions
     assert (described.golds, described.category) == (("Port", "Harbour"), "c")
-    places = {"first evidence": "0-20%", "last evidence": "80-100%"}
-    assert described.attributes == {"hops": "2", **places}
+    assert described.attributes == {"hops": "2"}
 
 
 def test_record_has_the_scores_of_the_environment() -> None:
@@ -100,32 +97,6 @@ def test_breakdowns_are_means_over_questions_by_attribute() -> None:
     failed = replace(RECORDS[0], stop_reason="failed", questions=())
     rows = breakdowns([*RECORDS[1:], failed])
     assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
-
-
-def pair(identifier: str, task: str, metrics: dict[str, float]) -> EpisodeRecord:
-    question = QuestionRecord(identifier, "?", "x", ("y",), "", metrics)
-    return EpisodeRecord(
-        task, 0, "musique", "answered", None, None, {}, (question,), {}, 1.0, group=identifier
-    )
-
-
-def test_group_scores_equal_hand_computed_values() -> None:
-    right = {"em": 1.0, "f1": 1.0, "sufficiency": 1.0}
-    half = {"em": 0.0, "f1": 0.5, "sufficiency": 1.0}
-    records = [
-        pair("a", "a1", half),
-        pair("a", "a2", {"sufficiency": 1.0}),
-        pair("b", "b1", right),
-        pair("b", "b2", {"sufficiency": 0.0}),  # answers the unanswerable: the pair scores 0
-        pair("c", "c1", right),
-        pair("c", "c2", {"sufficiency": 1.0}),
-        pair("d", "d1", right),  # its twin failed: not in the grouped score
-    ]
-    metrics = summarize(records)["metrics"]
-    grouped = metrics["group_answer_sufficiency_f1"]
-    assert (grouped["mean"], grouped["n"]) == (0.5, 3)
-    assert metrics["group_answer_sufficiency_em"]["mean"] == pytest.approx(1 / 3)
-    assert (metrics["f1"]["n"], metrics["f1"]["mean"]) == (4, 3.5 / 4)
 
 
 def test_compare_pairs_questions_and_counts_tasks() -> None:

@@ -154,24 +154,6 @@ def test_gaia_score_follows_the_official_rule(answer: str | None, gold: str, rig
     assert score_question(Question("q", (gold,)), answer, "gaia")["gaia"] == float(right)
 
 
-@pytest.mark.parametrize(
-    ("answerable", "answer", "expected"),
-    [
-        (True, "Port", {"em": 1.0, "f1": 1.0, "sub_em": 1.0, "sufficiency": 1.0}),
-        (True, "not mentioned", {"em": 0.0, "f1": 0.0, "sub_em": 0.0, "sufficiency": 0.0}),
-        (False, "It is not mentioned.", {"sufficiency": 1.0}),
-        (False, "Port", {"sufficiency": 0.0}),
-    ],
-)
-async def test_unanswerable_question_scores_sufficiency_alone(
-    answerable: bool, answer: str | None, expected: dict[str, float]
-) -> None:
-    question = Question("?", ("Port",), "q", {"answerable": answerable})
-    score = await score_answers(Task("t", (question,), source="musique"), [answer], "em")
-    assert dict(score.question_metrics[0]) == expected
-    assert score.reward == expected.get("em")
-
-
 async def test_reward_that_lists_of_candidates_earn_is_refused() -> None:
     question = Question("Where?", ("Port, Vesk",), metadata={"category": "multi_hop"})
     task = Task("t", (question,), context="x", source="locomo")

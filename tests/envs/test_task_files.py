@@ -15,7 +15,7 @@ from atommem.errors import DataError
 from tests.envs.benchmark_rows import write_json
 
 DOCUMENT = Document("Orla", "A potter.\n", gold=True)
-METADATA = {"type": "bridge", "hops": 2, "supporting": [["Orla", None]]}
+METADATA = {"type": "bridge", "documents": [0]}
 TASKS = [
     Task(
         "a",
