@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EpisodeRecord, breakdowns, summarize
+from atommem.envs.scoring.records import EpisodeRecord, breakdowns, compare, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation

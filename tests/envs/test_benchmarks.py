@@ -15,7 +15,7 @@ from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.longdoc.recall import gold_documents
 from atommem.envs.scoring.metrics import hint, score_question
-from atommem.envs.task import Document, Question, Task
+from atommem.envs.task import Document, Task
 from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
@@ -275,39 +275,26 @@ def memagent_row(question: Any, truth: list[Any]) -> dict[str, Any]:
 
 CONTEXT = "Document 1:\nOrla\nOrla is a potter."
 EVALUATION = {"context": CONTEXT, "input": "Bran?", "answers": ["Port"], "num_docs": 2, "index": 7}
-
-
-@pytest.mark.parametrize("write", [write_parquet, write_json])
-@pytest.mark.parametrize(
-    ("row", "source"),
-    [(memagent_row("Bran?", ["Port"]), "hotpotqa"), (EVALUATION, "memagent")],
-)
-def test_memagent_rows_of_training_and_evaluation_are_tasks(
-    tmp_path: Path, write: Any, row: dict[str, Any], source: str
-) -> None:
-    (task,) = load_tasks(write(tmp_path / "x", [row]))
-    name = f"{source}-00000"
-    question = Question("Bran?", ("Port",), f"{name}-0")
-    assert task == Task(name, (question,), (), CONTEXT, source)
-
-
 PAIR = ["Bran?", "Orla?"]
 ALIASES = ("Port", "Harbour")
 
 
 @pytest.mark.parametrize(
-    ("row", "answers"),
+    ("row", "source", "answers"),
     [
-        (memagent_row(PAIR, [[*ALIASES], ["Orla"]]), [ALIASES, ("Orla",)]),
-        (memagent_row(PAIR, ["Port", "Orla"]), [("Port",), ("Orla",)]),
-        (memagent_row(PAIR[:1], [*ALIASES]), [ALIASES]),
-        (EVALUATION | {"answers": "Port"}, [("Port",)]),
+        (memagent_row("Bran?", ["Port"]), "hotpotqa", [("Port",)]),
+        (memagent_row(PAIR, [[*ALIASES], ["Orla"]]), "hotpotqa", [ALIASES, ("Orla",)]),
+        (memagent_row(PAIR, ["Port", "Orla"]), "hotpotqa", [("Port",), ("Orla",)]),
+        (memagent_row(PAIR[:1], [*ALIASES]), "hotpotqa", [ALIASES]),
+        (EVALUATION, "memagent", [("Port",)]),
+        (EVALUATION | {"answers": "Port"}, "memagent", [("Port",)]),
     ],
 )
-def test_memagent_answers_are_read_in_all_forms(
-    tmp_path: Path, row: dict[str, Any], answers: list[tuple[str, ...]]
+def test_memagent_rows_are_read_in_all_forms(
+    tmp_path: Path, row: dict[str, Any], source: str, answers: list[tuple[str, ...]]
 ) -> None:
-    (task,) = load_tasks(write_json(tmp_path / "x", [row]))
+    (task,) = load(tmp_path, row)
+    assert (task.id, task.source, task.context) == (f"{source}-00000", source, CONTEXT)
     assert [question.answers for question in task.questions] == answers
     assert [question.text for question in task.questions] == PAIR[: len(answers)]
 

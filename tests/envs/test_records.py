@@ -16,11 +16,11 @@ from atommem.environment import (
     QuestionDescription,
     TaskDescription,
 )
-from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import (
     EpisodeRecord,
     QuestionRecord,
     breakdowns,
+    compare,
     metric_names,
     record_of,
     summarize,
