@@ -151,7 +151,7 @@ class LLMJudge:
         self._config = config
         self._name = f"The judge {config.judge_model!r} at {client.base_url}"
         self._prompt = judge_prompt(config)
-        self._letters = "not_attempted" in self._prompt.lower()
+        self._letters = "not attempted" in self._prompt.lower().replace("_", " ")
         self._client = client
         self._chat = ChatClient(client)
         self._verdicts: dict[tuple[str, tuple[str, ...], str], asyncio.Task[Verdict]] = {}
