@@ -25,7 +25,7 @@ from tests.serve.servers import (
 def count_rows(server: Running) -> tuple[int, int]:
     """Number of conversations and of their events."""
     log = server.conversations.log
-    found = log.conversations()
+    found = log.conversations("local")
     return len(found), sum(len(log.events(info.id)) for info in found)
 
 
