@@ -63,8 +63,8 @@ def make_app(
     )
     app.state.conversations = conversations
     app.state.ready = False
-    for router in (openai_routes.router, memory_routes.list_router, memory_routes.router):
-        app.include_router(router)
+    app.include_router(openai_routes.router)
+    app.include_router(memory_routes.router)
     app.router.routes.extend(mcp_routes(mcp))
     _add_page(app)
 

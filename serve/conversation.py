@@ -31,6 +31,7 @@ from atommem.session_state import SessionState
 from atommem.trace import step_record
 
 CONFLICTS = Counter("atommem_conflicts", "Commits that lost to another gateway")
+Operations = Sequence[Mapping[str, Any]]
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _Method = Callable[Concatenate["Conversation", _Parameters], Awaitable[_Result]]
@@ -199,52 +200,47 @@ class Conversation:
     @_repeated
     async def edit(
         self, entry: int, text: str | None, request: RequestKey | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> Operations:
         """Replace the text of an entry, or delete it (None); return the operations."""
         if before := await self._written_before(request, 1):
-            return await self._operations_of(before[0])
-        operations = await self.session.memory.edit(entry, text, self._last_step)
-        return await self._commit_edit([Event("edit")], operations, request)
+            return before[0].operations
+        written = await self.session.memory.edit(entry, text, self._last_step)
+        return await self._commit_edit([Event("edit")], written, request)
 
-    async def forget(self, source: str) -> list[dict[str, Any]]:
+    @_repeated
+    async def forget(self, source: str) -> Operations:
         """Delete the items of a source, with what was written while they were read."""
         items = await run_in_threadpool(self._log.items, self.id)
-        return await self._delete([item for item in items if item.has_source(source)], source)
+        found = [item for item in items if item.has_source(source)]
+        if found:
+            return await self._delete(found, source)
+        written = await self.session.memory.forget(source, self._last_step)
+        return await self._commit_edit([Event("edit", {"forget": source})], written)
 
-    async def delete_item(self, item_id: str) -> None:
+    @_repeated
+    async def delete_item(self, item_id: str) -> Operations:
         """Delete an item, with what was written while it was read."""
         items = await run_in_threadpool(self._log.items, self.id)
         found = [item for item in items if item.body["id"] == item_id]
         if not found:
             raise NotFoundError(f"there is no item {item_id!r} in this conversation.")
-        await self._delete(found, found[0].source)
+        return await self._delete(found, found[0].source)
 
-    @_repeated
-    async def _delete(self, items: Sequence[Event], source: str) -> list[dict[str, Any]]:
-        deleted = {item.version for item in items}
+    async def _delete(self, items: Sequence[Event], source: str) -> Operations:
         steps = await run_in_threadpool(self._log.events, self.id, ("step",))
+        deleted = {item.version for item in items}
         read = [step.step or 0 for step in steps if step.parent in deleted]
-        operations = await self.session.memory.forget(
-            source, self._last_step, steps_shown=read if items else None
-        )
+        written = await self.session.memory.forget(source, self._last_step, steps_shown=read)
         new = [Event("deleted", {"item": item.body["id"]}, parent=item.version) for item in items]
-        return await self._commit_edit(new or [Event("edit", {"forget": source})], operations)
+        return await self._commit_edit(new, written)
 
     async def _commit_edit(
-        self,
-        new: Sequence[Event],
-        operations: Sequence[Operation],
-        request: RequestKey | None = None,
-    ) -> list[dict[str, Any]]:
+        self, new: list[Event], written: Sequence[Operation], request: RequestKey | None = None
+    ) -> Operations:
         """Commit events, the first with the operations of an edit; return these."""
-        first, *others = new
-        first = replace(first, operations=[to_json(operation) for operation in operations])
-        committed, *_ = await self._commit([first, *others], request)
-        return await self._operations_of(committed)
-
-    async def _operations_of(self, event: Event) -> list[dict[str, Any]]:
-        operations = await run_in_threadpool(self._log.operations, self.id)
-        return [operation for operation in operations if operation["version"] == event.version]
+        operations = [to_json(operation) for operation in written]
+        await self._commit([replace(new[0], operations=operations), *new[1:]], request)
+        return operations
 
     @property
     def _last_step(self) -> int:

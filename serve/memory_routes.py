@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from atommem.serve.openai_routes import Embedded, Info, ThisCall
+from atommem.serve.openai_routes import Embedded, Info, PageLimit, ThisCall
 from atommem.serve.wire import (
     ConversationId,
     NonBlank,
@@ -17,20 +17,8 @@ from atommem.serve.wire import (
     page,
 )
 
-list_router = APIRouter(prefix="/v1")
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 At = Annotated[Number | None, Query(description="Number of operations; default: all.")]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-PageLimit = Annotated[int, Query(ge=1, le=100)]
-
-
-@list_router.get("/conversations")
-def list_conversations(
-    call: ThisCall, limit: PageLimit = 20, after: ConversationId = ""
-) -> dict[str, Any]:
-    """List the owner's conversations, newest first."""
-    found = call.log.conversations(call.owner, after=after, limit=limit + 1)
-    return page([conversation_object(info) for info in found], limit)
 
 
 @router.get("/memory")
@@ -63,7 +51,7 @@ async def recall(
 
 @router.get("/operations")
 def list_operations(
-    info: Info, call: ThisCall, after: Number = 0, limit: Limit = 100
+    info: Info, call: ThisCall, after: Number = 0, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> dict[str, Any]:
     """List the operation log from number `after`."""
     return page(call.log.operations(info.id, after, limit + 1), limit)

@@ -52,16 +52,12 @@ class Call:
     async def read(
         self, conversation: str, new: Sequence[dict[str, Any]], key: RequestKey | None
     ) -> list[Event]:
-        """Commit items and read them, unless the client disconnects."""
-
-        async def read() -> list[Event]:
-            async with self.use(conversation) as memory:
-                done = await memory.add(new, key)
-                async for _ in memory.read():
-                    pass
-                return done
-
-        return await until_disconnect(self.request, read())
+        """Commit items and read them."""
+        async with self.use(conversation) as memory:
+            done = await memory.add(new, key)
+            async for _ in memory.read():
+                pass
+            return done
 
 
 _Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
@@ -86,6 +82,7 @@ def get_info(conversation: ConversationId, call: ThisCall) -> ConversationInfo:
 
 Info = Annotated[ConversationInfo, Depends(get_info)]
 Embedded = Body(embed=True)
+PageLimit = Annotated[int, Query(ge=1, le=100)]
 
 
 def _sha256(*parts: bytes) -> str:
@@ -121,8 +118,18 @@ async def create_conversation(
     new = [item.body() for item in items or ()]
     info = await run_in_threadpool(call.log.create, call.owner, metadata or {}, call.key)
     if new:
-        await call.read(info.id, new, call.key and call.key.derive("items"))
+        reading = call.read(info.id, new, call.key and call.key.derive("items"))
+        await until_disconnect(call.request, reading)
     return conversation_object(info)
+
+
+@router.get("/conversations")
+def list_conversations(
+    call: ThisCall, limit: PageLimit = 20, after: ConversationId = ""
+) -> dict[str, Any]:
+    """List the owner's conversations, newest first."""
+    found = call.log.conversations(call.owner, after=after, limit=limit + 1)
+    return page([conversation_object(info) for info in found], limit)
 
 
 @router.get("/conversations/{conversation}")
@@ -155,7 +162,8 @@ async def create_items(
     If this fails or is cut off, committed items stay listed and the next call continues to read
     them; the same call with the same ``Idempotency-Key`` does not add them again.
     """
-    done = await call.read(conversation, [item.body() for item in items], call.key)
+    reading = call.read(conversation, [item.body() for item in items], call.key)
+    done = await until_disconnect(call.request, reading)
     return page([item_object(event) for event in done])
 
 
@@ -163,9 +171,9 @@ async def create_items(
 def list_items(
     info: Info,
     call: ThisCall,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: PageLimit = 20,
     order: Annotated[str, Query(pattern="^(asc|desc)$")] = "desc",
-    after: Annotated[str, Query(max_length=64)] = "",
+    after: ConversationId = "",
 ) -> dict[str, Any]:
     """List texts, questions and answers, newest first by default."""
     unread = call.log.unread(info.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import logging
 import os
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     from atommem.serve.served_model import ServedModel
 
     policy = arguments.policy
-    settings |= {name: getattr(arguments, name) for name in ("name", "active", "turn_seconds")}
+    settings["name"] = arguments.name
     # SIGTERM must end vLLM too; uvicorn raises the signal again after it has drained.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with contextlib.ExitStack() as stack:
@@ -137,6 +138,8 @@ def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, s
     from atommem.serve.middleware import LOGGER, JsonFormatter
     from atommem.serve.schema import open_database
 
+    model.active = asyncio.Semaphore(arguments.active)
+    model.turn_seconds = arguments.turn_seconds
     conversations = Conversations(
         model, ConversationLog(open_database(arguments.db)), max_requests=arguments.max_requests
     )

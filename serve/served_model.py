@@ -36,7 +36,9 @@ class ServedModel:
         name: Its name in the API.
         checkpoint: Fingerprint, stored with every event.
         trained: Its ``atommem_config.json``; empty for a model that was not trained here.
-        active: Most steps at a time.
+
+    Attributes:
+        active: Bounds the steps at a time.
         turn_seconds: Longest duration of a step.
     """
 
@@ -46,28 +48,17 @@ class ServedModel:
         name: str,
         checkpoint: str,
         trained: Mapping[str, Any] | None = None,
-        *,
-        active: int = 64,
-        turn_seconds: float = 300.0,
     ) -> None:
         self.name, self.checkpoint = name, checkpoint
         self.agent = runtime.agent
         self.agent.keep_prompts = True  # the steps can be trained on
         self.trained_for = trained_for(trained) if trained else None
         self._runtime = runtime
-        self._active = asyncio.Semaphore(active)
-        self._step_seconds = turn_seconds
+        self.active = asyncio.Semaphore(64)
+        self.turn_seconds = 300.0
 
     @classmethod
-    def open(
-        cls,
-        policy: str | Sequence[str],
-        *,
-        name: str = "",
-        active: int = 64,
-        turn_seconds: float = 300.0,
-        **settings: Any,
-    ) -> ServedModel:
+    def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
         """Open a model; `settings` are those of `atommem.api.AsyncMemory`.
 
         Raises:
@@ -79,14 +70,9 @@ class ServedModel:
         folder = str(settings.get("tokenizer") or "") if is_server(names) else names[0]
         trained = load_config(folder) if folder else {}
         check_settings(trained, settings, folder)
-        return cls(
-            Runtime.open(names, **settings),
-            name or model or Path(names[0]).absolute().name,
-            fingerprint(folder, model),
-            trained,
-            active=active,
-            turn_seconds=turn_seconds,
-        )
+        runtime = Runtime.open(names, **settings)
+        name = name or model or Path(names[0]).absolute().name
+        return cls(runtime, name, fingerprint(folder, model), trained)
 
     async def step(self, session: Session, observation: Observation) -> Step:
         """Take a step of a session; it is not committed yet.
@@ -94,13 +80,13 @@ class ServedModel:
         Raises as `Session.step`.
         """
         with STAGES.labels("queue").time():
-            await self._active.acquire()
+            await self.active.acquire()
         try:
             with STAGES.labels("turn").time():
-                deadline = asyncio.get_running_loop().time() + self._step_seconds
+                deadline = asyncio.get_running_loop().time() + self.turn_seconds
                 step = await session.step(observation, affinity=session.key, deadline=deadline)
         finally:
-            self._active.release()
+            self.active.release()
         TOKENS.labels("prompt").inc(step.prompt_tokens)
         TOKENS.labels("completion").inc(step.completion_tokens)
         return step

@@ -81,7 +81,9 @@ def scripted(
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
     policy = policy or ScriptedPolicy(tokenizer, script)
     runtime = Runtime.open(policy, tokenizer=tokenizer, **settings)
-    return ServedModel(runtime, "scripted", checkpoint, active=active)
+    model = ServedModel(runtime, "scripted", checkpoint)
+    model.active = asyncio.Semaphore(active)
+    return model
 
 
 def make_conversations(

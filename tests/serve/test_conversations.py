@@ -19,7 +19,6 @@ from tests.serve.servers import (
     event_kinds,
     gated,
     items,
-    make_conversations,
     new_conversation,
     until,
 )
@@ -96,22 +95,6 @@ def test_shutdown_completes_requests_in_progress(tmp_path: Path) -> None:
             assert gate.entered.wait(10)
             threading.Timer(0.3, gate.open.set).start()
         assert answer.result().status_code == 200
-
-
-async def test_loaded_session_equals_the_one_in_memory(tmp_path: Path) -> None:
-    one, other = (make_conversations(tmp_path / "log.db") for _ in range(2))
-    name = one.log.create("local", {"goal": "case 3"}).id
-    for number in range(20):
-        async with one.use(name, "local") as held:
-            await held.add([Message(content=f"case {number} {number % 7}").body()])
-            [step async for step in held.read()]
-    async with one.use(name, "local") as held, other.use(name, "local") as twin:
-        memory = held.session.memory
-        assert twin.session.memory.contents == memory.contents
-        assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
-        assert twin.session.steps == 20
-    await one.model.close()
-    await other.model.close()
 
 
 async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Conversations) -> None:

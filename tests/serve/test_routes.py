@@ -120,18 +120,6 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"
 
 
-def test_fork_at_an_operation_continues_on_its_own(http: httpx.Client) -> None:
-    path = new_conversation(http, *PARTS, goal="Where?")
-    log = http.get(f"{path}/operations").json()["data"]
-    second = next(line["seq"] for line in log if line.get("entry_id") == 2)
-    fork = http.post(f"{path}/fork", params={"at": second}).raise_for_status().json()
-    twin = f"/v1/conversations/{fork['id']}"
-    assert fork["metadata"] == {"goal": "Where?"}
-    assert entries(http, twin) == entries(http, path, at=second) == {1: PARTS[0]}
-    assert ask(http, twin, "Where does Bob live?")[1] == PARTS[0]
-    assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
-
-
 def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     path = new_conversation(http, *PARTS)
     changed = http.post(f"{path}/entries/2", json={"text": "Bob lives in Bergen."}).json()["data"]
