@@ -180,7 +180,7 @@ class LLMJudge:
                 )
             except RefusedError as error:
                 # A content filter or a limit concerns this answer alone.
-                if error.of_input and not error.of_account(prompt):
+                if error.of_input:
                     return Verdict(0.0, f"refused: {error}", readable=False)
                 raise JudgeError(
                     f"The judge {self._model!r} at {self._client.base_url} refuses to judge "
