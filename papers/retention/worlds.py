@@ -19,8 +19,7 @@ from atommem.config import EmbedderConfig
 from atommem.demo.recipe import Recipe
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
-from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EpisodeRecord
+from atommem.envs.scoring.records import EpisodeRecord, compare
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
