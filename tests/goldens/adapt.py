@@ -349,7 +349,7 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     policy = ScriptedPolicy(tokenizer, script)
     engine = Runtime.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
     log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    model = ServedModel.from_runtime(engine, "scripted", "scripted")
+    model = ServedModel(engine, "scripted", "scripted")
     app = make_app(Conversations(model, log))
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)
