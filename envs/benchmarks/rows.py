@@ -1,17 +1,18 @@
-"""Rows of JSON, JSON Lines and parquet files; errors name the file, the row and the field."""
+"""Files of benchmarks and their rows: JSON, JSON Lines or parquet; errors name row and field."""
 
 from __future__ import annotations
 
 import json
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from atommem.config import check_choice
 from atommem.envs.task import Document
 from atommem.errors import DataError, suggest_path
 
@@ -30,8 +31,7 @@ class QARow:
         paragraphs: Without repetitions; `gold` marks the supporting ones.
         source: The benchmark's name.
         answerable: Whether all supporting paragraphs are among `paragraphs`.
-        metadata: ``type``, ``hops``, ``supporting`` (pairs of title and sentence index, or None if
-            the file names no sentence), and further fields of the benchmark.
+        metadata: ``type``, ``hops`` and further fields of the benchmark.
         place: File and row, for messages.
     """
 
@@ -114,72 +114,45 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     Raises:
         DataError: The file cannot be read, is damaged, or has another format.
     """
-    path = Path(path)
+    path, number = Path(path), 0
     try:
-        with path.open("rb") as file:
-            head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
+        for number, value in enumerate(_values(path), start=1):
+            if value is None:  # a blank line
+                continue
+            if not isinstance(value, dict):
+                raise DataError(f"{path}: row {number} is {value!r:.60}, expected an object.")
+            yield Row(path, number, value)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. "
             "Check the name and its permissions."
         ) from error
-    if head.startswith(b"PAR1"):
-        return _parquet_rows(path)
-    if head.startswith(b"["):
-        return _json_rows(path)
-    if head.startswith(b"{"):
-        return _json_lines(path)
-    raise DataError(
-        f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, JSON "
-        "Lines (UTF-8) or parquet file. Give the benchmark's own file, unpacked."
-    )
-
-
-def _json_rows(path: Path) -> Iterator[Row]:
-    try:
-        values = load_json(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError, too
+    except ValueError as error:  # of JSON, UTF-8 and Arrow
         raise DataError(
-            f"{path}: not JSON in UTF-8 ({error}). If it is truncated, download it again."
+            f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). If the file is "
+            "truncated, download it again."
         ) from error
-    for number, value in enumerate(values, start=1):
-        yield _row(path, number, value)
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _values(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8-sig").strip()
-                value = load_json(text) if text else None
-            except ValueError as error:
-                raise DataError(
-                    f"{path}: row {number} is not JSON in UTF-8 ({error}). Give one object a line; "
-                    "if the file is truncated, download it again."
-                ) from error
-            if text:
-                yield _row(path, number, value)
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    pyarrow, parquet = import_pyarrow()
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=128):
-                for value in batch.to_pylist():
-                    number += 1
-                    yield Row(path, number, value)
-    except (pyarrow.ArrowException, OSError) as error:
+        head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
+    if head.startswith(b"PAR1"):
+        _, parquet = import_pyarrow()
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=128):
+                yield from batch.to_pylist()
+    elif head.startswith(b"["):
+        yield from load_json(path.read_text(encoding="utf-8-sig"))
+    elif head.startswith(b"{"):
+        with path.open(encoding="utf-8-sig") as lines:
+            for line in lines:
+                yield load_json(line) if line.strip() else None
+    else:
         raise DataError(
-            f"{path}: row {number + 1}: the parquet file is damaged ({error}). Download it again."
-        ) from error
-
-
-def _row(path: Path, number: int, value: Any) -> Row:
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: row {number} is {value!r:.60}, expected an object.")
-    return Row(path, number, value)
+            f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
+            "JSON Lines (UTF-8) or parquet file. Give the benchmark's own file, unpacked."
+        )
 
 
 def import_pyarrow() -> tuple[Any, Any]:
@@ -201,3 +174,54 @@ def load_json(text: str) -> Any:
         return value
     encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
     return json.loads(encoded.decode("utf-16", "replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """How to find and read one benchmark.
+
+    Attributes:
+        parse: Makes one of its questions of a row.
+        files: Split -> file name patterns, the official name first, then those of Hugging Face
+            downloads. The first pattern that matches counts, with all of its files (shards).
+    """
+
+    name: str
+    parse: Callable[[Row], QARow]
+    files: Mapping[str, tuple[str, ...]]
+
+    def read(self, path: str | Path) -> Iterator[QARow]:
+        """Yield the questions of a file; DataError if it is damaged or has another layout."""
+        return map(self.parse, read_rows(path))
+
+    def find(self, split: str, path: str | Path) -> list[Path]:
+        """Return `path` if it is a file, else the files of `split` in its folder `name` or in it.
+
+        Raises:
+            ConfigError: There is no such split.
+            DataError: There is no such file, or a shard is missing.
+        """
+        path = Path(path)
+        check_choice("split", split, tuple(self.files))
+        if path.is_file():
+            return [path]
+        # The subfolder comes first: any benchmark may have a dev.json.
+        for folder in (path / self.name, path):
+            for pattern in self.files[split]:
+                if found := sorted(folder.glob(pattern)):
+                    _check_shards(found)
+                    return found
+        raise DataError(
+            f"{path}{suggest_path(path)}: no {split} file of {self.name} here or in the folder "
+            f"{self.name}; looked for {', '.join(self.files[split])}. Give the file or its folder."
+        )
+
+
+def _check_shards(files: list[Path]) -> None:
+    """Raise if ``NAME-00000-of-00002.parquet`` has another number of shards than its name has."""
+    count = files[0].stem.rpartition("-of-")[2]
+    if "-of-" in files[0].stem and len(files) != int(count):
+        raise DataError(
+            f"{files[0].parent}: has {len(files)} shards such as {files[0].name}, expected "
+            f"{int(count)}. Give all shards of one release and no others."
+        )

@@ -21,7 +21,8 @@ from atommem.memory.log import Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import best
 from atommem.tokens import ApproximateTokenizer
-from papers.inputs import StoredVectors, read_json_rows
+from papers.inputs import StoredVectors, locomo_turns, read_json_rows
+from papers.retention.rules import RULE_PATHS
 
 RETRIEVED = 6
 """Entries shown for a question."""
@@ -80,11 +81,7 @@ def read_streams(path: Path) -> list[Stream]:
 
 
 def _parse_conversation(row: Mapping[str, Any]) -> Stream:
-    sessions = row["conversation"]
-    numbers = sorted(
-        int(found[1]) for name in sessions if (found := re.fullmatch(r"session_(\d+)", name))
-    )
-    turns = [turn for number in numbers for turn in sessions[f"session_{number}"]]
+    turns = locomo_turns(row)
     places = {turn["dia_id"]: place for place, turn in enumerate(turns)}
     texts = []
     for turn in turns:
@@ -124,7 +121,8 @@ async def embed_streams(streams: Sequence[Stream], embedder: Embedder) -> list[E
 
 async def keep(item: Embedded, retention: str, capacity: int | None, seed: int = 0) -> list[int]:
     """Return the places of the texts that a store of `capacity` keeps, one create a step."""
-    config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
+    rule = RULE_PATHS.get(retention, retention)
+    config = MemoryConfig(capacity=capacity, retention=rule, entry_tokens=10**6)
     embedder = StoredVectors(item.stream.texts, item.texts)
     memory = WorkingMemory(embedder, ApproximateTokenizer(), config, seed=seed)
     for place, text in enumerate(item.stream.texts):

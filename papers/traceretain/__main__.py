@@ -23,8 +23,8 @@ from atommem.rules.banks import LINEAR
 from papers.experience import Bank
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import StoredVectors, add_embedder_flag, embed_all, load_published
-from papers.traceretain.engine import Engine, find_engine
-from papers.traceretain.episodes import Player, Stream, run_tasks
+from papers.retention.rules import RULE_PATHS
+from papers.traceretain.engine import Engine, Player, Stream, find_engine, run_tasks
 from papers.traceretain.games import Game, make_games
 
 FIRST_SEED, POOL_SEED, TUNING_SEED = 42, 4200, 7
@@ -35,7 +35,8 @@ ARMS: Mapping[str, Arm] = {
     NO_MEMORY: None,
     "unbounded": ("reject", False, False),
     "unbounded, newer first": ("reject", False, True),
-    **{name: (name, True, False) for name in ("fifo", "lru", "lfu", "random", "ebbinghaus")},
+    **{name: (name, True, False) for name in ("fifo", "lru", "lfu", "random")},
+    "ebbinghaus": (RULE_PATHS["ebbinghaus"], True, False),
     FAILURES_FIRST: ("failures_first", True, False),
     f"{FAILURES_FIRST}, newer first": ("failures_first", True, True),
     "traceretain linear": ("traceretain", True, False),
@@ -127,7 +128,7 @@ class Bench:
     """Runs one rule on one stream.
 
     Attributes:
-        paper: ``published.yaml``.
+        paper: `load_published`.
         vectors: Vectors of all tasks' texts.
         pool: Games that streams are drawn from.
         tasks: Length of a stream.

@@ -35,12 +35,10 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: web(tools=["tests.envs.test_settings:untyped"]), "untyped: not a tool"),
     (lambda: web(tools=[ENGINE], call_budget=1), "need recording"),
     (lambda: web(private_hosts=["127.0.0.1"]), "write host:port"),
-    (lambda: web(user_agent="b\r\nHost: a"), "printable ASCII"),
     (lambda: web(tools=["searxng"]), "tools=searxng: search_url"),
     (lambda: searched(Retrieve, "http://["), "not a server URL"),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
     (lambda: BuildConfig(4, 2, (3, 2)), "questions=3-2"),
-    (lambda: BuildConfig(4, 2, (1, 2), unanswerable=True), "questions=1-2: unanswerable needs 1"),
     (lambda: WorldConfig(distractors=60), "names=80"),
     (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "Give at least 6"),
 ]
