@@ -204,7 +204,7 @@ class _Checker:
             policy=ProbePolicy(kind, self.dialect, self.factory.actions),
             embedder=HashingEmbedder(64),
             tokenizer=self.factory.tokenizer,
-            environments=self.factory,
+            factory=self.factory,
             memory=self.memory,
             sampling=Sampling(seed=0, max_tokens=sys.maxsize),
         )

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.config import EmbedderConfig
-from atommem.environment import TaskShape, make_environments
-from atommem.envs.task_files import write_text
+from atommem.environment import TaskShape, make_factory
 from atommem.errors import ConfigError
+from atommem.files import write_text
 from atommem.hub import hub_name
 from atommem.memory.rules import RuleSet
 from atommem.policy.local import read_tokenizer
@@ -91,12 +91,12 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     tokenizer: Any = ApproximateTokenizer()
     if Path(model.name).is_dir():
         tokenizer = read_tokenizer(model.name)
-    environments = make_environments(found.run.environment, tokenizer)
+    factory = make_factory(found.run.environment, tokenizer)
     documents, questions = settings.dry_run_documents, settings.dry_run_questions
     source = f"assumed, without {args.data}: {documents} documents, {questions:g} questions"
     assumed = TaskShape(source, settings.dry_run_tasks, documents, 0, 0, questions, 0, 0)
-    data = environments.shape(args.data, assumed)
-    prompt = measure_prompt(memory, environments, args.template_kwargs)
+    data = factory.shape(args.data, assumed)
+    prompt = measure_prompt(memory, factory, args.template_kwargs)
     sampled, lengths = completion_tokens(args, settings, model.config.model_type)
     load = estimate_workload(args, launch.processes, data, prompt, sampled, run.share_prefixes)
     costs = estimate_costs(run, load, settings.dry_run_utilisation)

@@ -180,7 +180,7 @@ class RolloutWorker:
     ) -> list[Episode]:
         """Run one episode per (task, sample) beside training, and wait; none if `stopped`."""
         policy = _TaggedPolicy(self.runner.agent.policy, self)
-        work = self.spawn(self.runner.using(policy=policy, sampling=sampling).run_all(jobs))
+        work = self.spawn(self.runner.copy(policy=policy, sampling=sampling).run_all(jobs))
         while not stopped():
             try:
                 return work.result(timeout=POLL_SECONDS)
@@ -224,9 +224,7 @@ class RolloutWorker:
         while True:
             policy = _TaggedPolicy(agent.policy, self)
             async with self._slots:
-                episode = await self.runner.using(policy=policy, sampling=sampling).run(
-                    task, sample
-                )
+                episode = await self.runner.copy(policy=policy, sampling=sampling).run(task, sample)
             if not episode.failed or attempt == RERUNS:
                 return episode, policy.versions
             self._last_outage = str(episode.error)
