@@ -129,7 +129,7 @@ class AsyncMemory(_Contents):
             environment's configuration by name, and ``chat_template_kwargs``.
 
     Raises:
-        ConfigError: A setting is unknown or out of range, or a package is missing.
+        ConfigError: A setting is unknown or out of range.
         PolicyError: The model or tokenizer cannot be loaded.
         OutageError: The embedding server is out of reach.
     """

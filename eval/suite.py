@@ -16,8 +16,8 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from atommem.arguments import Parser, field_names, make, pop_flags
-from atommem.config import check_choice, is_server
+from atommem.arguments import Parser, make, pop_flags
+from atommem.config import check_choice, field_names, is_server
 from atommem.environment import DEFAULT_ENVIRONMENT
 from atommem.envs.benchmarks.build import BuildConfig
 from atommem.envs.benchmarks.registry import SPLITS, get_benchmark
@@ -212,7 +212,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         ConfigError: The file is unreadable, or a field is unknown, missing or wrong.
     """
-    path = find_file("suite", path, "eval", "data:")
+    path = find_file("suite", path, "eval")
     try:
         return parse_suite(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, ConfigError) as error:

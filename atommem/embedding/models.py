@@ -12,7 +12,7 @@ import numpy as np
 
 from atommem.embedding.embedder import EmbeddingCounts, TextKind, Vectors, unit_rows
 from atommem.errors import ConfigError
-from atommem.hub import hub_name, not_loaded, only_here
+from atommem.plugins import hub_name, not_loaded, only_here
 from atommem.servers.client import ClientOptions, RefusedError, ServerClient
 from atommem.text_safety import clean
 
