@@ -77,9 +77,12 @@ async def answer_question(
 class _Contents:
     """What both kinds of memory show without waiting."""
 
-    _runtime: Runtime
-    _session: Session
-    _readings: list[Reading]
+    def __init__(
+        self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()
+    ) -> None:
+        self._runtime = runtime
+        self._session = session
+        self._readings = list(readings)
 
     @property
     def steps(self) -> int:
@@ -114,48 +117,45 @@ class _Contents:
 
 
 class AsyncMemory(_Contents):
-    """A memory that a policy fills by reading and answers from; `Memory` is its synchronous twin.
+    """A memory that a policy fills by reading and answers from; `open` and `load` make one.
 
-    Every step is a step of one `Session` with the prompts of the policy's training, token for
-    token. Reading and asking run one at a time.
-
-    Args:
-        policy: A model folder (one trained here brings its settings) or hub name; the URLs of vLLM
-            servers of one model, or of a chat server (``api="chat"``); or a `Policy`.
-        tokenizer: Of a server: folder or hub name of its model. Of a `Policy` without one: its
-            tokenizer.
-        embedder: A kind of embedder, as in the settings, or an `Embedder`.
-        settings: Fields of `PolicyConfig`, `MemoryConfig`, `EmbedderConfig`, `Sampling` and the
-            environment's configuration by name, and ``chat_template_kwargs``.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range.
-        PolicyError: The model or tokenizer cannot be loaded.
-        OutageError: The embedding server is out of reach.
+    Every step is one of a `Session`, with the prompts of the policy's training, token for token.
+    Reading and asking run one at a time. `Memory` is the synchronous twin.
     """
 
-    def __init__(
-        self,
+    def __init__(self, *contents: Any) -> None:
+        super().__init__(*contents)
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def open(
+        cls,
         policy: str | os.PathLike[str] | Sequence[str] | Policy,
         *,
         tokenizer: Any = None,
         embedder: str | Embedder | None = None,
         **settings: Any,
-    ) -> None:
-        runtime = Runtime.open(policy, tokenizer=tokenizer, embedder=embedder, **settings)
-        self._start(runtime, Session(runtime.agent))
+    ) -> Self:
+        """Open a policy and give it an empty memory.
 
-    def _start(self, runtime: Runtime, session: Session, readings: Iterable[Reading] = ()) -> Self:
-        self._runtime = runtime
-        self._session = session
-        self._readings = list(readings)
-        self._lock = asyncio.Lock()
-        return self
+        Args:
+            policy: A model folder (one trained here brings its settings) or hub name; the URLs of
+                vLLM servers of one model, or of a chat server (``api="chat"``); or a `Policy`.
+            tokenizer: Of a server: folder or hub name of its model. Of a `Policy` without one: its
+                tokenizer.
+            embedder: A kind of embedder, as in the settings, or an `Embedder`.
+            settings: Fields of `PolicyConfig`, `MemoryConfig`, `EmbedderConfig`, `Sampling` and the
+                environment's configuration by name, and ``chat_template_kwargs``.
 
-    @classmethod
-    async def open(cls, *arguments: Any, **settings: Any) -> Self:
-        """Call the constructor in a thread, so that loading does not block the event loop."""
-        return await asyncio.to_thread(cls, *arguments, **settings)
+        Raises:
+            ConfigError: A setting is unknown or out of range.
+            PolicyError: The model or tokenizer cannot be loaded.
+            OutageError: The embedding server is out of reach.
+        """
+        runtime = await asyncio.to_thread(
+            Runtime.open, policy, tokenizer=tokenizer, embedder=embedder, **settings
+        )
+        return cls(runtime, Session(runtime.agent))
 
     @classmethod
     async def load(
@@ -169,9 +169,9 @@ class AsyncMemory(_Contents):
         """Load a memory that `save` wrote.
 
         Args:
-            policy: As of the constructor; unset: the one that the memory was saved with.
+            policy: As of `open`; unset: the one that the memory was saved with.
             reembed: Use another embedder than the memory's, and embed all entries again.
-            settings: As of the constructor, on top of those that the memory was made with.
+            settings: As of `open`, on top of those that the memory was made with.
 
         Raises:
             DataError: The folder holds no memory, or a damaged one.
@@ -187,7 +187,7 @@ class AsyncMemory(_Contents):
             if isinstance(error, TraceError):
                 raise DataError(f"{folder}: the memory is damaged: {error}") from error
             raise
-        return cls.__new__(cls)._start(runtime, session, saved.readings)
+        return cls(runtime, session, saved.readings)
 
     async def read(
         self,
@@ -284,8 +284,7 @@ class AsyncMemory(_Contents):
     async def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
         async with self._lock:
-            twin = type(self).__new__(type(self))
-            return twin._start(self._runtime, self._session.fork(), self._readings)
+            return type(self)(self._runtime, self._session.fork(), self._readings)
 
     async def at(self, step: int) -> Self:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
@@ -358,19 +357,18 @@ class Memory(_Contents):
     """
 
     def __init__(self, policy: Any, **settings: Any) -> None:
-        self._over(AsyncMemory(policy, **settings))
+        self._wrap(_wait(AsyncMemory.open(policy, **settings)))
 
-    def _over(self, memory: AsyncMemory) -> Self:
+    def _wrap(self, memory: AsyncMemory) -> Self:
         self._memory = memory
-        self._runtime, self._session = memory._runtime, memory._session
+        super().__init__(memory._runtime, memory._session)
         self._readings = memory._readings
         return self
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], policy: Any = None, **settings: Any) -> Self:
         """Load a saved memory; see `AsyncMemory.load`."""
-        memory = _wait(AsyncMemory.load(folder, policy, **settings))
-        return cls.__new__(cls)._over(memory)
+        return cls.__new__(cls)._wrap(_wait(AsyncMemory.load(folder, policy, **settings)))
 
     def read(self, source: str | Path | Iterable[str], **options: Any) -> Reading:
         """Read a text, chunk by chunk; see `AsyncMemory.read`."""
@@ -386,11 +384,11 @@ class Memory(_Contents):
 
     def fork(self) -> Self:
         """Return an independent copy that shares the policy; close only the original."""
-        return type(self).__new__(type(self))._over(_wait(self._memory.fork()))
+        return type(self).__new__(type(self))._wrap(_wait(self._memory.fork()))
 
     def at(self, step: int) -> Self:
         """Return a fork as it was when step number `step` began; ``at(0)`` is empty."""
-        return type(self).__new__(type(self))._over(_wait(self._memory.at(step)))
+        return type(self).__new__(type(self))._wrap(_wait(self._memory.at(step)))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write it to a folder, whole or not at all; replaces a memory saved there before."""

@@ -23,18 +23,6 @@ from atommem.errors import ConfigError, shorten, suggest
 from atommem.plugins import find_file
 
 _Config = TypeVar("_Config")
-_ALIASES = {
-    "lr": "learning_rate",
-    "model": "model_name_or_path",
-    "epochs": "num_train_epochs",
-    "batch_size": "per_device_train_batch_size",
-    "group_size": "num_generations",
-    "max_new_tokens": "max_completion_length",
-    "kl_coef": "beta",
-    "output": "output_dir",
-    "checkpoint": "policy",
-}
-"""Names in other tools -> ours."""
 
 
 class NumberRange(tuple[int, int]):
@@ -48,8 +36,11 @@ class NumberRange(tuple[int, int]):
         numbers = [int(number) for number in re.findall(r"\d+", str(value))]
         return cls((numbers[0], numbers[-1]))
 
+    def __str__(self) -> str:
+        return "-".join(map(str, dict.fromkeys(self)))
 
-register_type(NumberRange, lambda pair: "-".join(map(str, pair)), NumberRange.parse)
+
+register_type(NumberRange, str, NumberRange.parse)
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -125,8 +116,6 @@ class Parser(jsonargparse.ArgumentParser):
             text = re.split(r"(?<=[a-z)])[.;] ", text, maxsplit=1)[0].rstrip(".;:")
         if default not in (None, "", []) and "default" not in text:
             shown = str(default).lower() if isinstance(default, bool) else default
-            if isinstance(default, tuple):
-                shown = "-".join(map(str, dict.fromkeys(default)))
             text += f" (default: {shown})"
         options["help"] = argparse.SUPPRESS if hidden else text.replace("%", "%%")
         group.add_argument(f"--{item.name}", default=default, **options)
@@ -179,7 +168,7 @@ class Parser(jsonargparse.ArgumentParser):
             words = (found[1] or found[2]).split()
             flag = next((word for word in words if word.startswith("-")), words[0])
             name = flag.partition("=")[0].lstrip("-").replace("-", "_")
-            hint = suggest(_ALIASES.get(name, name), self.setting_names())
+            hint = suggest(name, self.setting_names())
             return f"{shorten(' '.join(words))}: unknown setting{hint}."
         found = re.match(r"(?:Parser key \"|argument -*)(\w+)\"?", text)
         action = next((item for item in self._actions if found and item.dest == found[1]), None)

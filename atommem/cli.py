@@ -78,7 +78,9 @@ def _run(argv: list[str]) -> int:
         print(f"atommem {version('atommem')}")
         return 0
     # Nothing is imported to list commands. Another package cannot replace one of ours.
-    entries = sorted(registered("atommem.commands"), key=lambda entry: entry.value.startswith("atommem."))
+    entries = sorted(
+        registered("atommem.commands"), key=lambda entry: entry.value.startswith("atommem.")
+    )
     values = {entry.name: entry.value for entry in entries}
     commands = {
         name: Command(values[name], _SUMMARIES.get(name, f"({values[name]})"))

@@ -12,12 +12,12 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import isfinite
 from typing import Any, NamedTuple
 
 from atommem.errors import DialectError
-from atommem.tokens import Tokenizer, encoder
+from atommem.tokens import Tokenizer
 
 REPLACEMENT = "\ufffd"
 _NOTHING = "(?!)"  # matches nowhere
@@ -299,7 +299,7 @@ class SegmentEncoder:
     def __init__(self, tokenizer: Tokenizer, markers: Collection[str] = ()) -> None:
         tokens = control_tokens(tokenizer)
         self._controls = tokens.keys() - _unknown_word(tokenizer)
-        self._encode = encoder(tokenizer)
+        self._encode = partial(tokenizer.encode, add_special_tokens=False)
         self._encode_data = _data_encoder(tokenizer, tokens.values())
         # SentencePiece puts a blank before each text: in the middle of a prompt there is none.
         first = "".join(getattr(tokenizer, "tokenize", str)("x"))
@@ -382,7 +382,7 @@ def _data_encoder(tokenizer: Any, tokens: Iterable[str]) -> Callable[[str], list
         twin.no_truncation()
         twin.no_padding()
         return lambda text: twin.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    options = {"add_special_tokens": False}
     if hasattr(tokenizer, "split_special_tokens"):  # transformers' tokenizers in Python
-        options = {"add_special_tokens": False, "split_special_tokens": True}
-        return lambda text: tokenizer.encode(text, **options)
-    return encoder(tokenizer)
+        options["split_special_tokens"] = True
+    return partial(tokenizer.encode, **options)

@@ -11,7 +11,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -153,7 +153,7 @@ class Reader(Baseline):
         self.documents: Any = setup.factory if scores else documents(setup, self.name)
         section, templates = Section({**ANSWERING, **self.pieces}), Templates(SYSTEM, empty=NOTHING)
         self.plain = self.make_prompts(templates, section)
-        self.remembering = self.make_prompts(replace(templates, **MEMORY), section)
+        self.remembering = self.make_prompts(Templates(SYSTEM, empty=NOTHING, **MEMORY), section)
 
     async def chunks(self, task: Task) -> Sequence[str]:
         """Return the chunks of `task`."""
