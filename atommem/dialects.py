@@ -64,25 +64,20 @@ def split_template(template: str) -> list[TemplatePart]:
 class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The wording of a memory, and what holds a prompt together.
 
-    In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for the dialect's
-    tag names.
+    In every field ``{tag.create}``, ``{tag.answer}``, ``{tag.call}``, ... stand for tag names.
 
     Attributes:
         chat: Send system and user messages through the tokenizer's chat template; otherwise the
             pieces are joined and encoded as plain text.
         join: Stands between two pieces.
-        system: The instructions; ``{introduction}`` and ``{rules}`` are the environment's,
-            ``{actions}`` explains the enabled actions.
+        system: The instructions, with ``{introduction}`` and ``{rules}`` of the environment,
+            ``{actions}`` and ``{places}``.
         actions: One explanation per memory action; those of disabled actions are left out.
         call: Explains a tool that the environment does not explain: ``{name}``, ``{description}``,
             ``{schema}``.
-        places: Explain ``scratchpad`` and ``store``, as ``{places}`` in `system`. A place that no
-            enabled action can fill is left out, with its piece of the prompt.
-        scratchpad, query: ``{text}``.
+        places: Explain ``scratchpad`` and ``store``, unless no enabled action can fill them.
         memory: ``{entries}``, ``{size}``, ``{capacity_notice}``. A set for a dialect without a
             store leaves out `memory`, `query` and `entry`.
-        entry: One retrieved entry: ``{handle}``, ``{text}``.
-        capacity_notice: Shown with a limited store: ``{size}``, ``{capacity}``.
         empty: Stands for an empty scratchpad, query or list of entries.
         cut_marker: Ends a text that was cut at its token limit.
         environments: Sections of environments by name, instead of those that they bring.
@@ -107,11 +102,7 @@ class Templates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The wording of an environment.
 
-    Attributes:
-        pieces: The template of every piece that its observations may hold.
-        introduction, rules: Its part of the instructions.
-        actions: One explanation per action of its own; the others are explained by their
-            description.
+    `actions` explains those of its own that their description does not explain.
     """
 
     pieces: Mapping[str, str]

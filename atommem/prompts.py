@@ -68,29 +68,19 @@ class PromptBuilder:
     """Renders prompts for one dialect, layout, environment and set of enabled actions.
 
     Layout ``prefix`` puts the stream before the memory, so that the episodes of a group share
-    almost the whole prompt; ``paper`` puts it last, as arXiv 2601.08323 does. All text of
-    observations and memory is data (`atommem.text_safety`): different observations and memories
-    have different prompts.
-
-    Args:
-        tokenizer: The policy's.
-        dialect: Tags and wording of the memory.
-        config: Layout, disabled actions.
-        section: Wording of the environment.
-        actions: The environment's.
-        chat_template_kwargs: Passed to the chat template (``enable_thinking`` of Qwen3).
+    almost the whole prompt; ``paper`` puts it last, as arXiv 2601.08323 does. Different
+    observations and memories have different prompts (`atommem.text_safety`).
 
     Attributes:
         system: The system message of the template set. A chat template that explains tools itself
-            (Qwen's), and asks for calls as the dialect reads them, gets their schemas instead of
-            the set's explanations.
+            (Qwen's) gets their schemas instead of the set's explanations.
         opens_thinking: Whether the chat template ends prompts with ``<think>``: completions then
             begin inside of it.
 
     Raises:
         DialectError: A template begins with a placeholder instead of a word, or the chat template
             does not show the user message.
-        ConfigError: A tool's name or description cannot be shown.
+        ConfigError: A tool's name cannot be called, or is that of an action of ours.
     """
 
     def __init__(
@@ -214,17 +204,12 @@ class PromptBuilder:
         if piece.needs is not None and piece.needs not in self._enabled:
             return []
         segments: list[Segment] = []
-        for literal, placeholder, is_number in self._parts[piece.name]:
+        for literal, placeholder, _ in self._parts[piece.name]:
             segments.append(Segment(literal))
             value = piece.values.get(placeholder, f"{{{placeholder}}}" if placeholder else "")
             if placeholder not in piece.values or isinstance(value, int):
                 segments.append(Segment(str(value)))
             elif isinstance(value, str):
-                if is_number:
-                    raise DialectError(
-                        f"piece {piece.name}: its template takes a number for {{{placeholder}}}, "
-                        f"not {value!r}."
-                    )
                 segments.append(Segment(value, (piece.name, placeholder)))
             else:
                 pieces = (value,) if isinstance(value, Piece) else value
