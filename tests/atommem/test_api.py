@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +173,6 @@ async def test_blocking_memory_works_inside_running_loop(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="is closed"):
         memory.ask("What?")
     assert asyncio.get_running_loop().is_running()
-
-
-def test_blocking_memory_serves_several_threads() -> None:
-    memory = Memory(NotePolicy(), embedder=WordEmbedder())
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(memory.read, [f"text {n}" for n in range(8)]))
-    assert sorted(texts(memory)) == [f"text {n}" for n in range(8)]
 
 
 def test_blocking_read_interrupted_keeps_finished_chunks() -> None:
