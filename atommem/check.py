@@ -12,10 +12,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from atommem.actions import MEMORY_ACTIONS, MEMORY_KINDS, ActionSpec, Body
 from atommem.arguments import Command, Parser, make, run_command
 from atommem.config import EmbedderConfig, MemoryConfig
@@ -28,7 +24,6 @@ from atommem.environment import (
     find_environment,
 )
 from atommem.episode import Episode, StopReason
-from atommem.errors import AtomMemError
 from atommem.memory.log import MemoryView
 from atommem.policy.contract import Completion, Sampling
 from atommem.prompts import PromptBuilder
@@ -260,12 +255,7 @@ def _run_check(argv: list[str]) -> int:
 
 def _run_list(argv: list[str]) -> int:
     Parser("atommem env list").parse_args(argv)
-    table = Table(box=None, show_header=False)
     for name in environment_names():
-        try:
-            summary = (find_environment(name).__doc__ or "").strip().partition("\n")[0]
-        except (AtomMemError, ImportError) as error:
-            summary = f"cannot be loaded: {error}"
-        table.add_row(name, Text(summary))
-    Console(highlight=False, soft_wrap=True).print(table)
+        summary = (find_environment(name).__doc__ or "").strip().partition("\n")[0]
+        print(f"{name:<12} {summary}")
     return 0

@@ -51,15 +51,10 @@ def names(group: str) -> list[str]:
     return sorted(registered(group).names)
 
 
+@cache
 def registered(group: str) -> EntryPoints:
     """Return the entry points of `group`, cached: a search reads the files of every package."""
-    found: EntryPoints = _search(tuple(sys.path)).select(group=group)
-    return found
-
-
-@cache
-def _search(path: tuple[str, ...]) -> Any:
-    return entry_points()
+    return entry_points(group=group)
 
 
 def shipped_files() -> dict[str, Path]:

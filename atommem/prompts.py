@@ -53,7 +53,6 @@ _UNGUARDED = (_NO_NOTICE, _EMPTY)
 _USER = "ATOMMEM-USER-MESSAGE"
 """Stands for the user message while the chat template is rendered."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_LONGEST_TOOL_TEXT = 2000
 
 
 class Segment(NamedTuple):
@@ -296,17 +295,15 @@ class PromptBuilder:
     def _shown_tools(self, actions: Sequence[ActionSpec]) -> list[dict[str, Any]]:
         """Return the tools among `actions`, as chat templates take functions.
 
-        Descriptions and schemas are data of the tools' servers: every text stands in one line of at
-        most 2,000 characters, without control tokens.
+        Descriptions and schemas are data of the tools' servers: every text stands in one line,
+        without control tokens.
         """
         frame = self._rendered(self._messages("", "-")) if self._templates.chat else ""
         words = [*control_tokens(self.tokenizer).values(), *forms_in(frame)]
 
         def shown(value: Any) -> Any:
             if isinstance(value, str):
-                line = " ".join(value.split())
-                cut = "..." if len(line) > _LONGEST_TOOL_TEXT else ""
-                return guard_text(line[:_LONGEST_TOOL_TEXT] + cut, words)
+                return guard_text(" ".join(value.split()), words)
             if isinstance(value, Mapping):
                 return {shown(str(name)): shown(item) for name, item in value.items()}
             return [shown(item) for item in value] if isinstance(value, list | tuple) else value
