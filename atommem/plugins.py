@@ -51,10 +51,14 @@ def names(group: str) -> list[str]:
     return sorted(registered(group).names)
 
 
-@cache
 def registered(group: str) -> EntryPoints:
     """Return the entry points of `group`, cached: a search reads the files of every package."""
-    return entry_points(group=group)
+    return _search(tuple(sys.path)).select(group=group)
+
+
+@cache
+def _search(path: tuple[str, ...]) -> EntryPoints:
+    return entry_points()
 
 
 def shipped_files() -> dict[str, Path]:
