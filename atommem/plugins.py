@@ -53,11 +53,12 @@ def names(group: str) -> list[str]:
 
 def registered(group: str) -> EntryPoints:
     """Return the entry points of `group`, cached: a search reads the files of every package."""
-    return _search(tuple(sys.path)).select(group=group)
+    found: EntryPoints = _search(tuple(sys.path)).select(group=group)
+    return found
 
 
 @cache
-def _search(path: tuple[str, ...]) -> EntryPoints:
+def _search(path: tuple[str, ...]) -> Any:
     return entry_points()
 
 
