@@ -178,7 +178,7 @@ class Parser(jsonargparse.ArgumentParser):
         if action.choices:
             known = list(map(str, action.choices))
             return f"{action.dest}={value}: give one of {', '.join(known)}{suggest(value, known)}."
-        kind = getattr(action, "_typehint", None) or action.type
+        kind: Any = getattr(action, "_typehint", None) or action.type
         kind = action.metavar if kind is NumberRange else getattr(kind, "__name__", str(kind))
         return f"{action.dest}={shorten(value)}: expected {kind}."
 
