@@ -14,7 +14,7 @@ from atommem.config import EmbedderConfig, MemoryConfig, check_least
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
-from atommem.policy.opening import check_window, model_folder
+from atommem.policy.opening import model_folder
 from atommem.run import Checkpoint, RunConfig
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run_config import DryRunConfig
@@ -67,8 +67,6 @@ def parse(
         raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
     check_least(args, learning_rate=0, max_completion_length=1)
     model_folder("model_name_or_path", model)
-    if args.max_completion_length is not None:
-        check_window("max_completion_length", args.max_completion_length, model)
     check_writable("output_dir", args.output_dir, folder=True)
     return settings
 

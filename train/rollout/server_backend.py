@@ -74,7 +74,7 @@ class AdapterSync:
 
 
 async def _unload(pool: ServerPool, name: str) -> None:
-    await asyncio.gather(*(server.admin.unload_adapter(name) for server in pool.serving))
+    await asyncio.gather(*(server.unload_adapter(name) for server in pool.serving))
 
 
 class FullWeightSync:
@@ -232,7 +232,7 @@ class ServerBackend(Backend):
 
     async def _read_counters(self) -> Counter[str]:
         """Add up the counters of the servers that answer."""
-        servers = [server.admin.metrics() for server in self.pool.serving]
+        servers = [server.metrics() for server in self.pool.serving]
         found = await asyncio.gather(*servers, return_exceptions=True)
         total: Counter[str] = Counter()
         for counters in found:
