@@ -11,6 +11,8 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import requires, version
 from itertools import takewhile
 from pathlib import Path
@@ -41,8 +43,11 @@ _SUMMARIES = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run a sub-command; the exit status is 2 for a wrong call or an `AtomMemError`."""
-    argv = sys.argv[1:] if argv is None else argv
-    _interrupt_at_sigterm()
+    with _sigterm_interrupts():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # models write anything
     name = f" {argv[0][:80]}" if argv and not argv[0].startswith("-") else ""
@@ -95,7 +100,8 @@ def _extra_of(package: str, command: str) -> str:
     return command if command in extras else next(iter(extras), "train")
 
 
-def _interrupt_at_sigterm() -> None:
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM, as schedulers and containers send it, do what Ctrl-C does."""
     process = os.getpid()
 
@@ -107,9 +113,14 @@ def _interrupt_at_sigterm() -> None:
             raise KeyboardInterrupt
         handler(signal.SIGINT, frame)  # asyncio's handler cancels the running task
 
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, interrupt)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def list_configs(argv: list[str]) -> int:
