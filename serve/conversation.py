@@ -92,16 +92,10 @@ class Conversation:
         self.is_open = False
         agent, embedder = self._model.agent, self._model.agent.embedder.id
         state = await run_in_threadpool(self._log.load, self.id, self.owner, embedder)
-        start = Session(agent, self.id).memory.start
         saved = SessionState(
-            self.id,
-            state.steps,
-            state.sampled,
-            replace(start, embedder=state.embedder or embedder),
-            state.operations,
-            state.vectors,
+            self.id, state.steps, state.sampled, embedder, state.operations, state.vectors
         )
-        self.session = await Session.restore(agent, saved, reembed=True)
+        self.session = await Session.restore(agent, saved)
         self.state = replace(state, operations=(), vectors=None)
         self.is_open = True
 

@@ -16,7 +16,7 @@ from atommem.envs.questions_shown import trained_for
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError
 from atommem.policy.opening import fingerprint
-from atommem.rollout import Session
+from atommem.rollout import Session, time_limit
 from atommem.run import Runtime
 
 STAGES = Histogram(
@@ -78,8 +78,8 @@ class ServedModel:
             await self.active.acquire()
         try:
             with STAGES.labels("turn").time():
-                deadline = asyncio.get_running_loop().time() + self.turn_seconds
-                step = await session.step(observation, affinity=session.key, deadline=deadline)
+                async with time_limit(self.turn_seconds):
+                    step = await session.step(observation, session.key)
         finally:
             self.active.release()
         TOKENS.labels("prompt").inc(step.prompt_tokens)
