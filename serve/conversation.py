@@ -184,7 +184,8 @@ class Conversation:
         """Return the answer that a repeated request got before, without its steps."""
         if request is None:
             return None
-        _, _, answer = await run_in_threadpool(self._log.response, ask.response, self.owner)
+        response = str(ask.response)
+        _, _, answer = await run_in_threadpool(self._log.response, response, self.owner)
         if answer is None:
             return None
         held = self.session.memory.contents.entries
@@ -263,9 +264,13 @@ class Conversation:
 
     async def _commit(self, new: Sequence[Event], request: RequestKey | None = None) -> list[Event]:
         memory, embedder = self.session.memory, self._model.agent.embedder.id
-        made = {"created_at": int(time.time()), "checkpoint": self._model.checkpoint}
+        made: dict[str, Any] = {
+            "created_at": int(time.time()),
+            "checkpoint": self._model.checkpoint,
+            "embedder": embedder,
+        }
         done = [
-            replace(event, version=version, embedder=embedder, **made)
+            replace(event, version=version, **made)
             for version, event in enumerate(new, self.state.version + 1)
         ]
         written = [item for event in new for item in event.operations if item.get("after")]

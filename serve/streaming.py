@@ -21,8 +21,6 @@ from atommem.serve.wire import SERVE_ERRORS, answer_message, entry_object, publi
 
 AskEvents = AsyncGenerator[Event | Step | Answer, None]
 """As of `Conversation.ask`."""
-_UNSET = ("error", "incomplete_details", "instructions", "previous_response_id")
-_UNSET += ("temperature", "top_p", "usage")
 _Result = TypeVar("_Result")
 
 
@@ -67,8 +65,14 @@ class ResponseForm:
         self, response: str, model: str, conversation: str | None, created_at: int | None = None
     ) -> None:
         self._id = response
-        self._head = {
-            **dict.fromkeys(_UNSET),
+        self._head: dict[str, Any] = {
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "previous_response_id": None,
+            "temperature": None,
+            "top_p": None,
+            "usage": None,
             "id": response,
             "object": "response",
             "created_at": int(time.time()) if created_at is None else created_at,
