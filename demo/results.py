@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.demo.recipe import Bars
-from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.records import EvalResult, compare
 
 SUMMARY_FILE = "summary.json"
 

@@ -20,7 +20,7 @@ from atommem.config import (
     setting,
 )
 from atommem.environment import EnvironmentFactory, make_factory
-from atommem.envs.scoring.judge_config import judge_settings
+from atommem.envs.scoring.judge import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method
