@@ -216,10 +216,11 @@ def parse_suite(values: Any) -> Suite:
             raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
     if suite.reference is not None:
         check_choice("reference", suite.reference, tuple(row.name for row in rows))
-    for item in (suite, *columns, *rows):
-        forbidden = _SUITE_SETTINGS if item is suite else (*_SUITE_SETTINGS, *_SHARED_SETTINGS)
-        if wrong := [name for name in item.settings if name in forbidden]:
-            raise ConfigError(f"settings {item.settings}: {wrong[0]} cannot be set here. Drop it.")
+    own = [column.settings for column in columns] + [row.settings for row in rows]
+    for settings in (suite.settings, *own):
+        shared = () if settings is suite.settings else _SHARED_SETTINGS
+        if wrong := [name for name in settings if name in (*_SUITE_SETTINGS, *shared)]:
+            raise ConfigError(f"settings {settings}: {wrong[0]} cannot be set here. Drop it.")
     return suite
 
 
