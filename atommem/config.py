@@ -110,12 +110,6 @@ class EmbedderConfig:
         if self.embedder == "http" and not self.embedder_url:
             raise ConfigError("embedder=http: needs embedder_url. Give the server's base URL.")
 
-    @property
-    def name(self) -> str:
-        """The model, or the kind if it has none."""
-        has_model = self.embedder in ("sentence_transformer", "http")
-        return self.embedder_model if has_model else self.embedder
-
 
 @dataclass
 class PolicyConfig:
