@@ -81,7 +81,7 @@ def test_recipe_parses_and_leaves_room_for_thoughts(path: Path) -> None:
     memory = found.run.memory
     assert found.args.data
     dialect = get_dialect(memory.dialect, memory.templates)
-    assert dialect.grammar(phases=("reading", "answering")).whole
+    assert dialect.grammar(phases=("reading", "answering"))
     settings = load_yaml(path, "train")
     if "Qwen3" in settings["model_name_or_path"]:
         quiet = settings.get("chat_template_kwargs") == {"enable_thinking": False}
