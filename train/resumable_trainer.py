@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ class ResumableTrainer(Trainer):
     """Mixin for a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
 
     - Checkpoints are written aside and renamed when complete (`atommem.train.checkpoints`), with
-      ``atommem_config.json`` and all training arguments.
+      ``atommem_config.json``.
     - SIGTERM, SIGUSR1 and Ctrl-C end the run at the next step boundary, or in the middle of a
       rollout, with a checkpoint of the last finished update; all ranks together.
     - A NaN, an outage or a failed write ends the run with the reason and how to continue.
@@ -152,7 +151,7 @@ class ResumableTrainer(Trainer):
             self._writing_to = None
         if not self._largest_of_ranks(float(error is not None)) and self.args.should_save:
             try:
-                checkpoints.publish_checkpoint(folder, output_dir)
+                checkpoints.publish_checkpoint(folder, output_dir, self.args)
                 checkpoints.prune_checkpoints(
                     output_dir, self.args.save_total_limit, self.state.best_model_checkpoint
                 )
@@ -177,8 +176,6 @@ class ResumableTrainer(Trainer):
             self.processing_class.save_pretrained(folder)
         if self.settings:
             save_config(folder, *self.settings)
-        text = json.dumps(checkpoints.training_facts(self.args), indent=2) + "\n"
-        (folder / checkpoints.TRAINING_ARGS).write_text(text, encoding="utf-8")
         # transformers looked for the best checkpoint in the folder that it wrote to.
         if best := self.state.best_global_step:
             final = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"

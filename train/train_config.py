@@ -18,51 +18,51 @@ from atommem.train.objective.rows import LOSS_TYPES, NORMALIZATIONS
 DISTRIBUTION = "training needs the distribution that was sampled from"
 _OBJECTIVE = "train/objective/loss.py has no such term"
 _ONE_REWARD = "an episode has one terminal reward"
-_ONE_UPDATE = "a trainer step is one update; micro_batch_tokens bounds the memory"
 _LOCAL_POLICY = "the local policy samples the episodes"
-_EPISODE_LOGS = "log_episodes shows whole episodes, and save_traces keeps them"
+_PUSHED_LAST = "the model is pushed when training has ended"
 _WHOLE_ROWS = "rows are whole steps, padded per batch"
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "gradient_accumulation_steps": (1, _ONE_UPDATE),
-    "torch_empty_cache_steps": (None, _ONE_UPDATE),
+Refused = Mapping[str, tuple[Any, str]]
+"""Fields that cannot be honoured: the only accepted value and the reason."""
+
+EPISODES_REFUSED: Refused = {
+    "gradient_accumulation_steps": (1, "a trainer step is one update; its passes have a budget"),
+    "torch_empty_cache_steps": (None, "a trainer step is one update"),
     "neftune_noise_alpha": (None, DISTRIBUTION),
+    "fp16": (False, "an update without variance has no gradients to unscale; use bf16"),
+    "top_p": (1.0, DISTRIBUTION),
+    "top_k": (0, DISTRIBUTION),
+    "min_p": (None, DISTRIBUTION),
+    "repetition_penalty": (1.0, DISTRIBUTION),
+    "log_completions": (False, "log_episodes shows whole episodes, and save_traces keeps them"),
+    "hub_strategy": ("end", _PUSHED_LAST),
+    "router_aux_loss_coef": (0.0, "the term would depend on how rows are packed"),
+}
+REFUSED: Refused = {
+    **EPISODES_REFUSED,
     "off_policy_mask_threshold": (None, _OBJECTIVE),
     "top_entropy_quantile": (1.0, _OBJECTIVE),
     "entropy_coef": (0.0, _OBJECTIVE),
     "use_adaptive_entropy": (False, _OBJECTIVE),
     "mask_truncated_completions": (False, "a truncated completion is a step like any other"),
     "pad_to_multiple_of": (None, "micro-batches are packed, or padded to their longest row"),
-    "fp16": (False, "a batch without variance has no gradients to unscale; use bf16"),
-    "top_p": (1.0, DISTRIBUTION),
-    "top_k": (0, DISTRIBUTION),
-    "min_p": (None, DISTRIBUTION),
-    "repetition_penalty": (1.0, DISTRIBUTION),
     "vllm_structured_outputs_regex": (None, DISTRIBUTION),
     "vllm_group_port": (51216, "servers are plain `vllm serve`, which agree on a port themselves"),
     "use_transformers_continuous_batching": (False, _LOCAL_POLICY),
     "generation_kwargs": (None, _LOCAL_POLICY),
     "reward_weights": (None, _ONE_REWARD),
     "multi_objective_aggregation": ("sum_then_normalize", _ONE_REWARD),
-    "log_completions": (False, _EPISODE_LOGS),
 }
-"""Fields of `GRPOConfig` that cannot be honoured: the only accepted value and the reason."""
-
-COLD_START_REFUSED: dict[str, tuple[Any, str]] = {
+COLD_START_REFUSED: Refused = {
+    "hub_strategy": ("end", _PUSHED_LAST),
     "packing": (False, _WHOLE_ROWS),
     "padding_free": (False, _WHOLE_ROWS),
     "assistant_only_loss": (False, "rows are token ids; the loss is on the completion"),
     "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
 }
-"""The same of `SFTConfig`."""
-
-HUB_REFUSED: dict[str, tuple[Any, str]] = {
-    "hub_strategy": ("end", "the model is pushed when training has ended")
-}
-"""The same of all stages."""
 
 
-def check_refused(config: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
+def check_refused(config: Any, refused: Refused) -> None:
     """Raise ConfigError if a field of `config` has another value than the only accepted one."""
     for name, (only, reason) in refused.items():
         value = getattr(config, name)
@@ -76,7 +76,7 @@ def check_refused(config: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
 class StageConfig:
     """Settings of all stages, mixed into a TRL configuration, before it."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    refused: ClassVar[Refused] = {}
 
     project: str = setting("atommem", "Project of the run in wandb and trackio.")
     bf16: bool | None = setting(
@@ -105,7 +105,7 @@ class StageConfig:
             self.gradient_checkpointing = gpu
         self.dataloader_pin_memory &= gpu  # type: ignore[attr-defined]  # TRL's; else torch warns
         super().__post_init__()  # type: ignore[misc]  # TRL's
-        check_refused(self, {**HUB_REFUSED, **self.refused})
+        check_refused(self, self.refused)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as transformers' callbacks report them, and the run's `facts`."""
@@ -207,11 +207,6 @@ class EpisodeConfig(StageConfig):
                 "itself. Give at least 1 (ScaleRL, arXiv 2510.13786, uses 5)."
             )
         check_choice("scale_rewards", str(self.scale_rewards), ("none", "group", "batch"))
-        if self.router_aux_loss_coef:
-            raise ConfigError(
-                f"router_aux_loss_coef={self.router_aux_loss_coef}: only 0 is supported, because "
-                "the term would depend on how rows are packed. Drop it."
-            )
         check_probabilities(self, "max_failed_fraction")
         check_least(self, log_episodes=0, log_episodes_steps=1)
         check_least(self, rollout_batch_size=1, rollout_batch_tokens=1)

@@ -39,7 +39,12 @@ from atommem.train.loops.rollout_worker import Group, RolloutWorker
 from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, update_counter
 from atommem.train.objective.advantages import group_advantages, has_variance
 from atommem.train.objective.loss import PolicyLoss
-from atommem.train.objective.rows import EpisodeSize
+from atommem.train.objective.rows import (
+    EpisodeSize,
+    advantages_of_steps,
+    episode_rows,
+    normalizer,
+)
 from atommem.train.rollout.rollouts import Rollouts, TaskOrder
 from atommem.train.rollout.server_backend import make_server_pool, make_weight_sync
 from atommem.train.rollout.weight_sync import check_servable
@@ -200,7 +205,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
             log["sample/staleness_mean"] = sum(stale) / len(stale)
             log["sample/staleness_max"] = float(max(stale))
         rewards = [episode.reward for episode in episodes]
-        self.log_rollout(self.run_async(sums_in_loop()), 1, episodes, rewards, log)
+        self.log_rollout([self.run_async(sums_in_loop())], episodes, rewards, log)
 
     def _log_step_metrics(self) -> None:
         """Do nothing: TRL's metrics are of its stream of micro-batches."""
@@ -252,10 +257,16 @@ def batch_of(groups: Sequence[Group], args: AsyncTrainConfig) -> Batch:
     """Make the batch of the groups of one update."""
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes]
-    by_episode = group_advantages(rewards, len(groups[0].episodes), str(args.scale_rewards))
-    advantages = [[a] * len(e.steps) for e, a in zip(episodes, by_episode, strict=True)]
+    advantages = group_advantages(rewards, args.num_generations, str(args.scale_rewards))
     sizes = [EpisodeSize.of(episode, args.overlong_filtering) for episode in episodes]
-    return Batch.of(args, episodes, advantages, sizes)
+    rows = episode_rows(
+        episodes,
+        advantages_of_steps(advantages, episodes),
+        args.normalization,
+        args.overlong_filtering,
+        with_kl=args.beta != 0,
+    )
+    return Batch(rows, normalizer(sizes, args.normalization, args.max_completion_length))
 
 
 class CopyPolicy(LocalPolicy):

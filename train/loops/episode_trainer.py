@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from atommem.envs.scoring.records import EpisodeRecord, record_of, summarize
-from atommem.episode import Episode
+from atommem.episode import Episode, add_sums
 from atommem.policy.contract import Sampling
 from atommem.rollout import EpisodeRunner
 from atommem.train.episode_logs import EpisodesHook, RolloutLog, rollout_means
@@ -45,19 +45,19 @@ class EpisodeTrainer(ResumableTrainer):
 
     def log_rollout(
         self,
-        sums: Mapping[str, float],
-        ranks: int,
+        sums: Sequence[Mapping[str, float]],
         episodes: Sequence[Episode],
         rewards: Sequence[float | None],
         log: Mapping[str, float],
     ) -> None:
         """Log a rollout, and end the run if too many of its episodes failed.
 
-        `sums` are `RolloutLog.sums` added up over `ranks`, `episodes` this rank's, `rewards` all.
+        `sums` are `RolloutLog.sums` of each rank, `episodes` this rank's, `rewards` all.
         """
-        self.state.num_input_tokens_seen += int(sums["tokens/prompt"] + sums["tokens/completion"])
+        total = add_sums(sums)
+        self.state.num_input_tokens_seen += int(total["tokens/prompt"] + total["tokens/completion"])
         tokens = {"num_tokens": float(self.state.num_input_tokens_seen)}
-        self.log_with_update({**rollout_means(sums, ranks), **log, **tokens})
+        self.log_with_update({**rollout_means(total, len(sums)), **log, **tokens})
         if self.on_episodes is not None:
             self.on_episodes(self.state.global_step, episodes)
         errors = [episode.error for episode in episodes if episode.failed]

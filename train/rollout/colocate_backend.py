@@ -80,10 +80,6 @@ class ColocateBackend(Backend):
             engine.reset_prefix_cache()
         self._loaded = True
 
-    def metrics(self) -> dict[str, float]:
-        """Return prompt tokens, and those that the prefix cache served."""
-        return self.policy.take_counts()
-
     async def close(self) -> None:
         """Remove saved adapters, and the engine."""
         if self._publisher is not None:

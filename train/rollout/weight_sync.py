@@ -25,9 +25,8 @@ class AdapterPublisher:
     """Saves the trained LoRA adapter under a new name for every update.
 
     vLLM keys its prefix cache by the adapter's name, so replacing an adapter in place would serve
-    attention keys and values of old weights. Names hold a random number of this run, because a
-    server may have served another run. Servers read the versions in `folder`; requests may still
-    name `kept` of them.
+    attention keys and values of old weights. Names hold a random number, because a server may have
+    served another run. Requests may still name `kept` versions.
     """
 
     def __init__(self, folder: Path, kept: int = KEPT) -> None:
@@ -87,14 +86,16 @@ def check_servable(model: Any) -> None:
         raise ConfigError(f"vLLM cannot serve this adapter: {error}") from error
 
 
-def describe_weights(trainer: Any, dtype: str) -> dict[str, Any]:
+def describe_weights(trainer: Any) -> dict[str, Any]:
     """Describe what `named_weights` yields, as TRL's client takes it; not collective."""
-    names, shapes = [], []
-    for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
-        names.append(vllm_name(name))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    named = list(model.named_parameters())
+    return {
+        "names": [vllm_name(name) for name, _ in named],
+        "dtype_names": [str(parameter.dtype).removeprefix("torch.") for _, parameter in named],
         # ZeRO-3 leaves the parameter itself empty.
-        shapes.append(list(getattr(parameter, "ds_shape", parameter.shape)))
-    return {"names": names, "dtype_names": [dtype] * len(names), "shapes": shapes}
+        "shapes": [list(getattr(weight, "ds_shape", weight.shape)) for _, weight in named],
+    }
 
 
 def named_weights(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
