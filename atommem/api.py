@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentFactory, Turn
+from atommem.environment import EnvironmentFactory
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.memory.log import Entry, Operation
@@ -52,22 +52,21 @@ class Answer:
 
 
 async def answer_question(
-    environments: EnvironmentFactory,
+    factory: EnvironmentFactory,
     question: str,
-    turn: Callable[[Observation], Awaitable[Step]],
+    take_step: Callable[[Observation], Awaitable[Step]],
     on_step: OnStep | None = None,
 ) -> tuple[str | None, list[Step]]:
-    """Ask by `turn` until there is an answer or the environment ends; return it and all steps."""
-    task = environments.asking(question)
-    await environments.prepare(task)
-    environment = environments()
+    """Take steps until there is an answer or the environment ends; return it and all steps."""
+    task = factory.asking(question)
+    await factory.prepare(task)
+    environment = factory()
     observation: Observation | None = await environment.reset(task)
     steps: list[Step] = []
     answer = None
     while observation is not None:
-        step = await turn(observation)
-        taken = Turn(step.text, step.actions, step.problems, step.operations)
-        observation = (await environment.step(taken)).observation
+        step = await take_step(observation)
+        observation = (await environment.step(step)).observation
         if observation is None:
             answer = next(iter((await environment.score()).answers), None)
         if on_step is not None:
@@ -86,7 +85,7 @@ class _Contents:
     @property
     def steps(self) -> int:
         """Number of steps so far."""
-        return self._session.turns
+        return self._session.steps
 
     @property
     def scratchpad(self) -> str:
@@ -118,7 +117,7 @@ class _Contents:
 class AsyncMemory(_Contents):
     """A memory that a policy fills by reading and answers from; `Memory` is its synchronous twin.
 
-    Every step is a turn of one `Session` with the prompts of the policy's training, token for
+    Every step is a step of one `Session` with the prompts of the policy's training, token for
     token. Reading and asking run one at a time.
 
     Args:
@@ -237,12 +236,12 @@ class AsyncMemory(_Contents):
         async with self._lock:
             text, file_name = await asyncio.to_thread(text_of, source)
             shown = known if goal is None else [goal]
-            environments = self._runtime.agent.environments
-            observations = await asyncio.to_thread(environments.reading, text, shown)
+            factory = self._runtime.agent.factory
+            observations = await asyncio.to_thread(factory.reading, text, shown)
             reading = self._reading(observations, file_name if name is None else name, again)
             for observation in observations[len(reading.steps) :]:
                 origin = ", ".join(part for part in (reading.name, observation.origin) if part)
-                step = await self._session.turn(replace(observation, origin=origin or None))
+                step = await self._session.step(replace(observation, origin=origin or None))
                 reading = self._readings[-1] = replace(reading, steps=(*reading.steps, step.index))
                 if progress is not None:
                     progress(len(reading.steps), reading.chunks)
@@ -281,13 +280,13 @@ class AsyncMemory(_Contents):
     async def _answer(self, session: Session, question: str) -> Answer:
         entries: tuple[Entry, ...] = ()
 
-        async def turn(observation: Observation) -> Step:
+        async def take_step(observation: Observation) -> Step:
             nonlocal entries
             held = session.memory.contents.entries
             entries = tuple(held[item.entry_id] for item in session.memory.view().retrieved)
-            return await session.turn(observation)
+            return await session.step(observation)
 
-        text, steps = await answer_question(self._runtime.agent.environments, question, turn)
+        text, steps = await answer_question(self._runtime.agent.factory, question, take_step)
         return Answer(question, text, entries, steps[-1].view.scratchpad, tuple(steps))
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
@@ -312,7 +311,7 @@ class AsyncMemory(_Contents):
             raise ConfigError(f"step={step}: must be between 0 and {self.steps}. Correct it.")
         twin = await self.fork()
         await twin._session.memory.undo(step)
-        twin._session.turns = step
+        twin._session.steps = step
         before = (
             replace(reading, steps=tuple(number for number in reading.steps if number < step))
             for reading in self._readings

@@ -157,7 +157,7 @@ class _Checker:
             ProbePolicy(kind, dialect, self.factory.actions),
             tokenizer=self.factory.tokenizer,
             embedder=HashingEmbedder(64),
-            environments=self.factory,
+            factory=self.factory,
         )
         return EpisodeRunner(agent, limits=Limits(max_steps=self.max_steps))
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from atommem import plugins
-from atommem.actions import Action, ActionSpec, Call, Problem, calls
+from atommem.actions import ActionSpec
 from atommem.dialects import Section, load_section
-from atommem.episode import Observation, StopReason
+from atommem.episode import Observation, Step, StopReason
 from atommem.errors import ConfigError
-from atommem.memory.log import Operation
 from atommem.tokens import Tokenizer
 
 GROUP = "atommem.environments"
@@ -83,27 +82,6 @@ class TaskShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A completion as the environment sees it, after the memory's actions have been applied.
-
-    Attributes:
-        actions: All of them in order, the memory's included.
-        deadline: By the event loop's clock; a step that takes longer is cancelled.
-    """
-
-    text: str
-    actions: Sequence[Action] = ()
-    problems: Sequence[Problem] = ()
-    operations: Sequence[Operation] = ()
-    deadline: float | None = None
-
-    @property
-    def calls(self) -> list[Call]:
-        """The tool calls in order, including refused ones, which deserve an answer as well."""
-        return calls(self.actions, self.problems)
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
     """The next observation, or None at the end of the episode, with its reason."""
 
@@ -138,8 +116,8 @@ class Environment(Protocol):
         """Start a task."""
         ...
 
-    async def step(self, turn: Turn) -> StepResult:
-        """Advance by one completion."""
+    async def step(self, step: Step) -> StepResult:
+        """Advance by one step, whose memory actions have been applied."""
         ...
 
     async def score(self) -> Score:
@@ -285,6 +263,6 @@ def environment_config(name: str, **settings: Any) -> EnvironmentConfig:
     return find_environment(name).config_class(**{**settings, "environment": name})
 
 
-def make_environments(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
+def make_factory(config: EnvironmentConfig, tokenizer: Tokenizer) -> EnvironmentFactory:
     """Return the environment of these settings."""
     return find_environment(config.environment)(config, tokenizer)

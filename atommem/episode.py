@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import sqrt
 from typing import Any
 
-from atommem.actions import ANSWER, MEMORY_KINDS, Action, Problem, ProblemReason
+from atommem.actions import ANSWER, MEMORY_KINDS, Action, Call, Problem, ProblemReason, calls
 from atommem.memory.log import POLICY, MemoryView, Operation, Outcome
 
 
@@ -108,16 +108,16 @@ class Step:
 
     index: int
     observation: Observation
-    view: MemoryView
-    prompt_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
-    text: str
-    finish_reason: str
-    actions: tuple[Action, ...]
-    problems: tuple[Problem, ...]
-    operations: tuple[Operation, ...]
-    store_size: int
+    view: MemoryView = field(default_factory=MemoryView)
+    prompt_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = "stop"
+    actions: tuple[Action, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    store_size: int = 0
     prompt_tokens: int = 0
     seconds: float = 0.0
     prompt: str | None = None
@@ -125,6 +125,11 @@ class Step:
 
     def __post_init__(self) -> None:
         self.completion_tokens = self.completion_tokens or len(self.token_ids)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The tool calls in order, including refused ones, which deserve an answer as well."""
+        return calls(self.actions, self.problems)
 
 
 @dataclass(slots=True)

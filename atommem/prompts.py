@@ -152,12 +152,12 @@ class PromptBuilder:
         tokenizer: Tokenizer,
         dialect: Dialect,
         config: MemoryConfig,
-        environments: EnvironmentFactory,
+        factory: EnvironmentFactory,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> PromptBuilder:
         """Make the builder of an environment's prompts."""
-        section = environments.section(config.templates, environments.config)
-        return cls(tokenizer, dialect, config, section, environments.actions, chat_template_kwargs)
+        section = factory.section(config.templates, factory.config)
+        return cls(tokenizer, dialect, config, section, factory.actions, chat_template_kwargs)
 
     def build(self, observation: Observation, view: MemoryView) -> list[int]:
         """Return the prompt of one step as token ids."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from atommem.config import MemoryConfig, check_least
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
-from atommem.environment import Environment, EnvironmentFactory, Score, Turn
+from atommem.environment import Environment, EnvironmentFactory, Score
 from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError, TraceError
 from atommem.grammar import THINK
@@ -60,7 +60,7 @@ class Agent:
     policy: Policy
     embedder: Embedder
     tokenizer: Tokenizer
-    environments: EnvironmentFactory
+    factory: EnvironmentFactory
     memory: MemoryConfig
     sampling: Sampling
     chat_template_kwargs: dict[str, Any] | None = None
@@ -69,12 +69,12 @@ class Agent:
     activity: ActivityClock = field(default_factory=ActivityClock, init=False)
 
     def __post_init__(self) -> None:
-        memory, environments = self.memory, self.environments
+        memory, factory = self.memory, self.factory
         RuleSet(memory.admission, memory.retention)  # raises for an unknown name
         self.dialect = get_dialect(memory.dialect, memory.templates)
-        self.grammar = self.dialect.grammar(environments.actions, environments.phases)
+        self.grammar = self.dialect.grammar(factory.actions, factory.phases)
         self.prompts = PromptBuilder.of(
-            self.tokenizer, self.dialect, memory, environments, self.chat_template_kwargs
+            self.tokenizer, self.dialect, memory, factory, self.chat_template_kwargs
         )
         self._threads: ThreadPoolExecutor | None = None
         batches = isinstance(self.policy, BatchPolicy) and self.policy.samples_what_waits
@@ -113,7 +113,7 @@ class Agent:
 class Session:
     """A memory in use by an agent.
 
-    The seeds of its requests derive from `key`, unique among the agent's sessions. `turns` counts
+    The seeds of its requests derive from `key`, unique among the agent's sessions. `steps` counts
     its completions, including those whose actions an outage prevented; `sampled` counts tokens.
     """
 
@@ -121,10 +121,10 @@ class Session:
         self.agent = agent
         self.key = key
         self.memory = agent.new_memory(key) if memory is None else memory
-        self.turns = 0
+        self.steps = 0
         self.sampled = 0
 
-    async def turn(
+    async def step(
         self,
         observation: Observation,
         *,
@@ -133,7 +133,7 @@ class Session:
         deadline: float | None = None,
         steps: list[Step] | None = None,
     ) -> Step:
-        """Run one turn: prompt, completion, and its actions applied to the memory.
+        """Run one step: prompt, completion, and its actions applied to the memory.
 
         Args:
             max_tokens: A further limit of this completion.
@@ -144,11 +144,11 @@ class Session:
         Raises:
             StepTimeoutError: `deadline` passed.
             OutageError: Policy or embedder are out of reach; the memory is unchanged, as it is if
-                the turn is cancelled.
+                the step is cancelled.
             PromptTooLongError: The prompt does not fit the policy's context window.
             PolicyError: The policy refused the request.
         """
-        agent, index = self.agent, self.turns
+        agent, index = self.agent, self.steps
         started = time.perf_counter()
         view = self.memory.view()
         sampling = request_sampling(agent.sampling, self.key, index, affinity)
@@ -157,7 +157,7 @@ class Session:
         prompt_ids, completion = await with_deadline(
             agent.complete(observation, view, sampling), deadline
         )
-        self.turns += 1
+        self.steps += 1
         text = clean(completion.text)
         thinking = agent.prompts.opens_thinking
         if not prompt_ids:  # a chat server may have removed the thoughts from its reply
@@ -199,14 +199,14 @@ class Session:
         if steps:
             log = [operation for step in steps for operation in step.operations]
             await self.memory.restore(self.memory.start, log)
-        self.turns = len(steps)
+        self.steps = len(steps)
         self.sampled = sum(step.completion_tokens for step in steps)
 
     def state(self, *, vectors: bool = False) -> SessionState:
         """Return everything that another process needs; `vectors` save it from embedding."""
         memory = self.memory
         texts = memory.vectors() if vectors else None
-        return SessionState(self.key, self.turns, self.sampled, memory.start, memory.log, texts)
+        return SessionState(self.key, self.steps, self.sampled, memory.start, memory.log, texts)
 
     @classmethod
     async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
@@ -216,13 +216,13 @@ class Session:
         """
         session = cls(agent, state.key)
         await session.memory.restore(state.memory, state.operations, state.vectors, reembed=reembed)
-        session.turns, session.sampled = state.turns, state.sampled
+        session.steps, session.sampled = state.steps, state.sampled
         return session
 
     def fork(self) -> Session:
         """Return an independent copy, whose seeds for equal observations are equal."""
         twin = Session(self.agent, self.key, self.memory.fork())
-        twin.turns, twin.sampled = self.turns, self.sampled
+        twin.steps, twin.sampled = self.steps, self.sampled
         return twin
 
 
@@ -287,16 +287,18 @@ class EpisodeRunner:
         self.max_in_flight = max_in_flight
 
     @property
-    def environments(self) -> EnvironmentFactory:
-        """The agent's environments."""
-        return self.agent.environments
+    def factory(self) -> EnvironmentFactory:
+        """The agent's environment factory."""
+        return self.agent.factory
 
-    def using(self, **changes: Any) -> EpisodeRunner:
-        """Return a runner whose agent has another `policy`, `sampling`, ..."""
-        runner = copy.copy(self)
-        runner.agent = copy.copy(self.agent)
-        for name, value in changes.items():
-            setattr(runner.agent, name, value)
+    def copy(
+        self, *, policy: Policy | None = None, sampling: Sampling | None = None
+    ) -> EpisodeRunner:
+        """Return a runner with the same prompts, and another policy or sampling if given."""
+        runner = copy(self)
+        runner.agent = copy(self.agent)
+        runner.agent.policy = policy or self.agent.policy
+        runner.agent.sampling = sampling or self.agent.sampling
         return runner
 
     async def run(self, task: Any, sample: int = 0, past: Sequence[Step] = ()) -> Episode:
@@ -313,10 +315,10 @@ class EpisodeRunner:
         """
         episode = Episode(task.id, sample, list(past))
         started = time.perf_counter()
-        environments = self.agent.environments
+        factory = self.agent.factory
         try:
-            await environments.prepare(task)
-            environment = environments()
+            await factory.prepare(task)
+            environment = factory()
             stop_reason = await self._play(episode, environment, task)
             set_score(episode, await environment.score())
         except OutageError as error:
@@ -356,13 +358,13 @@ class EpisodeRunner:
                     room = None
                     if limits.max_tokens is not None:
                         room = limits.max_tokens - session.sampled
-                    if limits.max_steps is not None and session.turns >= limits.max_steps:
+                    if limits.max_steps is not None and session.steps >= limits.max_steps:
                         return StopReason.STEP_LIMIT
                     if room is not None and room <= 0:
                         return StopReason.TOKEN_LIMIT
                     if deadline is not None and loop.time() >= deadline:
                         return StopReason.TIME_LIMIT
-                    step = await session.turn(
+                    step = await session.step(
                         observation,
                         affinity=episode.task_id,
                         max_tokens=room,
@@ -376,8 +378,7 @@ class EpisodeRunner:
                         f"({step.observation.label}) showed another observation. Continue with the "
                         "same task, environment and settings."
                     )
-                turn = Turn(step.text, step.actions, step.problems, step.operations, deadline)
-                result = await with_deadline(environment.step(turn), deadline)
+                result = await with_deadline(environment.step(step), deadline)
                 if seconds:
                     step.seconds += time.perf_counter() - seconds
                 if result.observation is None:

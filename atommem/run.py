@@ -21,7 +21,7 @@ from atommem.environment import (
     EnvironmentConfig,
     EnvironmentFactory,
     find_environment,
-    make_environments,
+    make_factory,
 )
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy, Sampling, check_sampling
@@ -162,14 +162,14 @@ def build_agent(
     *,
     tokenizer: Any = None,
     embedder: Embedder | None = None,
-    environments: EnvironmentFactory | None = None,
+    factory: EnvironmentFactory | None = None,
     **options: Any,
 ) -> Agent:
     """Build the agent of a run: for training, evaluation, serving, `atommem.Memory` and checks.
 
     Args:
         policy: Open.
-        tokenizer, embedder, environments: Unset are the policy's, and those that `run` describes.
+        tokenizer, embedder, factory: Unset are the policy's, and those that `run` describes.
         options: ``encode_threads`` and ``keep_prompts`` of `Agent`.
 
     Raises:
@@ -182,7 +182,7 @@ def build_agent(
         policy=policy,
         embedder=open_embedder(run.embedder) if embedder is None else embedder,
         tokenizer=tokenizer,
-        environments=environments or make_environments(run.environment, tokenizer),
+        factory=factory or make_factory(run.environment, tokenizer),
         memory=run.memory,
         sampling=run.sampling,
         chat_template_kwargs=run.chat_template_kwargs,
@@ -256,7 +256,7 @@ class Runtime:
     async def close(self) -> None:
         """Free models and connections."""
         self.closed = True
-        await self.agent.environments.close()
+        await self.agent.factory.close()
         await self.agent.policy.close()
         await self.agent.embedder.close()
 

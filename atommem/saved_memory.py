@@ -13,6 +13,7 @@ import msgspec
 
 from atommem.config import EmbedderConfig, fields_of, is_loopback, without_addresses
 from atommem.errors import ConfigError, DataError
+from atommem.files import replacing
 from atommem.run import Runtime
 from atommem.session_state import SessionState
 
@@ -84,14 +85,15 @@ class SavedMemory:
     def write(self, folder: str | os.PathLike[str], session: SessionState) -> Path:
         """Write a folder; each file is replaced as a whole."""
         path, ours = Path(folder), (SESSION_FILE, MEMORY_FILE)
-        others = path.is_dir() and any(not item.name.startswith(ours) for item in path.iterdir())
+        others = path.is_dir() and any(
+            not item.name.lstrip(".").startswith(ours) for item in path.iterdir()
+        )
         if others and not self.exists(path):
             raise DataError(f"{path}: holds other files and no memory. Give an empty folder.")
         path.mkdir(parents=True, exist_ok=True)
         session.save(path / SESSION_FILE)
-        draft = path / f"{MEMORY_FILE}.part"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        os.replace(draft, path / MEMORY_FILE)
+        with replacing(path / MEMORY_FILE) as draft:
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
         return path
 
     def open(self, policy: Any, settings: Mapping[str, Any], reembed: bool = False) -> Runtime:

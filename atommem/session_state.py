@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from atommem.errors import TraceError
+from atommem.files import write_text
 from atommem.memory.log import Operation, Snapshot, operation_from_json, to_json
 from atommem.memory.store import TextVectors
 
@@ -24,7 +24,7 @@ class SessionState:
     """
 
     key: str
-    turns: int
+    steps: int
     sampled: int
     memory: Snapshot
     operations: tuple[Operation, ...] = ()
@@ -36,7 +36,7 @@ class SessionState:
             "type": "session",
             "format": FORMAT,
             "key": self.key,
-            "turns": self.turns,
+            "turns": self.steps,
             "sampled": self.sampled,
             "memory": self.memory.to_json(),
             "operations": [to_json(operation) for operation in self.operations],
@@ -63,12 +63,7 @@ class SessionState:
             _vectors_path(path).unlink(missing_ok=True)
         else:
             self.vectors.save(_vectors_path(path))
-        draft = path.with_name(path.name + ".part")
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        write_text(path, text + "\n", durable=True)
         return path
 
     @staticmethod

@@ -7,7 +7,6 @@ stop reason). `PromptBuilder` makes the prompts again from a step's observation 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from atommem.episode import Episode, Step
 from atommem.errors import TraceError, format_error, suggest_path
+from atommem.files import write_text
 from atommem.memory.log import to_json
 
 FORMAT = 2
@@ -49,10 +49,7 @@ def write_trace(
     del end["steps"]
     steps = [step_record(step, tokens) for step in episode.steps]
     lines = [header, *steps, {"type": "end", **end, "seconds": round(episode.seconds, 4)}]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    draft.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    os.replace(draft, path)
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -77,7 +74,7 @@ def read_trace(path: str | Path) -> Trace:
         complete = records[-1]["type"] == "end"
         end = records.pop() if complete else {}
         episode = msgspec.convert({**header, **end}, Episode)
-        episode.steps = [_step_from_record(record) for record in records[1:]]
+        episode.steps = [msgspec.convert(record, Step) for record in records[1:]]
         return Trace(header["task"], header["config"], episode, complete)
     except (LookupError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__} {error}"
@@ -92,7 +89,3 @@ def step_record(step: Step, tokens: bool) -> dict[str, Any]:
     if not tokens:
         del record["prompt_ids"], record["logprobs"]
     return record
-
-
-def _step_from_record(record: Mapping[str, Any]) -> Step:
-    return msgspec.convert({"prompt_ids": [], "logprobs": [], **record}, Step)

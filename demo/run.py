@@ -35,11 +35,12 @@ from atommem.embedding import make_embedder
 from atommem.envs.scoring.records import EvalResult
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.task import Task
-from atommem.envs.task_files import save_tasks, write_json
+from atommem.envs.task_files import save_tasks
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.eval.output import TRACES
 from atommem.eval.runner import evaluate
+from atommem.files import write_json
 from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
 from atommem.rollout import Agent, EpisodeRunner

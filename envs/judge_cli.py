@@ -18,8 +18,8 @@ from atommem.envs.scoring.judge import NOT_ATTEMPTED, RIGHT, WRONG, Verdict, mak
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.scoring.statistics import clustered_estimate
 from atommem.envs.task import Question
-from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, DataError, check_writable
+from atommem.files import write_json
 
 _GRADES = (RIGHT, WRONG, NOT_ATTEMPTED)
 _LABELS = {"true": RIGHT, "1": RIGHT, "false": WRONG, "0": WRONG} | {name: name for name in _GRADES}

@@ -8,13 +8,13 @@ from typing import Any
 
 from atommem.actions import ANSWER, answers_in, first
 from atommem.config import check_least, setting
-from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, Turn
+from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
 from atommem.envs.scoring.answers import check_reward, score_answers
 from atommem.envs.scoring.judge import LLMJudge, make_judge
 from atommem.envs.scoring.judge_config import JudgeConfig
 from atommem.envs.task import Task, describe_task
 from atommem.envs.task_files import load_tasks
-from atommem.episode import StopReason
+from atommem.episode import Step, StopReason
 from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
 
@@ -102,16 +102,16 @@ class AskedInTurn:
         """The indices of the questions that are asked now; empty after the last batch."""
         return self._left[0] if self._left else range(0)
 
-    def take(self, turn: Turn) -> StopReason | None:
+    def take(self, step: Step) -> StopReason | None:
         """Take a step's answers; return why the episode ends, None if it goes on."""
-        answer = first(turn.actions, ANSWER)
+        answer = first(step.actions, ANSWER)
         if answer is None and self.reads_left > 0:
             self.reads_left -= 1
             return None
         batch = self._left.pop(0)
         answers = [None if answer is None else answer.text]
         if self._several:
-            answers = answers_in(turn.actions, len(batch))
+            answers = answers_in(step.actions, len(batch))
         self.answers[batch.start : batch.stop] = answers
         self.reads_left = self._max_reads
         if self._left:

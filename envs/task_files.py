@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -23,7 +21,8 @@ from atommem.envs.benchmarks.long_texts import (
 )
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
 from atommem.envs.task import Document, Task
-from atommem.errors import ConfigError, DataError, check_writable, remedy
+from atommem.errors import ConfigError, DataError, check_writable
+from atommem.files import replacing, write_json
 
 _TASKS_PER_GROUP = 64
 """Tasks of a parquet row group, so that neither side holds much of a file in memory."""
@@ -161,34 +160,6 @@ def _schema(pa: Any) -> Any:
 
 def _dumps(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` at the end, or is removed after an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written: {error.strerror or error}; {remedy(error)}."
-        ) from error
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write the whole text to a file, or nothing; DataError if it cannot be written."""
-    with replacing(Path(path)) as draft:
-        draft.write_text(text, encoding="utf-8")
-
-
-def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON as `write_text`."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def describe_file(path: str | Path) -> dict[str, Any]:

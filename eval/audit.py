@@ -19,8 +19,8 @@ from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import Embedder, Vectors
 from atommem.envs.benchmarks.rows import read_rows
-from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, DataError, TraceError, check_writable
+from atommem.files import write_json
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
 from atommem.memory.store import VectorStore

@@ -19,7 +19,7 @@ from atommem.config import (
     check_probabilities,
     setting,
 )
-from atommem.environment import make_environments
+from atommem.environment import make_factory
 from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
@@ -189,20 +189,20 @@ class EvalContext:
             self._key = evaluation.models
         key = repr(run.environment)
         if key not in self._environments:
-            self._environments[key] = make_environments(run.environment, self._policy.tokenizer)
+            self._environments[key] = make_factory(run.environment, self._policy.tokenizer)
             self._stack.push_async_callback(self._environments[key].close)
-        environments = self._environments[key]
+        factory = self._environments[key]
         setup = Setup(
             run=run,
             policy=self._policy,
             embedder=self._embedder,
-            environments=environments,
+            factory=factory,
             max_in_flight=self._slots or evaluation.policy.max_in_flight,
             context_tokens=config.context_tokens,
             yarn_factor=config.yarn_factor,
         )
         values = {**asdict(run.environment), **judge_settings(run.environment)}
-        values |= environments.identity()
+        values |= factory.identity()
         left_out = run.environment.operational
         settings = {
             "policy": await policy_identity(evaluation.policy, self._policy),

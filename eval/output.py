@@ -21,9 +21,9 @@ from typing import Any
 
 from atommem.environment import TaskDescription
 from atommem.envs.scoring.records import EpisodeRecord
-from atommem.envs.task_files import write_json
 from atommem.episode import Episode
 from atommem.errors import ConfigError, DataError
+from atommem.files import write_json
 from atommem.trace import write_trace
 
 MANIFEST = "run.json"

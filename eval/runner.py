@@ -12,11 +12,11 @@ from typing import Any
 from tqdm import tqdm
 
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, breakdowns, record_of
-from atommem.envs.task_files import write_json
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, DataError
 from atommem.eval.methods.baseline import Baseline, Method
 from atommem.eval.output import SUMMARY, OutputFolder
+from atommem.files import write_json
 from atommem.process import frozen_heap
 
 
@@ -105,8 +105,8 @@ async def evaluate(
         def on_episode(index: int, episode: Episode) -> None:
             nonlocal failed
             task = pending[index][0]
-            description = runner.environments.describe(task)
-            record = record_of(description, episode, runner.environments.diagnose(task, episode))
+            description = runner.factory.describe(task)
+            record = record_of(description, episode, runner.factory.diagnose(task, episode))
             records[record.key] = record
             if folder is not None:
                 folder.add(description, episode, record)
@@ -128,7 +128,7 @@ async def evaluate(
         result = EvalResult(tuple(records[task.id, sample] for task, sample in jobs), resumed)
         if folder is not None and not (folder.path / SUMMARY).is_file():
             summary = {**result.summary(), "breakdowns": breakdowns(result.records)}
-            if services := runner.environments.usage():
+            if services := runner.factory.usage():
                 summary["services"] = services
             write_json(folder.path / SUMMARY, {**summary, "run": folder.manifest})
     return result

@@ -16,8 +16,8 @@ from typing import Any
 
 from atommem import __version__
 from atommem.arguments import Parser
-from atommem.envs.task_files import write_json, write_text
 from atommem.errors import AtomMemError, check_writable, format_error
+from atommem.files import write_json, write_text
 
 EXIT_CHECK_FAILED = 1
 NOT_INPUTS = ("out", "cache", "json", "check", "run", "part")

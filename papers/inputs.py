@@ -18,8 +18,8 @@ import yaml
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
 from atommem.embedding.embedder import TextKind, Vectors
-from atommem.envs.task_files import replacing
 from atommem.errors import DataError
+from atommem.files import replacing
 
 HUB_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LOCOMO = (

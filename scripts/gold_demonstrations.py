@@ -71,10 +71,10 @@ async def demonstrate(tasks: list[Task], tokenizer: Any, out: Path, chunk_tokens
     policy = ScriptedPolicy(tokenizer, lambda prompt: script(prompt), tokenizer.eos_token_id)
     settings = {**asdict(MEMORY), "chunk_tokens": chunk_tokens, "max_reads": 0}
     agent = make_agent(policy, embedder, tokenizer, stored=settings)
-    answering = agent.environments.section(MEMORY.templates).pieces["answering"]
+    answering = agent.factory.section(MEMORY.templates).pieces["answering"]
     for number, task in enumerate(tasks):
         script = reader(task, agent.dialect, answering)
-        header = agent.environments.describe(task).to_json()
+        header = agent.factory.describe(task).to_json()
         episode = await EpisodeRunner(agent).run(task)
         write_trace(out / f"{number}.jsonl", episode, header, {"memory": asdict(MEMORY)})
 

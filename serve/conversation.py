@@ -92,7 +92,7 @@ class Conversation:
             start = Session(agent, self.id).memory.start
             start = replace(start, embedder=state.embedder or embedder)
             saved = SessionState(
-                self.id, state.turns, state.sampled, start, state.operations, state.vectors
+                self.id, state.steps, state.sampled, start, state.operations, state.vectors
             )
             self.session = await Session.restore(agent, saved, reembed=True)
             self.state = replace(state, operations=(), vectors=None)
@@ -177,7 +177,7 @@ class Conversation:
             steps: list[Step] = []
             entries: list[Entry] = []
 
-            async def turn(observation: Observation) -> Step:
+            async def take_step(observation: Observation) -> Step:
                 memory = self.session.memory
                 shown = memory.view().retrieved
                 entries[:] = [memory.contents.entries[item.entry_id] for item in shown]
@@ -198,8 +198,8 @@ class Conversation:
                 if on_step is not None:
                     await on_step(step)
 
-            environments = self._gateway.model.agent.environments
-            text, _ = await answer_question(environments, question, turn, keep)
+            factory = self._gateway.model.agent.factory
+            text, _ = await answer_question(factory, question, take_step, keep)
             return Answer(text, tuple(entries), tuple(steps))
 
         try:
@@ -263,7 +263,7 @@ class Conversation:
         async def edit() -> Event:
             if before := await self._written_before(request):
                 return before[0]
-            written = await work(self.session.memory, max(0, self.session.turns - 1))
+            written = await work(self.session.memory, max(0, self.session.steps - 1))
             first, *others = new
             first = replace(first, operations=[to_json(operation) for operation in written])
             return (await self._commit([first, *others], request))[0]
@@ -289,7 +289,7 @@ class Conversation:
     async def _reading(self, item: Any) -> Sequence[Observation]:
         parts = item["parts"]
         text = parts[0] if len(parts) == 1 else parts
-        reading = self._gateway.model.agent.environments.reading
+        reading = self._gateway.model.agent.factory.reading
         return await asyncio.to_thread(reading, text, item["questions"])
 
     async def _info(self) -> ConversationInfo:
@@ -310,7 +310,7 @@ class Conversation:
         try:
             with metrics.stages.labels("turn").time():
                 deadline = asyncio.get_running_loop().time() + gateway.turn_seconds
-                step = await self.session.turn(observation, affinity=self.id, deadline=deadline)
+                step = await self.session.step(observation, affinity=self.id, deadline=deadline)
         finally:
             gateway.turns.release()
         metrics.tokens.labels("prompt").inc(step.prompt_tokens)

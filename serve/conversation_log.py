@@ -102,7 +102,7 @@ class LogState:
 
     Attributes:
         version, checkpoint, embedder: Of the newest event.
-        turns, sampled: As in `atommem.session_state.SessionState`.
+        steps, sampled: As in `atommem.session_state.SessionState`.
         operations: All of them, until the session has them.
         unread: Items with chunks left to read, in order.
     """
@@ -111,7 +111,7 @@ class LogState:
     version: int = 0
     checkpoint: str | None = None
     embedder: str | None = None
-    turns: int = 0
+    steps: int = 0
     sampled: int = 0
     operations: tuple[Operation, ...] = ()
     vectors: TextVectors | None = None
@@ -122,7 +122,7 @@ class LogState:
         self.version, self.checkpoint = event.version, event.checkpoint
         self.embedder = event.embedder
         if event.kind == "step":
-            self.turns = event.step + 1
+            self.steps = event.step + 1
             self.sampled += event.tokens
         if event.kind == "fork":
             self.unread.clear()

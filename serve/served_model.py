@@ -105,7 +105,7 @@ class ServedModel:
 
     async def close(self) -> None:
         """Release models and connections."""
-        await self.agent.environments.close()
+        await self.agent.factory.close()
         await self.agent.policy.close()
         await self.agent.embedder.close()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from atommem.cli import main as atommem
-from atommem.environment import EnvironmentFactory, environment_config, make_environments
+from atommem.environment import EnvironmentFactory, environment_config, make_factory
 from atommem.envs.longdoc.environment import chunk_observation, question_observation
 from atommem.envs.task import Question, Task
 from atommem.episode import Observation
@@ -140,7 +140,7 @@ class WordEmbedder:
 
 def longdoc(tokenizer: Any, **settings: Any) -> EnvironmentFactory:
     """The long-document environment; a chunk is a document unless `settings` say otherwise."""
-    return make_environments(
+    return make_factory(
         environment_config("longdoc", **{"chunking": "documents", **settings}), tokenizer
     )
 

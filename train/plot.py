@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from atommem.arguments import Parser
-from atommem.envs.task_files import replacing
 from atommem.episode import action_names
 from atommem.errors import DataError, check_writable
+from atommem.files import replacing
 from atommem.train.console import METRICS_FILE, held_out_score, read_metrics
 
 PLOT_FILE = "training.png"

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -391,20 +391,11 @@ class WorkingMemory:
         hits = self._store.search(vector, self._config.retrieve_k)
         return [(self._contents.entries[entry_id], score) for entry_id, score in hits]
 
-    def log_outcome(
-        self,
-        kind: Literal["outcome", "observe"],
-        outcome: float,
-        step: int,
-        entry_ids: Iterable[int],
-    ) -> Operation:
-        """Log the reward of the writers of entries, or of a task that they were shown for."""
-        scores = tuple((entry_id, outcome) for entry_id in entry_ids)
-        operation = Operation(step, kind, scores=scores)
+    def append(self, operation: Operation) -> None:
+        """Append an ``outcome`` or ``observe`` operation, which changes no text."""
         self._contents.apply(operation)
         self._log.append(operation)
         self._rules.observe(operation)
-        return operation
 
     def snapshot(self) -> Snapshot:
         """Return the present memory without its log and vectors."""

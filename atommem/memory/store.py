@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.errors import ConfigError
+from atommem.files import replacing
 
 Ids = npt.NDArray[np.int64]
 Hits = list[tuple[int, float]]
@@ -149,10 +149,8 @@ class TextVectors:
 
     def save(self, path: Path) -> None:
         """Write the file `path` as a whole."""
-        draft = path.with_name(path.name + ".part")
-        with draft.open("wb") as file:
+        with replacing(path) as draft, draft.open("wb") as file:
             np.savez(file, embedder=np.array(self.embedder), digests=self.digests, rows=self.rows)
-        os.replace(draft, path)
 
     @staticmethod
     def load(path: Path) -> TextVectors | None:

@@ -67,8 +67,9 @@ async def _play(
             memory = await restored.restore(memory.start, memory.log)
         await memory.apply(actions, step)
         if step % 3 == 2:
-            shown = [entry_id for entry_id, _ in memory.contents.shown]
-            memory.log_outcome("observe", float(len(memory.entries()) % 2), step, shown)
+            outcome = float(len(memory.entries()) % 2)
+            scores = tuple((entry_id, outcome) for entry_id, _ in memory.contents.shown)
+            memory.append(Operation(step, "observe", scores=scores))
     return [_rounded(operation) for operation in memory.log]
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
-from atommem.environment import Score, StepResult, TaskShape, Turn
+from atommem.environment import Score, StepResult, TaskShape
 from atommem.envs.chunking import chunk_task, chunk_text, chunks_of_documents
 from atommem.envs.longdoc.longdoc_config import LongDocConfig, estimated_shape, measured_shape
 from atommem.envs.longdoc.recall import evidence_recall, fact_recall, gold_documents
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.questions_shown import arrivals, drawn_mode
 from atommem.envs.task import ByIdentity, Question, Task, questions_piece
-from atommem.episode import Episode, Observation, Piece
+from atommem.episode import Episode, Observation, Piece, Step
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
 
@@ -115,9 +115,9 @@ class LongDocEnvironments(QAEnvironments):
     def without_reads(self) -> LongDocEnvironments:
         """Return the same for a policy without reads: `MOST_AT_ONCE` questions at one step."""
         config = replace(self.config, max_reads=0, at_once=MOST_AT_ONCE)
-        environments = LongDocEnvironments(config, self.tokenizer)
-        environments.judge = self.judge
-        return environments
+        factory = LongDocEnvironments(config, self.tokenizer)
+        factory.judge = self.judge
+        return factory
 
     def __call__(self) -> LongDocEnvironment:
         return LongDocEnvironment(self)
@@ -170,11 +170,11 @@ class LongDocEnvironment:
         self._read = 0
         return self._observation()
 
-    async def step(self, turn: Turn) -> StepResult:
+    async def step(self, step: Step) -> StepResult:
         """Move on to the next chunk, the next question, or the end."""
         if not self._is_asked:
             self._read += 1
-        elif reason := self._questions.take(turn):
+        elif reason := self._questions.take(step):
             return StepResult(None, reason)
         return StepResult(self._observation())
 

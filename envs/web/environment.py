@@ -17,10 +17,9 @@ from atommem.actions import (
     ActionSpec,
     Body,
     Call,
-    calls,
     first,
 )
-from atommem.environment import Score, StepResult, TaskShape, Turn
+from atommem.environment import Score, StepResult, TaskShape
 from atommem.envs.chunking import chunk_text
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.task import Task, questions_piece
@@ -28,7 +27,7 @@ from atommem.envs.task_files import load_tasks
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult
 from atommem.envs.web.web_config import WebConfig
-from atommem.episode import Episode, Observation, Piece
+from atommem.episode import Episode, Observation, Piece, Step
 from atommem.memory.log import BETWEEN
 from atommem.text_safety import clean
 from atommem.tokens import Tokenizer
@@ -95,7 +94,7 @@ class WebEnvironments(QAEnvironments):
         `injection_followed`."""
         metrics = {"calls": 0.0, "calls_refused": 0.0, **injection_followed(task, episode)}
         for step in episode.steps:
-            calls = self.calls(step.actions, step.problems)
+            calls = self.calls(step)
             is_made = (
                 step.observation.phase == "acting"
                 and first(step.actions, ANSWER) is None
@@ -110,11 +109,11 @@ class WebEnvironments(QAEnvironments):
             for question in task.questions
         ]
 
-    def calls(self, actions: Sequence[Action], problems: Sequence[object]) -> list[Call]:
-        """Return the calls of one completion in order."""
+    def calls(self, step: Step) -> list[Call]:
+        """Return the calls of a step in order."""
         if self.config.calls == "compact":
-            return [action for action in actions if action.kind == CALL]
-        return calls(actions, problems)  # type: ignore[arg-type]
+            return [action for action in step.actions if action.kind == CALL]
+        return step.calls
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
         """Return the upper bound: one step a call, each with a whole chunk, none shared."""
@@ -260,20 +259,20 @@ class WebEnvironment:
             await self._show(str(start), await tool.run({tool.argument: str(start)}, task))
         return self._observation()
 
-    async def step(self, turn: Turn) -> StepResult:
+    async def step(self, step: Step) -> StepResult:
         """Carry out the call, read on, ask the next question, or end."""
-        answered = first(turn.actions, ANSWER) is not None or self._must_answer
+        answered = first(step.actions, ANSWER) is not None or self._must_answer
         if self._asking or (answered and len(self._task.questions) == 1):
-            reason = self._questions.take(turn)
+            reason = self._questions.take(step)
             return StepResult(None if reason else self._question(), reason)
         if answered:
             self._asking = True
             return StepResult(self._question())
-        written = self._shared.calls(turn.actions, turn.problems)
+        written = self._shared.calls(step)
         self._ignored = len(written) > 1 or (bool(written) and self._left == 0)
         if written and self._left:
             self._left -= 1
-            await self._carry_out(written[0], turn)
+            await self._carry_out(written[0], step)
         elif self._display is not None and not self._display.is_last:
             self._display.number += 1
         else:
@@ -289,8 +288,8 @@ class WebEnvironment:
     def _must_answer(self) -> bool:
         return self._left == 0 and (self._display is None or self._display.is_last)
 
-    async def _carry_out(self, call: Call, turn: Turn) -> None:
-        text = " ".join(turn.text[call.start : call.end].split())
+    async def _carry_out(self, call: Call, step: Step) -> None:
+        text = " ".join(step.text[call.start : call.end].split())
         if not isinstance(call, Action):
             await self._show(text, ToolResult(call.detail, is_error=True))
             return

@@ -25,7 +25,7 @@ def _atommem(setup: Setup) -> EpisodeRunner:
         setup.run,
         setup.policy,
         embedder=setup.embedder,
-        environments=setup.environments,
+        factory=setup.factory,
         encode_threads=ENCODE_THREADS,
     )
     return EpisodeRunner(agent, max_in_flight=setup.max_in_flight)
@@ -42,10 +42,8 @@ def _memagent(setup: Setup) -> EpisodeRunner:
     memory = replace(
         memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[]
     )
-    environments = documents(setup, "memagent").without_reads()
-    return _atommem(
-        replace(setup, run=replace(setup.run, memory=memory), environments=environments)
-    )
+    factory = documents(setup, "memagent").without_reads()
+    return _atommem(replace(setup, run=replace(setup.run, memory=memory), factory=factory))
 
 
 _BASELINES: tuple[type[Baseline], ...] = (

@@ -52,12 +52,12 @@ _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 
 def documents(setup: Setup, method: str) -> LongDocEnvironments:
     """Return the environment, if it has documents; raises ConfigError otherwise."""
-    if not isinstance(setup.environments, LongDocEnvironments):
+    if not isinstance(setup.factory, LongDocEnvironments):
         raise ConfigError(
             f"method={method}: reads documents, and environment "
-            f"{setup.environments.config.environment!r} has none. Choose another method."
+            f"{setup.factory.config.environment!r} has none. Choose another method."
         )
-    return setup.environments
+    return setup.factory
 
 
 class Baseline(ABC):
@@ -74,9 +74,9 @@ class Baseline(ABC):
     remembering: PromptBuilder
 
     @property
-    def environments(self) -> EnvironmentFactory:
+    def factory(self) -> EnvironmentFactory:
         """The environment of the tasks."""
-        return self.setup.environments
+        return self.setup.factory
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that its scores depend on, as JSON values."""
@@ -149,15 +149,15 @@ class Reader(Baseline):
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        scores = not self.reads and isinstance(setup.environments, QAEnvironments)
-        self.documents: Any = setup.environments if scores else documents(setup, self.name)
+        scores = not self.reads and isinstance(setup.factory, QAEnvironments)
+        self.documents: Any = setup.factory if scores else documents(setup, self.name)
         section, templates = Section({**ANSWERING, **self.pieces}), Templates(SYSTEM, empty=NOTHING)
         self.plain = self.make_prompts(templates, section)
         self.remembering = self.make_prompts(replace(templates, **MEMORY), section)
 
     async def chunks(self, task: Task) -> Sequence[str]:
         """Return the chunks of `task`."""
-        await self.setup.environments.prepare(task)
+        await self.setup.factory.prepare(task)
         return self.documents.chunks(task)
 
     async def texts(self, task: Task) -> Sequence[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from atommem.dialects import Section, Templates, get_dialect
-from atommem.environment import Score, Turn
+from atommem.environment import Score
 from atommem.envs.task import Task
 from atommem.envs.web.environment import WebEnvironments
 from atommem.episode import Episode, Observation, Piece, Step, StopReason
@@ -66,7 +66,7 @@ class Browsing(Baseline):
     shows_entries: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
-        web = setup.environments
+        web = setup.factory
         if not isinstance(web, WebEnvironments) or web.config.calls != "json":
             raise ConfigError(
                 f"method={self.name}: browses. Give --environment web with --calls json."
@@ -102,7 +102,7 @@ class Browsing(Baseline):
             parsed = self._grammar.parse(step.text, now.phase, self.plain.opens_thinking)
             step.actions, step.problems = parsed.actions, parsed.problems
             past.append(Past(now.stream, (Piece("said", {"said": _without_thinking(step)}),)))
-            result = await environment.step(Turn(step.text, parsed.actions, parsed.problems))
+            result = await environment.step(step)
             now = result.observation
             if now is None:
                 episode.stop_reason = result.reason or StopReason.ANSWERED

@@ -34,7 +34,7 @@ class Setup:
     Attributes:
         run: AtomMem's settings; every method samples with its sampling, and retrieves `retrieve_k`
             texts.
-        environments: Cuts documents into chunks, and scores answers.
+        factory: Its environments cut documents into chunks, and score answers.
         max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
         yarn_factor: YaRN factor (arXiv 2309.00071) of the server or config, stated in the result.
@@ -43,7 +43,7 @@ class Setup:
     run: RunConfig
     policy: Policy
     embedder: Embedder
-    environments: EnvironmentFactory
+    factory: EnvironmentFactory
     max_in_flight: int | asyncio.Semaphore | None = None
     context_tokens: int = 32_768
     yarn_factor: float | None = None

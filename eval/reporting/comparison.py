@@ -9,10 +9,10 @@ from typing import Any
 from atommem.arguments import Parser
 from atommem.envs.scoring.paired import Comparison, compare, question_scores
 from atommem.envs.scoring.records import main_metric, metric_names
-from atommem.envs.task_files import write_json
 from atommem.errors import ConfigError, check_writable
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.results import label, ordered
+from atommem.files import write_json
 
 
 def main(argv: Sequence[str]) -> int:

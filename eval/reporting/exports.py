@@ -30,11 +30,11 @@ from typing import Any
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.scoring.metrics import ABSTENTION, CATEGORIES, abstains
 from atommem.envs.scoring.records import EpisodeRecord, QuestionRecord, summarize
-from atommem.envs.task_files import write_text
 from atommem.episode import Step
 from atommem.errors import ConfigError, DataError
 from atommem.eval.output import EPISODES, MANIFEST, file_stem
 from atommem.eval.reporting.evaluations import Evaluation
+from atommem.files import write_text
 from atommem.text_safety import clean
 from atommem.trace import read_trace
 

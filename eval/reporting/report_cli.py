@@ -16,13 +16,13 @@ import yaml
 
 from atommem.arguments import Parser
 from atommem.config import check_choice, fields_of
-from atommem.envs.task_files import write_json, write_text
 from atommem.errors import DataError, check_writable
 from atommem.eval.reporting.charts import Charts, make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.exports import write_inspect_logs, write_predictions
 from atommem.eval.reporting.results import RESULTS, Results, make_results
 from atommem.eval.reporting.tables import Table, make_tables, score_frame
+from atommem.files import write_json, write_text
 from atommem.plugins import find_file
 from atommem.text_safety import clean
 

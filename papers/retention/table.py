@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
+from atommem.files import write_text
 from atommem.memory.rules import Numbers
 from atommem.rules.eviction import FEATURES, text_features
 from papers.retention.oracle import GreedyOracle

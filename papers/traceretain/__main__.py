@@ -16,8 +16,8 @@ import numpy as np
 from scipy.stats import binomtest
 
 from atommem.envs.scoring.statistics import paired_difference, wilson_interval
-from atommem.envs.task_files import write_text
 from atommem.errors import ConfigError
+from atommem.files import write_text
 from atommem.memory.rules import Numbers
 from atommem.rules.banks import LINEAR
 from papers.experience import Bank

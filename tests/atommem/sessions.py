@@ -147,7 +147,7 @@ def agent(policy: Any = RandomPolicy, **settings: Any) -> Agent:
         policy=policy(tokenizer),
         embedder=settings.pop("embedder", None) or Embeds(),
         tokenizer=tokenizer,
-        environments=longdoc(tokenizer, max_reads=settings.pop("max_reads", 2)),
+        factory=longdoc(tokenizer, max_reads=settings.pop("max_reads", 2)),
         memory=MemoryConfig(**memory),
         **{"sampling": Sampling(seed=3, max_tokens=100), **settings},
     )
@@ -177,10 +177,10 @@ def outcome(episode: Episode) -> tuple[Any, ...]:
     return steps, episode.answers, episode.reward, episode.metrics, episode.stop_reason
 
 
-async def turns(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:
+async def take_steps(session: Session, count: int, first: int = 0) -> list[dict[str, Any]]:
     return [
         step_fields(
-            await session.turn(reading("q?", chunk=f"part {number}", index=number, count=9))
+            await session.step(reading("q?", chunk=f"part {number}", index=number, count=9))
         )
         for number in range(first, first + count)
     ]

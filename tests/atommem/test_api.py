@@ -79,7 +79,7 @@ async def test_memory_asks_policy_as_training_episode_does() -> None:
         policy=trained,
         embedder=WordEmbedder(),
         tokenizer=trained.tokenizer,
-        environments=longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
+        factory=longdoc(trained.tokenizer, chunking="tokens", chunk_tokens=3),
         memory=MemoryConfig(),
         sampling=Sampling(),
     )

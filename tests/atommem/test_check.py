@@ -14,7 +14,8 @@ import pytest
 
 from atommem import cli
 from atommem.check import CHECKS, Finding, check_environment, main
-from atommem.environment import EnvironmentFactory, Score, StepResult, Turn
+from atommem.environment import EnvironmentFactory, Score, StepResult
+from atommem.episode import Step
 from atommem.errors import OutageError
 
 with pytest.MonkeyPatch.context() as _path:
@@ -30,22 +31,22 @@ def check(kind: type[EnvironmentFactory], **settings: Any) -> list[Finding]:
     return asyncio.run(check_environment(kind, **{"tasks": TASKS, "max_steps": 20, **settings}))
 
 
-async def ignore_cancellation(self: Any, turn: Turn) -> StepResult:
+async def ignore_cancellation(self: Any, step: Step) -> StepResult:
     try:
         await asyncio.sleep(0.005)
     except BaseException:
         await asyncio.sleep(0)
-    result: StepResult = await Journey.step(self, turn)
+    result: StepResult = await Journey.step(self, step)
     return result
 
 
-async def shuffle(self: Any, turn: Turn) -> StepResult:
+async def shuffle(self: Any, step: Step) -> StepResult:
     self.left -= 1
     self.task = replace(self.task, person=str(random.random()))
     return StepResult(self.observe([]) if self.left else None)
 
 
-async def endless(self: Any, turn: Turn) -> StepResult:
+async def endless(self: Any, step: Step) -> StepResult:
     self.left -= 1
     return StepResult(self.observe([]))
 

@@ -47,7 +47,7 @@ async def test_episode_outage_is_failed_without_reward(monkeypatch: pytest.Monke
     assert (episode.failed, episode.reward, episode.error) == (True, None, "server gone")
     run = runner(saying("x", "y", ANSWER))
     judge = AsyncMock(side_effect=OutageError("judge gone"))
-    monkeypatch.setattr(type(run.environments()), "score", judge)
+    monkeypatch.setattr(type(run.factory()), "score", judge)
     episode = await run.run(TASK)
     assert (episode.failed, episode.reward, episode.error) == (True, None, "judge gone")
 

@@ -16,7 +16,7 @@ import pytest
 from atommem import plugins
 from atommem.actions import Action
 from atommem.errors import ConfigError, OutageError
-from atommem.memory.log import Entry, Outcome, Source
+from atommem.memory.log import Entry, Operation, Outcome, Source
 from atommem.memory.rules import (
     Accepted,
     Admission,
@@ -208,7 +208,7 @@ async def test_sweep_of_restored_memory_uses_observed_outcomes() -> None:
     m = memory(embedder, retention=retention)
     turn = [Action(CREATE, "ann sings"), Action(CREATE, "bob hums"), Action(READ, "ann sings")]
     await m.apply(turn, 0)
-    m.log_outcome("observe", 0.0, 0, [1])
+    m.append(Operation(0, "observe", scores=((1, 0.0),)))
     restored = await memory(embedder, retention=retention).restore(m.start, m.log)
     for one in (m.fork(), restored):
         delete, _ = await one.apply([], 1)

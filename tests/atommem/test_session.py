@@ -18,20 +18,20 @@ from atommem.errors import ConfigError, OutageError, TraceError
 from atommem.process import ActivityClock
 from atommem.rollout import Session, StepTimeoutError
 from atommem.session_state import SessionState
-from tests.atommem.sessions import Embeds, Waits, agent, saying, turns
+from tests.atommem.sessions import Embeds, Waits, agent, saying, take_steps
 from tests.fakes import ListPolicy, WordEmbedder, reading
 
 
 @pytest.mark.parametrize("way", ["json", "file with vectors", "fork"])
 async def test_session_restored_continues_identically(way: str, tmp_path: Path) -> None:
     whole = Session(agent(), "t/0")
-    expected = await turns(whole, 8)
+    expected = await take_steps(whole, 8)
     session, found = Session(agent(), "t/0"), []
     for number in range(8):
-        found += await turns(session, 1, number)
+        found += await take_steps(session, 1, number)
         if way == "fork":  # the other one goes elsewhere
             other, session = session, session.fork()
-            await turns(other, 1, 8)
+            await take_steps(other, 1, 8)
             await other.memory.undo(number)
             continue
         if way == "json":
@@ -42,14 +42,14 @@ async def test_session_restored_continues_identically(way: str, tmp_path: Path) 
         session = await Session.restore(agent(embedder=embedder), state)
         assert bool(embedder.calls) == (way == "json" and bool(session.memory.entries()))
     assert found == expected
-    assert (session.turns, session.sampled) == (whole.turns, whole.sampled)
+    assert (session.steps, session.sampled) == (whole.steps, whole.sampled)
     assert session.memory.contents == whole.memory.contents
     assert session.memory.log == whole.memory.log
 
 
 async def test_session_restore_mismatch_is_refused() -> None:
     session = Session(agent(), "t/0")
-    await turns(session, 3)
+    await take_steps(session, 3)
     state = session.state()
     other = agent(embedder=WordEmbedder())
     with pytest.raises(ConfigError, match="embedder='hashing/8/32', this agent has 'words/64'"):
@@ -76,39 +76,39 @@ class Stuck(Embeds):
 async def test_turn_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
     embedder = Embeds()
     session = Session(agent(saying(CREATE, CREATE, CREATE), embedder=embedder))
-    await session.turn(reading("q?"))
+    await session.step(reading("q?"))
     sampled, view, log = session.sampled, session.memory.view(), session.memory.log
     embedder.fail = OutageError("gone")
     steps: list[Step] = []
     with pytest.raises(OutageError):
-        await session.turn(reading("q?"), steps=steps)
-    assert (session.turns, session.sampled) == (2, 2 * sampled)
+        await session.step(reading("q?"), steps=steps)
+    assert (session.steps, session.sampled) == (2, 2 * sampled)
     assert [step.operations for step in steps] == [()]
     assert (session.memory.view(), session.memory.log) == (view, log)
     embedder.fail = None
-    again = await session.turn(reading("q?"))
+    again = await session.step(reading("q?"))
     assert (again.index, again.operations[0].step, again.view) == (2, 2, view)
 
 
 async def test_turn_deadline_leaves_session_unchanged() -> None:
     loop = asyncio.get_running_loop()
     session = Session(agent(lambda tokenizer: Waits(tokenizer, [CREATE]), embedder=Stuck()))
-    await session.turn(reading("q?"), deadline=loop.time() + 60)
+    await session.step(reading("q?"), deadline=loop.time() + 60)
     before, steps = session.state().to_json(), []
     with pytest.raises(StepTimeoutError):
-        await session.turn(reading("q?"), deadline=loop.time() + 0.02, steps=steps)
+        await session.step(reading("q?"), deadline=loop.time() + 0.02, steps=steps)
     assert (session.state().to_json(), steps) == (before, [])
     session.agent.policy = ListPolicy(session.agent.tokenizer, [CREATE])  # type: ignore[arg-type]
     with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
-        await session.turn(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
+        await session.step(reading("q?"), deadline=loop.time() + 0.05, steps=steps)
     assert (len(session.memory.entries()), len(steps)) == (1, 1)
 
 
 async def test_sessions_of_one_agent_are_independent() -> None:
-    alone = [await turns(Session(agent(), f"t/{number}"), 5) for number in range(8)]
+    alone = [await take_steps(Session(agent(), f"t/{number}"), 5) for number in range(8)]
     shared = agent()
     sessions = [Session(shared, f"t/{number}") for number in range(8)]
-    assert await asyncio.gather(*(turns(session, 5) for session in sessions)) == alone
+    assert await asyncio.gather(*(take_steps(session, 5) for session in sessions)) == alone
 
 
 async def test_session_capacity_follows_its_task() -> None:

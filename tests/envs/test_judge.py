@@ -148,10 +148,10 @@ async def test_judge_reward_is_the_share_of_right_answers(tmp_path: Path) -> Non
             return "<think>"
         return "CORRECT" if "> the port town" in prompt else "INCORRECT"
 
-    environments = longdoc(WordTokenizer(), reward="judge", **SETTINGS)
-    environments.judge = make(server := FakeChat(answer=answer))
+    factory = longdoc(WordTokenizer(), reward="judge", **SETTINGS)
+    factory.judge = make(server := FakeChat(answer=answer))
     task = Task("t", (QUESTION,) * 5)
-    score = await environments.score(task, ["the port town", " ", "Rome", None, "jam"])
+    score = await factory.score(task, ["the port town", " ", "Rome", None, "jam"])
     assert score.reward == score.metrics["judge"] == 0.2
     assert [item["judge"] for item in score.question_metrics] == [1, 0, 0, 0, 0]
     assert [item["judge_unreadable"] for item in score.question_metrics] == [0, 0, 0, 0, 1]
@@ -160,7 +160,7 @@ async def test_judge_reward_is_the_share_of_right_answers(tmp_path: Path) -> Non
     set_score(episode, score)
     trace = read_trace(write_trace(tmp_path / "t.jsonl", episode, {}))
     assert trace.episode.question_notes[0] == "judge: CORRECT"
-    await environments.close()
+    await factory.close()
 
 
 async def test_judge_presets_show_question_golds_and_answer() -> None:

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.environment import Turn
 from atommem.envs.chunking import chunk_task, chunk_text, joined_text
 from atommem.envs.longdoc.environment import LongDocEnvironments
 from atommem.envs.longdoc.longdoc_config import LongDocConfig
 from atommem.envs.questions_shown import MODES, drawn_mode, trained_for
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Observation, StopReason
+from atommem.episode import Observation, Step, StopReason
 from atommem.errors import ConfigError
 from atommem.memory.log import MemoryView
 from atommem.prompts import PromptBuilder
@@ -53,7 +52,7 @@ async def play(steps: list[list[Action]], **settings: Any) -> tuple[list[Any], A
     env = factory(**settings)()
     seen: list[Any] = [await env.reset(TASK)]
     for actions in steps:
-        result = await env.step(Turn("", actions))
+        result = await env.step(Step(0, Observation(""), actions=tuple(actions)))
         seen.append(result.observation if result.observation is not None else str(result.reason))
     return seen, await env.score()
 
@@ -176,7 +175,7 @@ async def observations(task: Task = LONG, **settings: Any) -> list[Observation]:
         action = Action("read", "x")
         if now.question is not None and max(now.values("reads_left")) == 0:
             action = Action("answer", task.questions[now.asked.start].answers[0])
-        result = await env.step(Turn("", [action]))
+        result = await env.step(Step(0, now, actions=(action,)))
         if result.observation is None:
             assert (await env.score()).reward == 1.0
             return seen

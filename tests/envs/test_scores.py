@@ -179,10 +179,10 @@ async def test_reward_that_lists_of_candidates_earn_is_refused() -> None:
     assert (score.reward, score.metrics["f1"]) == (0.0, 1.0)
     with pytest.raises(ConfigError, match=r"reward=sub_em: .*lists candidates.*em or judge"):
         environment_config("longdoc", reward="sub_em")
-    environments = longdoc(WordTokenizer(), reward="f1")
+    factory = longdoc(WordTokenizer(), reward="f1")
     with pytest.raises(ConfigError, match=r"reward=f1: .*lists candidates.*locomo.*em or judge"):
-        await environments().reset(task)
-    await environments.close()
+        await factory().reset(task)
+    await factory.close()
 
 
 async def test_questions_without_gold_answers_have_no_score() -> None:

@@ -119,7 +119,7 @@ def play(
         policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=HashingEmbedder(2048),
-        environments=longdoc(tokenizer, max_reads=4, questions_shown=questions_shown),
+        factory=longdoc(tokenizer, max_reads=4, questions_shown=questions_shown),
         memory=MemoryConfig(capacity=config.capacity),
         sampling=Sampling(seed=0),
     )

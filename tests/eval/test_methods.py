@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atommem.config import MemoryConfig
-from atommem.environment import environment_config, make_environments
+from atommem.environment import environment_config, make_factory
 from atommem.envs.chunking import joined_text
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, StopReason
@@ -139,8 +139,8 @@ async def test_method_is_evaluated_recorded_and_continued(name: str, tmp_path: P
     )
     tasks = [TASK, replace(TASK, id="u")]
     if name not in READERS:
-        web = make_environments(environment_config("web"), setup.tokenizer)
-        setup = replace(setup, environments=web)
+        web = make_factory(environment_config("web"), setup.tokenizer)
+        setup = replace(setup, factory=web)
     first = await evaluate(tasks, make_method(name, setup), tmp_path, progress=False)
     calls = len(policy.prompts)
     assert (first.failed, len(first.records)) == (0, 2)

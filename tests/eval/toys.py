@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.config import MemoryConfig
-from atommem.environment import EnvironmentConfig, environment_config, make_environments
+from atommem.environment import EnvironmentConfig, environment_config, make_factory
 from atommem.envs.scoring.records import EpisodeRecord, EvalResult, QuestionRecord
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import episode_sums
@@ -76,9 +76,9 @@ def make_setup(
         memory=memory or MemoryConfig(retrieve_k=2),
         sampling=sampling or Sampling(temperature=0.0, seed=0, max_tokens=64),
     )
-    environments = make_environments(config, tokenizer)
+    factory = make_factory(config, tokenizer)
     fields = {"run": run, "policy": policy, "embedder": WordEmbedder()}
-    return Setup(**{**fields, "environments": environments, **settings}), policy
+    return Setup(**{**fields, "factory": factory, **settings}), policy
 
 
 def shown_documents(prompt: str) -> Sequence[str]:

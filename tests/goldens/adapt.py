@@ -27,9 +27,9 @@ def prompt_builder(tokenizer: Any, **memory: Any) -> Any:
 
 
 def longdoc(tokenizer: Any, **settings: Any) -> Any:
-    from atommem.environment import environment_config, make_environments
+    from atommem.environment import environment_config, make_factory
 
-    return make_environments(environment_config("longdoc", **settings), tokenizer)
+    return make_factory(environment_config("longdoc", **settings), tokenizer)
 
 
 def reading(questions: Sequence[str], chunks: Sequence[str], index: int, **options: Any) -> Any:
@@ -85,7 +85,7 @@ def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any)
         policy=policy,
         embedder=embedder or hashing_embedder(32),
         tokenizer=tokenizer,
-        environments=longdoc(tokenizer),
+        factory=longdoc(tokenizer),
         memory=MemoryConfig(**memory),
         sampling=Sampling(seed=3, max_tokens=400),
     )
@@ -103,6 +103,12 @@ def completion(token_ids: list[int], text: str) -> Any:
     return Completion(token_ids, [-0.5] * len(token_ids), text, "stop")
 
 
+def scored(kind: str, step: int, entry_ids: Sequence[int], score: float) -> Any:
+    from atommem.memory.log import Operation
+
+    return Operation(step, kind, scores=tuple((entry_id, score) for entry_id in entry_ids))
+
+
 async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list[dict[str, Any]]:
     """Each step's actions, problems, operations and view, with outcomes for rules."""
     from atommem.memory.log import to_json
@@ -111,17 +117,17 @@ async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list
     session = Session(agent, key)
     steps = []
     for number, observation in enumerate(observations):
-        step = await session.turn(observation)
+        step = await session.step(observation)
         operations = list(step.operations)
         if number % 5 == 4:
             shown = [entry_id for entry_id, _ in session.memory.contents.shown]
-            operations.append(
-                session.memory.log_outcome("observe", float(number == 4), number, shown)
-            )
+            operations.append(scored("observe", number, shown, float(number == 4)))
+            session.memory.append(operations[-1])
         if number == 6:
             entries = session.memory.entries()
             unknown = [entry.id for entry in entries if entry.outcome is None]
-            operations.append(session.memory.log_outcome("outcome", 1.0, number, unknown))
+            operations.append(scored("outcome", number, unknown, 1.0))
+            session.memory.append(operations[-1])
         view = session.memory.view()
         steps.append(
             {
@@ -259,7 +265,7 @@ async def run_evaluation(
         run=RunConfig(memory=MemoryConfig(retrieve_k=2), sampling=sampling),
         policy=policy,
         embedder=hashing_embedder(32),
-        environments=longdoc(tokenizer, chunking="documents", max_reads=1),
+        factory=longdoc(tokenizer, chunking="documents", max_reads=1),
         max_in_flight=1,
     )
     settings = {"seed": seed}

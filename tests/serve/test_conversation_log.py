@@ -55,7 +55,7 @@ def test_load_after_commit_returns_operations_and_vectors_exactly(log: Conversat
     commit(log, name, 1, OPERATIONS, cached)
     found = log.load(name, "ann", "words/4")
     assert found.operations == tuple(OPERATIONS)
-    assert (found.version, found.turns, found.sampled) == (1, 1, 7)
+    assert (found.version, found.steps, found.sampled) == (1, 1, 7)
     assert (found.checkpoint, found.embedder) == ("c1", "words/4")
     assert found.vectors is not None
     places = found.vectors.find(["é\u2028☃", ""], "entry")

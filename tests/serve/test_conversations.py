@@ -109,7 +109,7 @@ async def test_loaded_session_equals_the_one_in_memory(tmp_path: Path) -> None:
         memory = held.session.memory
         assert twin.session.memory.contents == memory.contents
         assert (twin.session.memory.vectors().rows == memory.vectors().rows).all()
-        assert twin.session.turns == 20
+        assert twin.session.steps == 20
     await one.close()
     await other.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from atommem.config import EmbedderConfig, MemoryConfig
 from atommem.embedding import make_embedder
-from atommem.environment import environment_config, make_environments
+from atommem.environment import environment_config, make_factory
 from atommem.envs.chunking import chunk_task, joined_text
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.eval.methods import Setup, make_method
@@ -60,9 +60,9 @@ async def test_training_evaluation_and_serving_give_the_same_tokens(
     rollouts = Rollouts(args, tokenizer, embedder, MEMORY, environment)
     trained = await rollouts.runner(policy).run(task)
 
-    environments = make_environments(environment, tokenizer)
+    factory = make_factory(environment, tokenizer)
     run = RunConfig(memory=MEMORY, sampling=Sampling(max_tokens=200))
-    setup = Setup(run, policy, embedder, environments)
+    setup = Setup(run, policy, embedder, factory)
     evaluated = await make_method("atommem", setup).run(task)
     for one, other in zip(evaluated.steps, trained.steps, strict=True):
         assert one.token_ids == other.token_ids

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atommem.config import MemoryConfig
-from atommem.environment import environment_config, make_environments
+from atommem.environment import environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.errors import ConfigError
@@ -41,7 +41,7 @@ def save(
         tokenizer=tokenizer,
         embedder=WordEmbedder(),
         memory=MEMORY,
-        environments=make_environments(ENVIRONMENT, tokenizer),
+        factory=make_factory(ENVIRONMENT, tokenizer),
         sampling=Sampling(),
         keep_prompts=True,
     )

@@ -101,7 +101,7 @@ class WrittenRunner:
             embedder=Closable(),
             sampling=Sampling(temperature=1.0),
             activity=ActivityClock(),
-            environments=ToyEnvironments,
+            factory=ToyEnvironments,
             memory=MemoryConfig(),
         )
         self.jobs: list[tuple[str, int]] = []

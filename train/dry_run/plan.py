@@ -14,9 +14,9 @@ from rich.table import Table
 from transformers import TrainingArguments
 
 from atommem.config import EmbedderConfig
-from atommem.environment import TaskShape, make_environments
-from atommem.envs.task_files import write_text
+from atommem.environment import TaskShape, make_factory
 from atommem.errors import ConfigError
+from atommem.files import write_text
 from atommem.hub import hub_name
 from atommem.memory.rules import RuleSet
 from atommem.policy.local import read_tokenizer
@@ -110,9 +110,9 @@ def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan |
     )
     is_here = Path(model.name).is_dir()
     tokenizer: Any = read_tokenizer(model.name) if is_here else ApproximateTokenizer()
-    environments = make_environments(found.run.environment, tokenizer)
-    data = environments.shape(args.data, ASSUMED_DATA)
-    prompt = measure_prompt(memory, environments, args.template_kwargs)
+    factory = make_factory(found.run.environment, tokenizer)
+    data = factory.shape(args.data, ASSUMED_DATA)
+    prompt = measure_prompt(memory, factory, args.template_kwargs)
     completion, source = completion_tokens(args, settings, model.config.model_type)
     load = estimate_workload(args, launch.processes, data, prompt, completion, run.share_prefixes)
     embedder, rollout_bytes = _embedder_bytes(found.run.embedder), _rollout_bytes(args, run, load)

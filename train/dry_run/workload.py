@@ -30,17 +30,14 @@ class PromptShape(NamedTuple):
 
 
 def measure_prompt(
-    memory: MemoryConfig, environments: EnvironmentFactory, chat_template_kwargs: dict[str, Any]
+    memory: MemoryConfig, factory: EnvironmentFactory, chat_template_kwargs: dict[str, Any]
 ) -> PromptShape:
     """Build empty prompts, and count their tokens."""
     dialect = get_dialect(memory.dialect, memory.templates)
-    builder = PromptBuilder.of(
-        environments.tokenizer, dialect, memory, environments, chat_template_kwargs
-    )
+    builder = PromptBuilder.of(factory.tokenizer, dialect, memory, factory, chat_template_kwargs)
     nothing = MemoryView(capacity=memory.capacity)
     reading, answering = (
-        len(builder.build(environments.blank(environments.phases[phase]), nothing))
-        for phase in (0, -1)
+        len(builder.build(factory.blank(factory.phases[phase]), nothing)) for phase in (0, -1)
     )
     kinds = {name for name in MEMORY_KINDS if dialect.can_write(name)}
     kinds -= set(memory.disabled_actions)

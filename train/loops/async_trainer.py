@@ -91,7 +91,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         self._rollout_log = RolloutLog([], MemoryConfig())
         worker = None
         if runner is not None:
-            described = map(runner.agent.environments.describe, tasks)
+            described = map(runner.agent.factory.describe, tasks)
             self._rollout_log = RolloutLog(described, runner.agent.memory)
             worker = RolloutWorker(
                 runner=runner,

@@ -92,7 +92,7 @@ class EpisodeTrainer(ResumableTrainer):
         self, runner: EpisodeRunner, jobs: Sequence[tuple[Any, int]], episodes: Sequence[Episode]
     ) -> list[EpisodeRecord]:
         """Return records of the `episodes` of `jobs`, as ``atommem eval`` makes them."""
-        kind = runner.environments
+        kind = runner.factory
         return [
             record_of(kind.describe(task), episode, kind.diagnose(task, episode))
             for (task, _), episode in zip(jobs, episodes, strict=False)

@@ -128,7 +128,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         """The running rollout (from 0), and the batches of its updates."""
         self._loop = asyncio.Runner()
         agent = self.backend.runner.agent
-        self._rollout_log = RolloutLog(map(agent.environments.describe, tasks), agent.memory)
+        self._rollout_log = RolloutLog(map(agent.factory.describe, tasks), agent.memory)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer.train`; garbage is collected before each rollout."""
@@ -239,7 +239,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         """Return the runner of a rollout, whose seeds a resumed run repeats."""
         sampling = self.backend.runner.agent.sampling
         seed = self._order.seed(rollout * self._order.groups_per_update)
-        return self.backend.runner.using(sampling=replace(sampling, seed=seed))
+        return self.backend.runner.copy(sampling=replace(sampling, seed=seed))
 
     def _publish(self) -> None:
         """Give the sampling side the current weights; collective."""
@@ -288,7 +288,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         jobs = self.held_out_jobs()[rank::ranks]
         agent = self.backend.runner.agent
-        runner = self.backend.runner.using(sampling=self.held_out_sampling(agent.sampling))
+        runner = self.backend.runner.copy(sampling=self.held_out_sampling(agent.sampling))
         self._publish()
         episodes = self.run_rollout(
             lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"

@@ -170,7 +170,7 @@ class RolloutWorker:
     ) -> list[Episode]:
         """Run one episode per (task, sample) beside training, and wait; none if `stopped`."""
         policy = _TaggedPolicy(self.runner.agent.policy, self)
-        work = self.spawn(self.runner.using(policy=policy, sampling=sampling).run_all(jobs))
+        work = self.spawn(self.runner.copy(policy=policy, sampling=sampling).run_all(jobs))
         while not stopped():
             try:
                 return work.result(timeout=POLL_SECONDS)
@@ -205,7 +205,7 @@ class RolloutWorker:
 
         async def run_episode(sample: int) -> tuple[Episode, list[int]]:
             policy = _TaggedPolicy(self.runner.agent.policy, self)
-            runner = self.runner.using(policy=policy, sampling=sampling)
+            runner = self.runner.copy(policy=policy, sampling=sampling)
             async with self._slots:
                 return await runner.run(task, sample), policy.versions
 

@@ -11,7 +11,7 @@ from trl import SFTTrainer
 
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
-from atommem.environment import EnvironmentConfig, make_environments
+from atommem.environment import EnvironmentConfig, make_factory
 from atommem.episode import Episode, Step
 from atommem.errors import ConfigError
 from atommem.prompts import PromptBuilder
@@ -86,8 +86,8 @@ def trace_demonstrations(
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
     files = [file for file in files if file.name not in _NOT_TRACES]
     dialect = get_dialect(memory.dialect, memory.templates)
-    environments = make_environments(environment, tokenizer)
-    builder = PromptBuilder.of(tokenizer, dialect, memory, environments, chat_template_kwargs)
+    factory = make_factory(environment, tokenizer)
+    builder = PromptBuilder.of(tokenizer, dialect, memory, factory, chat_template_kwargs)
     rows: list[Demonstration] = []
     for file in files:
         trace = read_trace(file)

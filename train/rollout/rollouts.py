@@ -148,7 +148,7 @@ async def run_groups(
 ) -> None:
     """Run `groups` concurrently; the runner's limit of episodes holds for all together."""
     if isinstance(runner.max_in_flight, int):
-        runner = runner.using()
+        runner = runner.copy()
         runner.max_in_flight = asyncio.Semaphore(runner.max_in_flight)  # type: ignore[arg-type]
     try:
         async with asyncio.TaskGroup() as running:

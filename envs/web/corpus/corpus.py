@@ -13,7 +13,6 @@ from typing import Any
 
 from atommem.config import EmbedderConfig, check_choice, without_addresses
 from atommem.embedding import make_embedder
-from atommem.envs.task_files import write_json
 from atommem.envs.web.corpus.pages import Page, PageStore, batched
 from atommem.envs.web.corpus.vectors import Ranked, VectorIndex
 from atommem.envs.web.corpus.words import WordIndex
@@ -28,6 +27,7 @@ from atommem.envs.web.tools import (
     text_tool,
 )
 from atommem.errors import ConfigError
+from atommem.files import write_json
 
 MANIFEST = "corpus.json"
 MODES = ("lexical", "dense", "hybrid")

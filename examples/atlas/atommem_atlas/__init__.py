@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from atommem.actions import ANSWER, ANSWER_ACTION, Action, ActionSpec, Body, Call, first
-from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, StepResult, Turn
-from atommem.episode import Observation, Piece, StopReason
+from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score, StepResult
+from atommem.episode import Observation, Piece, Step, StopReason
 from atommem_atlas.tasks import Task, build, describe, read_tasks
 
 
@@ -47,13 +47,13 @@ class Journey:
         self.task = task
         return self.observe([])
 
-    async def step(self, turn: Turn) -> StepResult:
-        answer = first(turn.actions, ANSWER)
+    async def step(self, step: Step) -> StepResult:
+        answer = first(step.actions, ANSWER)
         if answer is not None or self.left == 0:
             self.answer = answer and answer.text
             return StepResult(None, StopReason.ANSWERED if answer else StopReason.UNANSWERED)
         self.left -= 1
-        return StepResult(self.observe(turn.calls))
+        return StepResult(self.observe(step.calls))
 
     async def score(self) -> Score:
         """Return the shared places over all places, so that listing all of them does not pay."""

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from atommem.config import MemoryConfig
-from atommem.environment import EnvironmentFactory, environment_config, make_environments
+from atommem.environment import EnvironmentFactory, environment_config, make_factory
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.web.net.direct import Direct
 from atommem.envs.web.net.guard import Address
@@ -47,7 +47,7 @@ def call(name: str, /, **arguments: str) -> str:
 
 
 def web(**settings: Any) -> EnvironmentFactory:
-    return make_environments(environment_config("web", **settings), WordTokenizer())
+    return make_factory(environment_config("web", **settings), WordTokenizer())
 
 
 def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunner:
@@ -56,7 +56,7 @@ def make_runner(completions: Sequence[str] = (), **settings: Any) -> EpisodeRunn
         policy=ListPolicy(tokenizer, list(completions)),
         tokenizer=tokenizer,
         embedder=WordEmbedder(),
-        environments=make_environments(environment_config("web", **settings), tokenizer),
+        factory=make_factory(environment_config("web", **settings), tokenizer),
         memory=MemoryConfig(),
         sampling=Sampling(),
     )
@@ -70,7 +70,7 @@ def play(completions: Sequence[str], task: Task | None = None, **settings: Any) 
         try:
             return await runner.run(task or make_task())
         finally:
-            await runner.environments.close()
+            await runner.factory.close()
 
     return asyncio.run(run())
 

@@ -10,7 +10,7 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.environment import environment_config, make_environments
+from atommem.environment import environment_config, make_factory
 from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.task import Task
@@ -37,7 +37,7 @@ def play(config: SiteConfig, faults: BrowsingFaults | None = None, *disabled: st
         policy=ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id),
         tokenizer=tokenizer,
         embedder=HashingEmbedder(2048),
-        environments=make_environments(web, tokenizer),
+        factory=make_factory(web, tokenizer),
         memory=MemoryConfig(templates="compact", retrieve_k=3, disabled_actions=list(disabled)),
         sampling=Sampling(seed=0, max_tokens=400),
     )

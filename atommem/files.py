@@ -1,0 +1,46 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atommem.errors import DataError, remedy
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` at the end, or is removed after an error.
+
+    With `durable`, the content is on disk before it replaces `path`.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            if durable:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be written: {error.strerror or error}; {remedy(error)}."
+        ) from error
+
+
+def write_text(path: str | Path, text: str, *, durable: bool = False) -> None:
+    """Write the whole text to a file, or nothing; DataError if it cannot be written."""
+    with replacing(Path(path), durable=durable) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write JSON as `write_text`."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
