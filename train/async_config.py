@@ -27,6 +27,7 @@ ASYNC_REFUSED: Refused = {
     "max_tool_calling_iterations": (None, "the environment bounds an episode"),
     "fork_threshold_tokens": (1024, "every step is a row; nothing is reconciled"),
     "queue_maxsize": (1024, "max_staleness bounds the rollouts in advance"),
+    "eval_strategy": ("no", "`atommem eval` evaluates checkpoints"),
     "num_completions_to_print": (None, "log_episodes shows whole episodes"),
 }
 _MODEL_REFUSED: Refused = {
@@ -54,7 +55,7 @@ class AsyncTrainConfig(EpisodeConfig, AsyncGRPOConfig):
     )
     beta: float = setting(
         0.0,
-        "KL coefficient, to the model without its adapter or before training; 0 is none.",
+        "KL coefficient, to the model without its adapter; 0 is none.",
     )
     shuffle_dataset: bool = setting(True, "Take the tasks in random order.")
 

@@ -117,15 +117,6 @@ class EpisodeConfig(StageConfig):
     """Settings of on-policy and asynchronous training; defaults are arXiv 2601.08323's."""
 
     data: str = setting("", "File of training tasks (`atommem data build`).")
-    eval_data: str | None = setting(
-        None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
-    )
-    eval_temperature: float | None = setting(
-        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
-    )
-    num_generations_eval: int | None = setting(
-        None, "Episodes per held-out task in evaluation; unset is 1."
-    )
     loss_type: str = setting(
         "dapo",
         "Loss by TRL's name: dapo, grpo, dr_grpo (PPO's clipped loss, normalized by tokens, steps, "
@@ -185,12 +176,6 @@ class EpisodeConfig(StageConfig):
                 "Give 2 or more."
             )
         super().__post_init__()
-        strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))  # type: ignore[attr-defined]  # TRL's
-        if (strategy != "no") != bool(self.eval_data):
-            raise ConfigError(
-                f"eval_strategy={strategy}, eval_data={self.eval_data}: evaluation needs both. "
-                "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
-            )
         if self.temperature <= 0:  # type: ignore[attr-defined]  # TRL's
             raise ConfigError(
                 f"temperature={self.temperature}: must be above 0, because greedy sampling makes "  # type: ignore[attr-defined]
@@ -222,6 +207,15 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
 
     refused: ClassVar = REFUSED
 
+    eval_data: str | None = setting(
+        None, "File of held-out tasks, evaluated during training (eval_strategy, eval_steps)."
+    )
+    eval_temperature: float | None = setting(
+        None, "Sampling temperature of evaluation: 0 is greedy; unset: as in training."
+    )
+    num_generations_eval: int | None = setting(
+        None, "Episodes per held-out task in evaluation; unset is 1."
+    )
     micro_batch_tokens: int = setting(
         16_384,
         "Most tokens in one forward and backward pass: distinct ones with prefix_sharing, padded "
@@ -281,6 +275,12 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
         # Held-out episodes run all at once; TRL only checks that the two fit.
         self.per_device_eval_batch_size = self.num_generations_eval
         super().__post_init__()
+        strategy = str(getattr(self.eval_strategy, "value", self.eval_strategy))
+        if (strategy != "no") != bool(self.eval_data):
+            raise ConfigError(
+                f"eval_strategy={strategy}, eval_data={self.eval_data}: evaluation needs both. "
+                "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
+            )
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
         check_least(self, dynamic_sampling=0, micro_batch_tokens=1)
         check_least(self, steps_per_generation=1, num_iterations=1)

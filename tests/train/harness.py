@@ -21,7 +21,7 @@ from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.console import GRPO_COLUMNS, use_console
-from atommem.train.episode_logs import trace_writer
+from atommem.train.episode_logs import EpisodeFiles
 from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.rollout.backends import LocalBackend, make_local_backend
 from atommem.train.rollout.rollouts import Rollouts
@@ -259,7 +259,7 @@ def make_real_trainer(
     )
     tasks = make_tasks() if tasks is None else tasks
     if config.save_traces:
-        on_episodes = trace_writer(folder / "traces", tasks, describe_task, MEMORY)
+        on_episodes = EpisodeFiles(config, map(describe_task, tasks), MEMORY)
     trainer = MemoryGRPOTrainer(
         model=model if model is not None else make_model(vocabulary=len(tokenizer), spread=0.1),
         args=config,

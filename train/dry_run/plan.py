@@ -41,7 +41,7 @@ from atommem.train.settings import parse
 
 THINKING_TOKENS = 570.5
 """Mean completion of the paper's trained policy (arXiv 2601.08323, Table 6), which thinks."""
-ASSUMED_DATA = TaskShape("assumed: 20,000 tasks of 200 documents", 20_000, 200, 0, 0, 5.5, 0, 0)
+ASSUMED_DATA = TaskShape("20,000 tasks of 200 documents, the paper's", 20_000, 200, 0, 0, 5.5, 0, 0)
 """The paper's training data."""
 
 
@@ -75,12 +75,19 @@ class Plan:
         return self.workload.updates * self.timelines[0].seconds / 3600
 
 
-def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
-    """Check all settings of ``atommem train STAGE``, and estimate the run; None for a cold start.
+def run_dry(stage: str, argv: Sequence[str], settings: DryRunConfig) -> None:
+    """Check all settings of ``atommem train STAGE``, and print and write the estimates."""
+    plan = make_plan(stage, argv, settings)
+    if plan is None:
+        print("all settings are valid; a cold start is not estimated.")
+        return
+    print_plan(plan)
+    if settings.dry_run_json:
+        write_plan(plan, settings.dry_run_json)
 
-    Raises:
-        AtomMemError: A setting is wrong.
-    """
+
+def make_plan(stage: str, argv: Sequence[str], settings: DryRunConfig) -> Plan | None:
+    """Estimate a run after checking its settings; None for a cold start."""
     launch = read_launch(settings.dry_run_launcher, settings.dry_run_processes)
     device = DEVICES[settings.dry_run_device]
     # Checked here on the CPU, as for these processes on this device.

@@ -23,6 +23,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from trl import GRPOTrainer
 
+from atommem.envs.scoring.records import record_of
 from atommem.episode import Episode
 from atommem.errors import OutageError
 from atommem.process import no_full_collection
@@ -35,7 +36,7 @@ from atommem.train.episode_logs import (
     EpisodesHook,
     RolloutLog,
 )
-from atommem.train.loops.episode_trainer import EpisodeTrainer
+from atommem.train.loops.episode_trainer import EpisodeTrainer, held_out_metrics
 from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import (
     Batch,
@@ -280,22 +281,39 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Run and score episodes on the held-out tasks with the current weights.
+        """Run and score episodes on the held-out tasks with the current weights; collective.
 
-        Scores are those of ``atommem eval``; every evaluation has the same seeds. Of the arguments
-        of `Trainer.evaluate` only the prefix is used.
+        Every evaluation has the same seeds. Of the arguments of `Trainer.evaluate` only the prefix
+        is used.
         """
+        args, agent = self.args, self.backend.runner.agent
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        jobs = self.held_out_jobs()[rank::ranks]
-        agent = self.backend.runner.agent
-        runner = self.backend.runner.copy(sampling=self.held_out_sampling(agent.sampling))
+        samples = range(args.num_generations_eval or 1)
+        jobs = [(task, sample) for task in self.held_out for sample in samples][rank::ranks]
+        temperature = args.eval_temperature
+        if temperature is None:
+            temperature = args.temperature
+        sampling = replace(agent.sampling, temperature=temperature, seed=args.seed)
+        runner = self.backend.runner.copy(sampling=sampling)
         self._publish()
         episodes = self.run_rollout(
             lambda on_episode: runner.run_all(jobs, on_episode), len(jobs), "evaluation"
         )
-        records = self.held_out_records(runner, jobs, episodes)
+        factory = agent.factory
+        own = [
+            record_of(factory.describe(task), episode, factory.diagnose(task, episode))
+            for (task, _), episode in zip(jobs, episodes, strict=True)
+        ]
         self._rollout_log.sums([], agent.activity)  # its time is not the next update's
-        return self.report_held_out(gather_object(records), metric_key_prefix)
+        records = gather_object(own)
+        failed = [record.error for record in records if record.failed]
+        self.check_failed(len(failed), len(records), failed, "the evaluation")
+        found = held_out_metrics(records).items()
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found}
+        self.model.eval()  # TRL files metrics by this mode
+        self.log(dict(metrics))
+        self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
+        return metrics
 
     def save_extra_state(self, folder: Path) -> None:
         """Save this rank's rows, if there are further updates on the rollout."""

@@ -20,7 +20,7 @@ from atommem.train.rollout.rollouts import TaskOrder
 Result = TypeVar("Result")
 
 POLL_SECONDS = 0.2
-"""Between two checks for a stop request while waiting for groups or an evaluation."""
+"""Between two checks for a stop request while waiting for groups."""
 
 
 @dataclass(frozen=True)
@@ -164,21 +164,6 @@ class RolloutWorker:
             if number in self._early:
                 groups.append(self._early.pop(number))
         return groups
-
-    def run_beside(
-        self, jobs: Sequence[tuple[Any, int]], sampling: Sampling, stopped: Callable[[], bool]
-    ) -> list[Episode]:
-        """Run one episode per (task, sample) beside training, and wait; none if `stopped`."""
-        policy = _TaggedPolicy(self.runner.agent.policy, self)
-        work = self.spawn(self.runner.copy(policy=policy, sampling=sampling).run_all(jobs))
-        while not stopped():
-            try:
-                return work.result(timeout=POLL_SECONDS)
-            except TimeoutError:
-                if work.done():
-                    raise
-        work.cancel()
-        return []
 
     def _grant(self) -> None:
         self._limit += self.groups_per_version
