@@ -122,10 +122,9 @@ def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
     """Load the embedder, whole on every rank, beside the other parts of an episode."""
     from atommem.train.rollout.rollouts import Rollouts
 
-    run = settings.run
     with loading_whole():
-        embedder = make_embedder(run.embedder)
-    return Rollouts(settings.args, tokenizer, embedder, run.memory, run.environment)
+        embedder = make_embedder(settings.run.embedder)
+    return Rollouts(settings.args, settings.run, tokenizer, embedder)
 
 
 def episode_arguments(settings: Settings, tokenizer: Any) -> dict[str, Any]:

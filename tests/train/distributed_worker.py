@@ -24,7 +24,7 @@ from tests.fake_vllm import Cluster
 from tests.train.harness import GradientRecorder, make_config, make_trainer
 from tests.train.shipped.cpu_ranks import launch_as_fsdp2
 from tests.train.test_async_trainer import make_trainer as make_async_trainer
-from tests.train.test_server_backend import LORA, make_server_trainer
+from tests.train.test_backends import LORA, make_server_trainer
 from tests.train.toys import make_model, mixed_episode, random_episode
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))

@@ -19,6 +19,8 @@ from atommem.embedding.embedder import HashingEmbedder
 from atommem.environment import environment_config
 from atommem.envs.task import Document, Question, Task, describe_task
 from atommem.episode import Episode
+from atommem.policy.contract import Sampling
+from atommem.run import RunConfig
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.console import GRPO_COLUMNS, use_console
 from atommem.train.episode_logs import EpisodeFiles
@@ -243,6 +245,14 @@ def make_tasks(count: int = 6) -> list[Task]:
     return [Task(f"task-{i}", questions, documents) for i in range(count)]
 
 
+def make_rollouts(args: Any, tokenizer: Any) -> Rollouts:
+    """The episodes of `make_tasks`, with the sampling of a configuration."""
+    longest = args.max_completion_length or 4
+    sampling = Sampling(temperature=args.temperature, max_tokens=longest)
+    run = RunConfig(memory=MEMORY, environment=ENVIRONMENT, sampling=sampling)
+    return Rollouts(args, run, tokenizer, HashingEmbedder(16))
+
+
 def make_real_trainer(
     folder: Path,
     model: Any = None,
@@ -265,10 +275,7 @@ def make_real_trainer(
         args=config,
         tasks=tasks,
         processing_class=tokenizer,
-        make_backend=partial(
-            make_local_backend,
-            Rollouts(config, tokenizer, HashingEmbedder(16), MEMORY, ENVIRONMENT),
-        ),
+        make_backend=partial(make_local_backend, make_rollouts(config, tokenizer)),
         on_episodes=on_episodes,
         callbacks=[recorder, *callbacks],
         held_out=held_out,

@@ -16,7 +16,6 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from atommem.embedding.embedder import HashingEmbedder
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
 from atommem.policy.contract import Completion, Sampling
@@ -27,23 +26,21 @@ from atommem.train.console import ASYNC_COLUMNS, METRICS_FILE, read_metrics, use
 from atommem.train.errors import TrainingInterrupted
 from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.rollout.rollouts import Rollouts, TaskOrder
+from atommem.train.rollout.rollouts import TaskOrder
 from tests.fake_vllm import Cluster
 from tests.serve.servers import until
 from tests.train.harness import (
     BARE,
-    ENVIRONMENT,
-    MEMORY,
     at,
     make_element_tokenizer,
     make_real_trainer,
+    make_rollouts,
     make_tasks,
     save_model,
     terminate,
 )
 from tests.train.toys import Closable, ToyTask, WrittenRunner, mixed_episode
 
-EMBEDDER = HashingEmbedder(16)
 SHARED: dict[str, Any] = {
     "max_completion_length": 4,
     "max_grad_norm": 1.0,
@@ -64,8 +61,7 @@ def make_trainer(
     arguments = {name: given.pop(name) for name in ("peft_config",) if name in given}
     args = AsyncTrainConfig(str(out), **{**BARE, **defaults, **SHARED, **given})
     tokenizer = make_element_tokenizer()
-    rollouts = Rollouts(args, tokenizer, EMBEDDER, MEMORY, ENVIRONMENT)
-    make = runner or partial(make_runner, rollouts, str(model))
+    make = runner or partial(make_runner, make_rollouts(args, tokenizer), str(model))
     trainer = AsyncMemoryGRPOTrainer(str(model), args, make_tasks(), tokenizer, make, **arguments)
     use_console(trainer, ASYNC_COLUMNS)
     return trainer
@@ -127,7 +123,7 @@ def test_async_lora_requests_name_the_adapter_of_their_version(
     tokenizer = make_element_tokenizer()
     pool = ServerPool(cluster.urls, tokenizer=tokenizer, transport=cluster.transport)
     args = AsyncTrainConfig(**BARE, **SHARED)
-    runner = Rollouts(args, tokenizer, EMBEDDER, MEMORY, ENVIRONMENT).runner(pool)
+    runner = make_rollouts(args, tokenizer).runner(pool)
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     settings: dict[str, Any] = {"peft_config": lora, "use_vllm": True, "max_staleness": 0}
     trainer = make_trainer(model_folder, tmp_path / "out", lambda _: runner, **settings)

@@ -60,16 +60,6 @@ def test_parse_value_that_cannot_be_honoured_is_refused(
         parse(stage, [*MINIMUM, *flags.split(" ")])
 
 
-@pytest.mark.slow
-def test_train_model_that_a_stage_cannot_train_is_refused(tmp_path: Path) -> None:
-    save_tasks(make_tasks(), tmp_path / "tasks.jsonl")
-    (tmp_path / "config.json").write_text("{}")
-    flags = f"--model_name_or_path {tmp_path} --data {tmp_path / 'tasks.jsonl'} --use_cpu".split()
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"this is an adapter\. Merge it"):
-        main(["async", *flags])
-
-
 def test_parse_flags_override_the_file_and_the_model_folder(
     model_folder: Path, tmp_path: Path
 ) -> None:

@@ -4,8 +4,7 @@ How it uses trl 1.16: TRL makes the model, the optimizer and the logs, and count
 Its data loader prefetches micro-batches of a stream, so with staleness 0 it would wait for samples
 that need the next weights. Here the loader only counts updates: `training_step` takes the groups of
 one update from the worker and trains on their rows (`atommem.train.loops.update_step`), with the
-ratio against the log-probabilities at sampling. `tests/train/test_trl_seam.py` guards the private
-names.
+ratio against the log-probabilities at sampling.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 How it uses trl 1.16: TRL makes the models (fused LM head, adapter, reference), the optimizer and
 the logs. Two of its methods are replaced: the data loader only counts updates, and `training_step`
 is one update. It runs the episodes of a rollout, makes a row of every step, and trains on them
-(`atommem.train.loops.update_step`). `tests/train/test_trl_seam.py` guards the private names.
+(`atommem.train.loops.update_step`).
 """
 
 from __future__ import annotations

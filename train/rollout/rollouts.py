@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from atommem.config import MemoryConfig
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentConfig
 from atommem.episode import Episode
 from atommem.errors import ConfigError
-from atommem.policy.contract import Policy, Sampling
+from atommem.policy.contract import Policy
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits
 from atommem.run import RunConfig, build_agent
 from atommem.train.objective.advantages import has_variance
@@ -33,31 +31,23 @@ class Rollouts:
     """Everything of a training episode but its policy; `args` is an `EpisodeConfig`."""
 
     args: Any
+    run: RunConfig
     tokenizer: Any
     embedder: Embedder
-    memory: MemoryConfig
-    environment: EnvironmentConfig
 
     def runner(self, policy: Policy, max_in_flight: int | None = None) -> EpisodeRunner:
         """Make the episode loop around `policy`."""
-        args = self.args
-        run = RunConfig(
-            memory=self.memory,
-            environment=self.environment,
-            sampling=Sampling(
-                temperature=args.temperature, max_tokens=args.max_completion_length or 1024
-            ),
-            chat_template_kwargs=args.template_kwargs,
-        )
         agent = build_agent(
-            run,
+            self.run,
             policy,
             tokenizer=self.tokenizer,
             embedder=self.embedder,
             encode_threads=ENCODE_THREADS,
             keep_prompts=True,
         )
-        limits = Limits(max_tokens=args.episode_max_tokens, max_seconds=args.episode_max_seconds)
+        limits = Limits(
+            max_tokens=self.args.episode_max_tokens, max_seconds=self.args.episode_max_seconds
+        )
         return EpisodeRunner(agent, limits=limits, max_in_flight=max_in_flight)
 
 
