@@ -78,24 +78,11 @@ def train_asynchronously(folder: Path, model: Path) -> dict[str, Any]:
     return {"weights": weights, "updates": updates}
 
 
-def train_replacing(folder: Path) -> dict[str, Any]:
-    """Two updates of four groups, of which some are replaced; the tasks that this rank ran."""
-    config = make_config(
-        folder, max_steps=2, per_device_train_batch_size=16 // RANKS, dynamic_sampling=2
-    )
-    trainer, _, runner = make_trainer(make_model(), config, mixed_episode, tasks=24)
-    trainer.train()
-    updates = [entry for entry in trainer.state.log_history if "reward" in entry]
-    logged = [entry["dynamic_sampling/replaced_groups"] for entry in updates]
-    return {"jobs": runner.jobs, "replaced": logged}
-
-
 def train_alike(folder: Path, model: Path) -> dict[str, Any]:
     """Return results that are the same on any number of processes."""
     return {
         **{case: update(folder / case, case) for case in CASES},
         "asynchronous": train_asynchronously(folder / "asynchronous", model),
-        "replacing": train_replacing(folder / "replacing"),
     }
 
 

@@ -57,13 +57,6 @@ def test_two_ranks_train_asynchronously_as_one(found: Found) -> None:
         assert entry["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
 
 
-def test_two_ranks_replace_groups_as_one(found: Found) -> None:
-    alone, first, second = found("replacing")
-    assert sorted(first["jobs"] + second["jobs"]) == sorted(alone["jobs"])
-    assert first["replaced"] == second["replaced"] == alone["replaced"]
-    assert sum(alone["replaced"]) > 0
-
-
 def test_two_ranks_load_the_same_adapters(found: Found) -> None:
     """The second rank cannot reach the server a."""
     first, second = found("one lost")

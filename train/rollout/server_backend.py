@@ -7,8 +7,7 @@ NCCL with TRL's client; `vllm serve --data-parallel-size N` makes a server of N 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class FullWeightSync:
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
             raise problem
-        weights = _SharedIterator(named_weights(trainer))
+        weights = named_weights(trainer)
         broken: Exception | None = None
         if trainer.accelerator.is_main_process:
             try:
@@ -132,21 +131,6 @@ class FullWeightSync:
 
 
 WeightSync = AdapterSync | FullWeightSync
-
-
-class _SharedIterator:
-    """An iterator for the thread that sends, and the one that drains it after an error."""
-
-    def __init__(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self._iterator = iterator
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self
-
-    def __next__(self) -> tuple[str, torch.Tensor]:
-        with self._lock:
-            return next(self._iterator)
 
 
 def connect_nccl(url: str, trainer: Any, timeout: float) -> Any:
