@@ -104,11 +104,8 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
     """Make the trainer of the stage ``sft``."""
     from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
 
-    args, run = settings.args, settings.run
-    tokenizer = load_tokenizer(settings.model)
-    rows = trace_demonstrations(
-        args.data, tokenizer, run.memory, run.environment, args.min_reward, args.template_kwargs
-    )
+    args, tokenizer = settings.args, load_tokenizer(settings.model)
+    rows = trace_demonstrations(args.data, tokenizer, settings.run, args.min_reward)
     return ColdStartTrainer(
         args=args,
         dataset=sft_dataset(rows, args.max_length),

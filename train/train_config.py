@@ -282,7 +282,7 @@ class TrainConfig(EpisodeConfig, GRPOConfig):
                 "Give a file of held-out tasks, eval_strategy=steps and eval_steps."
             )
         check_choice("vllm_mode", self.vllm_mode, ("server", "colocate"))
-        check_least(self, dynamic_sampling=0, micro_batch_tokens=1)
+        check_least(self, dynamic_sampling=0, micro_batch_tokens=1, max_in_flight=1)
         check_least(self, steps_per_generation=1, num_iterations=1)
         episodes = self.per_device_train_batch_size * (self.steps_per_generation or 1)
         if self.dynamic_sampling and episodes % (self.num_generations or 1):

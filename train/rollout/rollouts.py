@@ -20,7 +20,7 @@ from atommem.embedding.embedder import Embedder
 from atommem.episode import Episode
 from atommem.errors import ConfigError
 from atommem.policy.contract import Policy
-from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits
+from atommem.rollout import ENCODE_THREADS, EpisodeRunner, Limits, run_jobs
 from atommem.run import RunConfig, build_agent
 from atommem.train.objective.advantages import has_variance
 from atommem.train.objective.rows import EpisodeSize
@@ -48,7 +48,8 @@ class Rollouts:
         limits = Limits(
             max_tokens=self.args.episode_max_tokens, max_seconds=self.args.episode_max_seconds
         )
-        return EpisodeRunner(agent, limits=limits, max_in_flight=max_in_flight)
+        slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
+        return EpisodeRunner(agent, limits=limits, max_in_flight=slots)
 
 
 class TaskOrder:
@@ -137,16 +138,11 @@ async def run_groups(
     on_episode: Callable[[int, Episode], None] | None = None,
 ) -> None:
     """Run `groups` concurrently; the runner's limit of episodes holds for all together."""
-    if isinstance(runner.max_in_flight, int):
-        runner = runner.copy()
-        runner.max_in_flight = asyncio.Semaphore(runner.max_in_flight)  # type: ignore[arg-type]
-    try:
-        async with asyncio.TaskGroup() as running:
-            for group in groups:
-                running.create_task(group.run(runner, on_episode))
-    except BaseExceptionGroup as failures:
-        # The first failure is the cause; the others only repeat it.
-        raise failures.exceptions[0] from None
+
+    async def run(group: RolloutGroup, _: int) -> None:
+        await group.run(runner, on_episode)
+
+    await run_jobs(run, [(group, 0) for group in groups])
 
 
 def gather_outcomes(
