@@ -56,7 +56,6 @@ class AdapterSync:
         if self._main:
             for old in outdated:
                 trainer.run_async(_unload(pool, old.name))
-            self._publisher.remove(outdated)
 
     async def close(self, pool: ServerPool) -> None:
         """Unload and delete all adapters."""

@@ -37,7 +37,7 @@ class AdapterPublisher:
         self._saved: deque[Adapter] = deque()
 
     def save(self, trainer: Any) -> tuple[Adapter, list[Adapter]]:
-        """Save the current adapter; returns it and outdated versions, the same on every rank."""
+        """Save the current adapter; returns it and deleted versions, the same on every rank."""
         # Imported here because it takes seconds.
         from trl.experimental.async_grpo.async_grpo_trainer import save_lora_adapter
 
@@ -61,19 +61,17 @@ class AdapterPublisher:
         if problem:
             raise OutageError(problem)
         self._saved.append(adapter)
-        return adapter, [self._saved.popleft() for _ in range(len(self._saved) - self._kept)]
-
-    def remove(self, adapters: list[Adapter]) -> None:
-        """Delete the folders of these versions."""
-        for adapter in adapters:
-            shutil.rmtree(adapter.path, ignore_errors=True)
+        return adapter, self._delete(len(self._saved) - self._kept)
 
     def close(self) -> list[Adapter]:
         """Delete all folders; returns the versions that were still there."""
-        left = list(self._saved)
-        self._saved.clear()
-        self.remove(left)
-        return left
+        return self._delete(len(self._saved))
+
+    def _delete(self, count: int) -> list[Adapter]:
+        oldest = [self._saved.popleft() for _ in range(count)]
+        for adapter in oldest:
+            shutil.rmtree(adapter.path, ignore_errors=True)
+        return oldest
 
 
 def check_servable(model: Any) -> None:
