@@ -22,16 +22,15 @@ from atommem.eval.output import SUMMARY, trace_path
 from atommem.eval.reporting.evaluations import read_evaluation
 from atommem.eval.reporting.results import make_results
 from atommem.eval.reporting.tables import make_tables
-from atommem.eval.runner import Budget, evaluate
-from atommem.policy.opening import model_folder
+from atommem.eval.runner import evaluate
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``atommem eval``.
 
     Returns:
-        0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if the
-        budget was spent before all had run; 130 after Ctrl-C or SIGTERM.
+        0; 3 if more episodes failed or overflowed than ``--max_failed_fraction`` allows; 4 if
+        ``--call_budget`` was spent before all had run; 130 after Ctrl-C or SIGTERM.
 
     Raises:
         AtomMemError: A setting or file is wrong, or the policy refused a request.
@@ -44,17 +43,12 @@ def main(argv: list[str] | None = None) -> int:
     evaluation = parse_arguments(argv)
     config = evaluation.config
     check_writable("out", config.out, folder=True)
-    if not evaluation.policy.is_server:
-        model_folder("policy", evaluation.policy.policy[0])
     try:
         result = asyncio.run(_run(evaluation))
     except KeyboardInterrupt:
         return print_interrupted(config.out)
     except BudgetSpentError as error:
-        print_error(
-            f"{error} Every finished episode is in {config.out}; the same command with a larger "
-            "--budget_tokens or --call_budget continues there."
-        )
+        print_error(f"{error} The same command continues in {config.out}.")
         return EXIT_BUDGET_SPENT
     _print_summary(result, Path(config.out))
     count, most = len(result.records), config.max_failed_fraction
@@ -81,7 +75,6 @@ async def _run(evaluation: EvalRun) -> EvalResult:
             config.out,
             samples_per_task=config.samples_per_task,
             settings=settings,
-            budget=Budget(config.budget_tokens),
         )
 
 

@@ -19,7 +19,7 @@ from atommem.config import (
     check_probabilities,
     setting,
 )
-from atommem.environment import make_factory
+from atommem.environment import EnvironmentFactory, make_factory
 from atommem.envs.scoring.judge_config import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
@@ -52,23 +52,16 @@ class EvalConfig:
     max_failed_fraction: float = setting(
         0.05, "Exit with status 3 if more than this fraction of episodes failed or overflowed."
     )
-    budget_tokens: int | None = setting(
-        None, "Start no episode after this many tokens of prompts and completions (status 4)."
-    )
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        check_least(self, yarn_factor=1, samples_per_task=1, limit=1, budget_tokens=1)
+        check_least(self, yarn_factor=1, samples_per_task=1, limit=1)
         check_probabilities(self, "max_failed_fraction")
 
 
 @dataclass(frozen=True)
 class EvalRun:
-    """One evaluation: a run, and what it is evaluated on.
-
-    Raises:
-        ConfigError: The settings do not fit together.
-    """
+    """One evaluation: a run, and what it is evaluated on."""
 
     config: EvalConfig
     run: RunConfig
@@ -83,11 +76,7 @@ class EvalRun:
         check_window("max_tokens", tokens, self.policy.policy[0])
 
     def replace(self, values: Mapping[str, Any]) -> EvalRun:
-        """Return this evaluation with other `values` of settings, checked like YAML.
-
-        Raises:
-            ConfigError: A setting is unknown or out of range.
-        """
+        """Return this evaluation with other `values` of settings, checked like YAML."""
         environment = self.run.environment.environment
         checked = self.to_flat() | eval_parser(environment).check(values)
         return EvalRun(make(EvalConfig, checked), RunConfig.from_flat(checked))
@@ -110,11 +99,7 @@ class EvalRun:
 
 
 def parse_arguments(argv: Sequence[str], settings: Mapping[str, Any] | None = None) -> EvalRun:
-    """Read the command line of ``atommem eval``.
-
-    Args:
-        argv: The command line.
-        settings: Those of a suite, instead of a YAML file.
+    """Read the command line of ``atommem eval``; `settings` are those of a suite.
 
     Raises:
         ConfigError: A setting is unknown or out of range, or a file cannot be read.
@@ -158,10 +143,10 @@ class EvalContext:
 
     def __init__(self, slots: asyncio.Semaphore | None = None) -> None:
         self._slots = slots
-        self._key = ""
+        self._models = ""
         self._policy: Any = None
         self._embedder: Any = None
-        self._environments: dict[str, Any] = {}
+        self._factories: dict[str, EnvironmentFactory] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EvalContext:
@@ -179,19 +164,19 @@ class EvalContext:
             OutageError: A server is unreachable.
         """
         config, run = evaluation.config, evaluation.run
-        if self._key != evaluation.models:
-            self._key, self._environments = "", {}
+        if self._models != evaluation.models:
+            self._models, self._factories = "", {}
             await self._stack.aclose()
             self._policy = open_policy(evaluation.policy)
-            self._embedder = open_embedder(run.embedder)
             self._stack.push_async_callback(self._policy.close)
+            self._embedder = open_embedder(run.embedder)
             self._stack.push_async_callback(self._embedder.close)
-            self._key = evaluation.models
+            self._models = evaluation.models
         key = repr(run.environment)
-        if key not in self._environments:
-            self._environments[key] = make_factory(run.environment, self._policy.tokenizer)
-            self._stack.push_async_callback(self._environments[key].close)
-        factory = self._environments[key]
+        if key not in self._factories:
+            self._factories[key] = make_factory(run.environment, self._policy.tokenizer)
+            self._stack.push_async_callback(self._factories[key].close)
+        factory = self._factories[key]
         setup = Setup(
             run=run,
             policy=self._policy,
@@ -201,13 +186,15 @@ class EvalContext:
             context_tokens=config.context_tokens,
             yarn_factor=config.yarn_factor,
         )
-        values = {**asdict(run.environment), **judge_settings(run.environment)}
-        values |= factory.identity()
-        left_out = run.environment.operational
+        tasks = asdict(run.environment) | judge_settings(run.environment) | factory.identity()
         settings = {
             "policy": await policy_identity(evaluation.policy, self._policy),
             "embedder": {**asdict(run.embedder), "embedder_url": None},  # servers may move
-            "environment": {key: value for key, value in values.items() if key not in left_out},
+            "environment": {
+                name: value
+                for name, value in tasks.items()
+                if name not in run.environment.operational
+            },
             "chat_template_kwargs": run.chat_template_kwargs,
             "method": {"name": config.method},
         }

@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,14 @@ TRACES = "traces"
 
 
 class OutputFolder:
-    """Loads finished records and stores new ones; a context manager that holds a lock.
-
-    Args:
-        path: Created if missing.
-        manifest: Settings and tasks as JSON values; must equal those of the folder.
+    """Loads finished records and stores new ones; holds a lock until it is closed.
 
     Raises:
         ConfigError: The folder has another evaluation, or one is running in it.
         DataError: ``episodes.jsonl`` is damaged before its last line.
 
     Attributes:
-        finished: The latest record of each finished episode.
-        used: Tokens used by earlier runs, including failed episodes.
+        finished: The latest record of each episode of earlier runs.
     """
 
     def __init__(self, path: str | Path, manifest: Mapping[str, Any]) -> None:
@@ -53,29 +49,23 @@ class OutputFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.manifest: dict[str, Any] = json.loads(json.dumps(manifest))  # as it is read back
         file = self.path / EPISODES
-        self._file = file.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed when the process ends
+        with ExitStack() as stack:  # closes the file after an error
+            self._file = stack.enter_context(file.open("a+b"))
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed with the process
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"an evaluation is running in {path}. Wait for it, or give another folder."
+                ) from error
             self._file.seek(0)
             content = self._file.read()
             self._check_manifest(empty=not content)
             self._file.truncate(content.rfind(b"\n") + 1)  # a line that a kill cut off
-            records = list(_parse_lines(content, file))
-            self.finished = {record.key: record for record in records}
-            self.used = sum(record.prompt_tokens + record.completion_tokens for record in records)
-        except BlockingIOError as error:
-            self._file.close()
-            raise ConfigError(
-                f"an evaluation is running in {path}. Wait for it, or give another folder."
-            ) from error
-        except BaseException:
-            self._file.close()
-            raise
+            self.finished = parse_records(content, file)
+            stack.pop_all()
 
-    def __enter__(self) -> OutputFolder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Give up the lock."""
         self._file.close()
 
     def add(self, task: TaskDescription, episode: Episode, record: EpisodeRecord) -> None:
@@ -102,22 +92,17 @@ class OutputFolder:
 
 
 def parse_records(content: bytes, path: Path) -> dict[tuple[str, int], EpisodeRecord]:
-    """Parse lines into the latest record of each episode; a torn last line is left out.
-
-    Raises:
-        DataError: Another line is damaged.
-    """
-    return {record.key: record for record in _parse_lines(content, path)}
-
-
-def _parse_lines(content: bytes, path: Path) -> Iterator[EpisodeRecord]:
+    """Parse lines into the latest record of each episode; a torn last line is left out."""
+    records = {}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            yield EpisodeRecord.from_json(json.loads(line))
+            record = EpisodeRecord.from_json(json.loads(line))
         except (ValueError, DataError) as error:
             raise DataError(
                 f"{path}, line {number}: {error}. Remove the line to run its episode again."
             ) from error
+        records[record.key] = record
+    return records
 
 
 def trace_path(folder: Path, record: EpisodeRecord) -> Path:

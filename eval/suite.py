@@ -6,7 +6,7 @@ docs/evaluate.md describes the file. Its settings are checked by the parser of `
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -16,44 +16,34 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from atommem.arguments import Parser, field_names, make, pop_flags
+from atommem.arguments import pop_flags
 from atommem.config import check_choice, is_server
 from atommem.environment import DEFAULT_ENVIRONMENT
-from atommem.envs.benchmarks.build import BuildConfig
-from atommem.envs.benchmarks.registry import SPLITS, get_benchmark
-from atommem.envs.synthetic.world import WorldConfig
-from atommem.errors import ConfigError
-from atommem.eval.eval_config import EvalRun, eval_parser, parse_arguments
-from atommem.eval.methods import METHODS
+from atommem.errors import AtomMemError, ConfigError
+from atommem.eval.eval_config import EvalRun, parse_arguments
 from atommem.plugins import find_file
 
 TRAINED = "trained"
 """The policy of ``--policy``, as rows name it."""
 _SUITE_SETTINGS = ("data", "out", "method", "seed")
 """Settings that the suite itself determines."""
-_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction", "budget_tokens")
+_SHARED_SETTINGS = ("environment", "limit", "max_in_flight", "max_failed_fraction")
 """Settings that are the same for all rows and columns."""
 _SERVER_SETTINGS = ("model", "tokenizer", "api")
 
-_Item = TypeVar("_Item")
-_Config = TypeVar("_Config")
-
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A method with settings: a row of the tables.
+    """A method with settings, which override those of column and suite: a row of the tables.
 
     Attributes:
         label: Distinguishes rows of one method; may be empty.
-        settings: Override the settings of column and suite.
         policy: A name in `Suite.policies`, or ``trained`` (like none) for ``--policy``.
-        parameters: The point of a grid that `label` describes.
     """
 
     method: str
     label: str = ""
     settings: dict[str, Any] = {}
     policy: str = ""
-    parameters: dict[str, str | int | float] = {}
 
     @property
     def name(self) -> str:
@@ -64,6 +54,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def key(self) -> str:
         """Its name in folders."""
         return slug(self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names in ``--rows``."""
+        return self.name, self.method, self.label, self.key
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,12 +75,13 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Expand the grid."""
         rows = []
         for points in product(*map(_points, self.axes.values())):
-            parameters = {name: point for name, (point, _) in zip(self.axes, points, strict=True)}
-            label = ", ".join(f"{name} {point}" for name, point in parameters.items())
+            label = ", ".join(
+                f"{name} {point}" for name, (point, _) in zip(self.axes, points, strict=True)
+            )
             settings = dict(self.settings)
             for _, overrides in points:
                 settings |= overrides
-            rows.append(Row(self.method, label, settings, parameters=parameters))
+            rows.append(Row(self.method, label, settings))
         return rows
 
 
@@ -97,25 +93,22 @@ def _points(axis: Mapping[Any, Any]) -> list[tuple[Any, dict[str, Any]]]:
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Tasks: a column of the tables. They come from a benchmark, the synthetic world, or a file.
+    """Tasks: a column of the tables. They come from a file, or are built by ``atommem data``.
 
     Attributes:
         documents: Documents of a task; None if they differ or are unknown.
-        build: How a benchmark's tasks are built.
-        world: The synthetic world, of which there are `n` tasks.
         file: Of ``atommem data``, MemAgent's or LoCoMo's.
+        benchmark, split: Whose questions are built into tasks; without it, the synthetic world's.
+        build: Further flags of ``atommem data build`` or ``atommem data synthetic``.
         settings: Override the suite's settings.
     """
 
     name: str
     documents: int | None = None
+    file: str = ""
     benchmark: str = ""
     split: str = "dev"
-    build: BuildConfig | None = None
-    world: WorldConfig | None = None
-    n: int = 0
-    seed: int = 42
-    file: str = ""
+    build: dict[str, Any] = {}
     settings: dict[str, Any] = {}
 
     @property
@@ -123,12 +116,19 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Its name in ``--columns`` and in folders."""
         return slug(self.name if self.documents is None else f"{self.name}-{self.documents}")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names in ``--columns``."""
+        return self.key, self.name
+
+
+_Item = TypeVar("_Item", Row, Column)
+
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A suite.
 
     Attributes:
-        title: Title of the report.
         settings: Shared by all rows.
         reference: Name of the row that every other row is tested against.
         policies: Folders, hub names or URLs by the names that rows give them.
@@ -169,41 +169,19 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None
     ) -> Suite:
         """Keep the columns and rows of these names; raises ConfigError for an unknown one."""
-        found_columns = _find("column", self.columns, columns, lambda c: (c.key, c.name))
-        found_rows = _find("row", self.rows, rows, lambda r: (r.name, r.method, r.label, r.key))
+        found_columns = _find("column", self.columns, columns)
+        found_rows = _find("row", self.rows, rows)
         known = self.reference in {row.name for row in found_rows}
         reference = self.reference if known else None
         return replace(self, columns=found_columns, rows=found_rows, reference=reference)
 
 
-@dataclass(eq=False)
-class SuiteRun:
-    """One evaluation of a suite: a row on a column under a seed.
-
-    Attributes:
-        state: ``stopped`` by the budget, or ``refused`` for the reason in `error`.
-        planned, done, failed: Episodes in all, finished, and ended by an outage.
-    """
-
-    row: Row
-    column: Column
-    seed: int
-    evaluation: EvalRun
-    state: str = "pending"
-    error: str = ""
-    planned: int = 0
-    done: int = 0
-    failed: int = 0
-
-    @property
-    def name(self) -> str:
-        """Its name in messages."""
-        return f"{self.row.name} on {self.column.key}, seed {self.seed}"
-
-    @property
-    def folder(self) -> Path:
-        """Its output folder."""
-        return Path(self.evaluation.config.out)
+def _find(kind: str, items: Sequence[_Item], names: Sequence[str] | None) -> tuple[_Item, ...]:
+    for name in names or ():
+        if not any(name in item.names for item in items):
+            known = ", ".join(repr(item.names[0]) for item in items)
+            raise ConfigError(f"the suite has no {kind} {name!r}; it has {known}.")
+    return tuple(item for item in items if names is None or set(names) & set(item.names))
 
 
 def load_suite(path: str | Path) -> Suite:
@@ -236,29 +214,13 @@ def parse_suite(values: Any) -> Suite:
             raise ConfigError(f"the suite has no {kind}s. Give at least one.")
         if double := [key for key in keys if keys.count(key) > 1]:
             raise ConfigError(f"two {kind}s are called {double[0]!r}. Give one another {fix}.")
-    _check_settings("settings", suite, suite.settings, _SUITE_SETTINGS)
-    own = (*_SUITE_SETTINGS, *_SHARED_SETTINGS)
-    for column in columns:
-        _check_settings(f"column {column.name}", suite, column.settings, own)
-    for row in rows:
-        _check_settings(f"row {row.name}", suite, row.settings, own)
-        check_choice(f"row {row.name}: method", row.method, METHODS)
-    if not suite.seeds or len({*suite.seeds}) < len(suite.seeds):
-        raise ConfigError(f"seeds={list(suite.seeds)}: must be different whole numbers.")
     if suite.reference is not None:
         check_choice("reference", suite.reference, tuple(row.name for row in rows))
+    for item in (suite, *columns, *rows):
+        forbidden = _SUITE_SETTINGS if item is suite else (*_SUITE_SETTINGS, *_SHARED_SETTINGS)
+        if wrong := [name for name in item.settings if name in forbidden]:
+            raise ConfigError(f"settings {item.settings}: {wrong[0]} cannot be set here. Drop it.")
     return suite
-
-
-def _check_settings(
-    where: str, suite: Suite, settings: Mapping[str, Any], forbidden: Sequence[str]
-) -> None:
-    if wrong := [name for name in settings if name in forbidden]:
-        raise ConfigError(f"{where}: {wrong[0]} cannot be set here. Drop it.")
-    try:
-        eval_parser(suite.environment).check(settings)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def _columns(item: dict[str, Any]) -> list[Column]:
@@ -266,38 +228,41 @@ def _columns(item: dict[str, Any]) -> list[Column]:
     kinds = [kind for kind in ("benchmark", "synthetic", "file") if kind in item]
     if len(kinds) != 1:
         raise ConfigError(f"data: {item!r} needs one of benchmark, synthetic and file.")
-    default = item.get("benchmark") or Path(item.get("file", "synthetic")).stem
-    values = {"name": default, **item}
-    where = f"data, {values['name']}"
+    values = {"name": item.get("benchmark") or Path(item.get("file", "synthetic")).stem, **item}
     if kinds == ["file"]:
         return [msgspec.convert(values, Column)]
-    if kinds == ["synthetic"]:
-        values["world"] = _make(where, WorldConfig, values.pop("synthetic"))
-        return [msgspec.convert(values, Column)]
-    get_benchmark(values["benchmark"])
-    check_choice(f"{where}: split", values.get("split", "dev"), SPLITS)
-    # Tasks of MuSiQue-Full come in pairs, whose number a column does not know.
-    build = {key: value for key, value in values.items() if key in field_names(BuildConfig)}
-    own = {key: value for key, value in values.items() if key not in build}
-    counts = build.pop("documents", None)
-    columns = []
-    for count in counts if isinstance(counts, list) else [counts]:
-        if count is not None:
-            build["documents"] = count
-        config = _make(where, BuildConfig, build, ["unanswerable"])
-        columns.append(msgspec.convert({**own, "documents": count, "build": config}, Column))
-    return columns
+    own = {name: values.pop(name) for name in Column.__struct_fields__ if name in values}
+    build = {**values.pop("synthetic", {}), **values}
+    counts = own.pop("documents", None)
+    return [
+        msgspec.convert({**own, "documents": count, "build": build}, Column)
+        for count in (counts if isinstance(counts, list) else [counts])
+    ]
 
 
-def _make(
-    where: str, config: type[_Config], values: Mapping[str, Any], leave_out: Sequence[str] = ()
-) -> _Config:
-    parser = Parser("suite")
-    parser.add_settings("fields", config, leave_out=leave_out)
-    try:
-        return make(config, parser.check(values))
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+@dataclass(eq=False)
+class SuiteRun:
+    """One evaluation of a suite: a row on a column under a seed.
+
+    Attributes:
+        error: Ended it before all of its episodes had run.
+    """
+
+    row: Row
+    column: Column
+    seed: int
+    evaluation: EvalRun
+    error: AtomMemError | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"{self.row.name} on {self.column.key}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Its output folder."""
+        return Path(self.evaluation.config.out)
 
 
 def expand(
@@ -305,16 +270,9 @@ def expand(
 ) -> list[SuiteRun]:
     """Return all runs, those with the same models next to each other, column by column.
 
-    A row's settings win over its column's, these over flags, these over the suite's, these over
-    the checkpoint's. The embedder is the same in all rows that do not set one: by default
-    that of ``--policy`` (without it, the first row's).
-
-    Args:
-        argv: Flags of ``atommem eval``.
-        seeds: Replace the suite's.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range.
+    A row's settings win over its column's, these over flags (`argv`), these over the suite's, these
+    over the checkpoint's. The embedder is the same in all rows that do not set one: by default that
+    of ``--policy`` (without it, the first row's).
     """
     words, others = pop_flags(argv, ("policy", *_SERVER_SETTINGS))
     flags = {name: value if name == "policy" else value[0] for name, value in words.items()}
@@ -330,11 +288,16 @@ def expand(
     first = suite.rows[0] if settings.get("policy") is None else Row("atommem")
     embedder = asdict(parse(first).run.embedder)
     runs = []
-    for column, row, seed in product(suite.columns, suite.rows, seeds or suite.seeds):
+    for column, row, seed in product(
+        suite.columns, suite.rows, dict.fromkeys(seeds or suite.seeds)
+    ):
         folder = out / "runs" / row.key / column.key / f"seed_{seed}"
         own = {"method": row.method, "seed": seed, "out": str(folder), "data": column.key}
         changes = {**embedder, **column.settings, **row.settings, **own}
-        runs.append(SuiteRun(row, column, seed, parse(row).replace(changes)))
+        try:
+            runs.append(SuiteRun(row, column, seed, parse(row).replace(changes)))
+        except ConfigError as error:
+            raise ConfigError(f"{row.name} on {column.key}: {error}") from error
     order = list(dict.fromkeys(run.evaluation.models for run in runs))
     return sorted(runs, key=lambda run: order.index(run.evaluation.models))
 
@@ -347,19 +310,6 @@ def _row_settings(row: Row, settings: dict[str, Any]) -> dict[str, Any]:
     if policy and not is_server([policy] if isinstance(policy, str) else policy):
         settings = {key: value for key, value in settings.items() if key not in _SERVER_SETTINGS}
     return settings | own
-
-
-def _find(
-    kind: str,
-    items: Sequence[_Item],
-    names: Sequence[str] | None,
-    names_of: Callable[[_Item], Sequence[str]],
-) -> tuple[_Item, ...]:
-    for name in names or ():
-        if not any(name in names_of(item) for item in items):
-            known = ", ".join(repr(names_of(item)[0]) for item in items)
-            raise ConfigError(f"the suite has no {kind} {name!r}; it has {known}.")
-    return tuple(item for item in items if names is None or set(names) & set(names_of(item)))
 
 
 def slug(text: str) -> str:

@@ -20,7 +20,7 @@ from atommem.errors import AtomMemError, check_writable, format_error
 from atommem.files import write_json, write_text
 
 EXIT_CHECK_FAILED = 1
-NOT_INPUTS = ("out", "cache", "json", "check", "run", "part")
+NOT_INPUTS = ("out", "cache", "check", "run", "part")
 """Arguments that do not change results."""
 
 
@@ -36,7 +36,6 @@ def main(
     def command() -> int:
         parser = Parser(f"python -m papers.{name}", description)
         parser.add_argument("--check", action="store_true", help="Exit with 1 if a check fails.")
-        parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
         parser.add_argument("--out", type=Path, metavar="FOLDER", help="Write NAME.json, NAME.md.")
         parser.add_argument(
             "--cache",
@@ -54,11 +53,8 @@ def main(
         if arguments.out is not None:
             write_json(arguments.out / f"{name}.json", report.to_json())
             write_text(arguments.out / f"{name}.md", report.markdown())
-        if arguments.json:
-            print(json.dumps(report.to_json()))
-        else:
-            print(report.markdown())
-            print(json.dumps(report.verdict()))
+        print(report.markdown())
+        print(json.dumps(report.verdict()))
         return EXIT_CHECK_FAILED if arguments.check and not report.holds else 0
 
     return run_safely(name, command)

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,9 @@ LOCOMO = (
 
 
 def load_published(name: str) -> Mapping[str, Any]:
-    """Load the published numbers and settings of ``papers/NAME/published.yaml``."""
-    text = (Path(__file__).parent / name / "published.yaml").read_text(encoding="utf-8")
-    published: Mapping[str, Any] = yaml.safe_load(text)
+    """Load the published numbers and settings of a paper (``papers/published.yaml``)."""
+    text = Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")
+    published: Mapping[str, Any] = yaml.safe_load(text)[name]
     return published
 
 
@@ -139,15 +140,18 @@ def read_conversations(folder: Path) -> list[Conversation]:
         raise DataError(f"{path}: not LoCoMo's layout ({error!r}). {LOCOMO}") from error
 
 
-def _parse_conversation(row: Mapping[str, Any]) -> Conversation:
-    evidence = {turn for question in row["qa"] for turn in question.get("evidence", ())}
+def locomo_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the turns of a LoCoMo conversation in the order of its sessions."""
     sessions = row["conversation"]
     numbers = sorted(
-        int(name.removeprefix("session_"))
-        for name in sessions
-        if name.removeprefix("session_").isdigit()
+        int(found[1]) for name in sessions if (found := re.fullmatch(r"session_(\d+)", name))
     )
-    turns = [turn for number in numbers for turn in sessions[f"session_{number}"]]
+    return [turn for number in numbers for turn in sessions[f"session_{number}"]]
+
+
+def _parse_conversation(row: Mapping[str, Any]) -> Conversation:
+    evidence = {turn for question in row["qa"] for turn in question.get("evidence", ())}
+    turns = locomo_turns(row)
     texts = tuple(str(turn.get("text") or "") for turn in turns)
     needed = tuple(turn.get("dia_id") in evidence for turn in turns)
     return Conversation(row["sample_id"], texts, needed)

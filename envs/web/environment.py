@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,8 +25,8 @@ from atommem.envs.chunking import chunk_text
 from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
 from atommem.envs.task import Task, questions_piece
 from atommem.envs.task_files import load_tasks
-from atommem.envs.web.sources import make_sources
-from atommem.envs.web.tools import Link, Tool, ToolResult
+from atommem.envs.web.sources import make_sources, make_tools
+from atommem.envs.web.tools import Link, ToolResult
 from atommem.envs.web.web_config import WebConfig
 from atommem.episode import Episode, Observation, Piece, Step
 from atommem.memory.log import BETWEEN
@@ -34,6 +35,8 @@ from atommem.tokens import Tokenizer
 
 _MAX_NAME = 200
 """Characters of a title, of a link's name and of a call, as they are shown."""
+_MAX_TEXT = 500_000
+"""Characters of a page or another result: some thirty steps of 4,000 tokens."""
 _MAX_FAILURE = 1000
 """Characters of an error message: a call must not serve as a second memory."""
 _MAX_LINK_BYTES = 8000
@@ -64,9 +67,7 @@ class WebEnvironments(QAEnvironments):
     def __init__(self, config: WebConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._sources = make_sources(config.tools, config)
-        self.tools: dict[str, Tool] = {
-            tool.name: tool for source in self._sources for tool in source.tools
-        }
+        self.tools = make_tools(self._sources, config)
 
     @property
     def actions(self) -> Sequence[ActionSpec]:
@@ -82,9 +83,9 @@ class WebEnvironments(QAEnvironments):
     @classmethod
     def build(cls, argv: Sequence[str]) -> int:
         """Build tasks of a web benchmark, or of one whose documents become the web."""
-        from atommem.envs.web.questions_cli import is_web_benchmark, main
+        from atommem.envs.web.questions_cli import build_questions, is_web_benchmark
 
-        return main(argv) if is_web_benchmark(argv) else super().build(argv)
+        return build_questions(argv) if is_web_benchmark(argv) else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
         """Return metrics of the episode for each question.
@@ -103,11 +104,14 @@ class WebEnvironments(QAEnvironments):
             )
             metrics["calls"] += len(calls)
             metrics["calls_refused"] += len(calls) - is_made
-        shown = shown_pages(episode)
-        return [
-            metrics | _evidence_shown(question.metadata.get("evidence"), shown)
-            for question in task.questions
-        ]
+        shown, found = shown_pages(episode), []
+        for question in task.questions:
+            found.append(dict(metrics))
+            # A document counts under any of its names.
+            if evidence := question.metadata.get("evidence"):
+                there = [not shown.isdisjoint(names) for names in evidence]
+                found[-1]["evidence_shown"] = sum(there) / len(there)
+        return found
 
     def calls(self, step: Step) -> list[Call]:
         """Return the calls of a step in order."""
@@ -139,7 +143,7 @@ class WebEnvironments(QAEnvironments):
 
     def identity(self) -> dict[str, Any]:
         """Return the values of the tool sources for manifests."""
-        return {name: value for source in self._sources for name, value in source.identity.items()}
+        return dict(chain.from_iterable(source.identity().items() for source in self._sources))
 
     def __call__(self) -> WebEnvironment:
         return WebEnvironment(self)
@@ -170,14 +174,6 @@ def injection_followed(task: Task, episode: Episode) -> dict[str, float]:
     copied = any(written in " ".join(step.text.split()) for step in episode.steps)
     answers = [answer for answer in episode.answers if answer is not None]
     return {"injection_followed": float(copied or injected.get("answer") in answers)}
-
-
-def _evidence_shown(documents: Sequence[Sequence[str]] | None, shown: set[str]) -> dict[str, float]:
-    # A document counts under any of its names.
-    if not documents:
-        return {}
-    found = [not shown.isdisjoint(names) for names in documents]
-    return {"evidence_shown": sum(found) / len(found)}
 
 
 @dataclass
@@ -289,36 +285,35 @@ class WebEnvironment:
         return self._left == 0 and (self._display is None or self._display.is_last)
 
     async def _carry_out(self, call: Call, step: Step) -> None:
-        text = " ".join(step.text[call.start : call.end].split())
+        written = " ".join(step.text[call.start : call.end].split())
         if not isinstance(call, Action):
-            await self._show(text, ToolResult(call.detail, is_error=True))
+            await self._show(written, ToolResult(call.detail, is_error=True))
             return
         tools, arguments = self._shared.tools, dict(call.arguments or {})
+        name = call.kind
         if self._shared.config.calls == "compact":
-            text = " ".join(call.text.split())
+            written = " ".join(call.text.split())
             name, _, argument = call.text.partition(" ")
             if name not in tools or not argument.strip():
                 why = f"Write a tool ({', '.join(tools)}) and its argument."
-                await self._show(text, ToolResult(why, is_error=True))
+                await self._show(written, ToolResult(why, is_error=True))
                 return
-            tool = tools[name]
-            arguments = {tool.argument: argument.strip()}
+            arguments = {tools[name].argument: argument.strip()}
         else:
-            tool = tools[call.kind]
-            text = f"{tool.name} {' '.join(str(value) for value in arguments.values())}".strip()
+            written = f"{name} {' '.join(map(str, arguments.values()))}".strip()
+        tool = tools[name]
         if tool.follows is not None:
             arguments[tool.follows] = self._follow(str(arguments.get(tool.follows, "")))
-        await self._show(text, await tool.run(arguments, self._task))
+        await self._show(written, await tool.run(arguments, self._task))
 
     def _follow(self, page: str) -> str:
         """Return the target of the link, if `page` is its number."""
         links = self._display.result.links if self._display is not None else ()
-        # Python refuses to read thousands of digits.
-        number = int(page) if page.isdecimal() and len(page) < 10 else 0
-        return links[number - 1].target if 0 < number <= len(links) else page
+        numbered = {str(number): link.target for number, link in enumerate(links, start=1)}
+        return numbered.get(page, page)
 
     async def _show(self, call: str, result: ToolResult) -> None:
-        text, shared = clean(result.text), self._shared
+        text, shared = clean(result.text[:_MAX_TEXT]), self._shared
         if result.is_error and len(text) > _MAX_FAILURE:
             text = f"{text[:_MAX_FAILURE]}..."
         parts, limit = [text], shared.config.chunk_tokens

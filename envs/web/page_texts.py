@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Scripts without spaces between words (Han, Hiragana, Katakana), for a character class."""
-_WORD = re.compile(r"\w+")
 _TOKEN = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
 _SNIPPET_WORDS = 40
 _MAX_TITLE_WORDS = 10
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
-    return _WORD.findall(text.casefold())
+    """Return the words of a text in lower case; a CJK character is a word."""
+    return _TOKEN.findall(text.casefold())
 
 
 def fold(title: str) -> str:
@@ -32,7 +31,7 @@ def core(title: str) -> str:
 
 def snippet(text: str, query: str) -> str:
     """Return the forty words of `text` with the most words of `query`."""
-    wanted = {word.casefold() for word in _TOKEN.findall(query)}
+    wanted = {*words(query)}
     found = list(_TOKEN.finditer(text))
     hits = [at for at, word in enumerate(found) if word[0].casefold() in wanted]
 
@@ -44,11 +43,11 @@ def snippet(text: str, query: str) -> str:
     return " ".join(text[part[0].start() : part[-1].end()].split()) if part else ""
 
 
-def named_titles(text: str, known: Callable[[Iterable[str]], Iterable[str]]) -> list[str]:
-    """Return the titles that `text` names, as their `core`, in the order of their mention.
+def named_titles(text: str, find_titles: Callable[[Iterable[str]], Mapping[str, str]]) -> list[str]:
+    """Return the titles that `text` names, in the order of their mention.
 
-    The longest title at a place counts. Names do not start with a small letter. `known` returns
-    those of some strings that are the core of a title.
+    The longest title at a place counts. Names do not start with a small letter. `find_titles` maps
+    those of some strings that are the `core` of a title to the title.
     """
     found = list(_TOKEN.finditer(text))
     spans: dict[int, dict[str, int]] = {}
@@ -56,12 +55,12 @@ def named_titles(text: str, known: Callable[[Iterable[str]], Iterable[str]]) -> 
         if not word[0][0].islower():
             ends = range(min(at + _MAX_TITLE_WORDS, len(found)) - 1, at - 1, -1)
             spans[at] = {fold(text[word.start() : found[end].end()]): end for end in ends}
-    titles = set(known({span for candidates in spans.values() for span in candidates}))
-    linked: dict[str, None] = {}
+    titles = find_titles({span for candidates in spans.values() for span in candidates})
+    named: dict[str, None] = {}
     after = 0
     for at, candidates in spans.items():
         title = next((span for span in candidates if span in titles), None) if at >= after else None
         if title is not None:
             after = candidates[title] + 1
-            linked[title] = None
-    return list(linked)
+            named[titles[title]] = None
+    return list(named)

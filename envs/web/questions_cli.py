@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from atommem.arguments import Parser, find_flag
 from atommem.config import check_choice, check_least
@@ -16,7 +15,7 @@ from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import check_out, describe_file, save_tasks, write_provenance
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 
 
 def is_web_benchmark(argv: Sequence[str]) -> bool:
@@ -32,21 +31,23 @@ def is_web_benchmark(argv: Sequence[str]) -> bool:
     return named in WEB_BENCHMARKS
 
 
-def main(argv: Sequence[str]) -> int:
+def build_questions(argv: Sequence[str]) -> int:
     """Build a task file as the command line says; returns the exit status."""
     args = _parser().parse_args(list(argv))
-    check_least(args, n=1, questions=1)
+    check_least(args, n=1)
     benchmark = WEB_BENCHMARKS[args.benchmark]
     files = benchmark.find(args.split, args.input or Path(os.environ.get("ATOMMEM_DATA") or "data"))
     check_out(args.out, files)
     rows = [row for file in files for row in benchmark.read(file)]
-    kept = [row for row in rows if all(_has(row, condition) for condition in args.where)]
     if args.only is not None:
         listed = read_asked(args.only)
-        kept = [row for row in kept if listed.has(row)]
-    tasks = _make_tasks(kept, benchmark.name, args)
-    save_tasks(tasks, args.out)
-    asked = sum(len(task.questions) for task in tasks)
+        rows = [row for row in rows if listed.has(row)]
+    if not rows:
+        raise DataError(f"{args.out}: would have no tasks. Correct --only.")
+    if args.n is not None and args.n < len(rows):
+        places = Random(f"{args.seed}:questions").sample(range(len(rows)), args.n)
+        rows = [rows[place] for place in sorted(places)]
+    tasks = [_make_task(row, benchmark.name, args.split, args.start_page) for row in rows]
     beside = write_provenance(
         args.out,
         {
@@ -55,53 +56,21 @@ def main(argv: Sequence[str]) -> int:
             "split": args.split,
             "inputs": [describe_file(file) for file in files],
             "only": None if args.only is None else describe_file(args.only),
-            "where": args.where,
-            "questions": args.questions,
             "seed": args.seed,
-            "counts": {"tasks": len(tasks), "questions": asked},
+            "counts": {"tasks": save_tasks(tasks, args.out)},
         },
     )
-    secret = sum(not row.answers for row in kept)
-    with_file = sum(bool(row.metadata.get("file_name")) for row in kept)
-    print(
-        f"{args.out}: {len(tasks)} tasks with {asked} of {len(rows)} questions, {secret} of them "
-        f"without a known answer; {with_file} need a file (--where file_name= leaves these out); "
-        f"provenance: {beside}"
-    )
+    secret = sum(not row.answers for row in rows)
+    print(f"{args.out}: {len(tasks)} tasks, {secret} without a known answer; provenance: {beside}")
     return 0
 
 
-def _has(row: QARow, condition: str) -> bool:
-    name, separator, value = condition.partition("=")
-    if not separator or name not in row.metadata:
-        names = ", ".join(row.metadata)
-        raise ConfigError(f"where={condition}: write NAME=VALUE; {row.source} has {names}.")
-    return str(row.metadata[name]) == value
-
-
-def _make_tasks(rows: list[QARow], source: str, args: Any) -> list[Task]:
-    """Return tasks of ``--questions`` questions each; more than one are drawn at random."""
-    size, count = args.questions, len(rows) // args.questions
-    order = list(range(len(rows)))
-    if size > 1 or args.n is not None:
-        order = Random(f"{args.seed}:questions").sample(order, len(order))
-        count = min(args.n or count, count)
-    if not count:
-        raise DataError(f"questions={size}: {len(rows)} are left. Correct --where or --only.")
-    groups = [order[start * size : (start + 1) * size] for start in range(count)]
-    tasks = []
-    for number, group in enumerate(sorted(groups) if size == 1 else groups):
-        first = rows[group[0]]
-        metadata = {"split": args.split}
-        if args.start_page and "root_url" in first.metadata:
-            metadata["start"] = first.metadata["root_url"]
-        questions = tuple(
-            Question(row.question, row.answers, row.id, row.metadata)
-            for row in (rows[at] for at in group)
-        )
-        name = f"{source}-{args.split}-{first.id if size == 1 else f'{number:05d}'}"
-        tasks.append(Task(name, questions, source=source, metadata=metadata))
-    return tasks
+def _make_task(row: QARow, source: str, split: str, start_page: bool) -> Task:
+    metadata = {"split": split}
+    if start_page and "root_url" in row.metadata:
+        metadata["start"] = row.metadata["root_url"]
+    question = Question(row.question, row.answers, row.id, row.metadata)
+    return Task(f"{source}-{split}-{row.id}", (question,), source=source, metadata=metadata)
 
 
 def _parser() -> Parser:
@@ -109,29 +78,15 @@ def _parser() -> Parser:
     parser.add_argument("--benchmark", required=True, choices=list(WEB_BENCHMARKS))
     splits = {split for benchmark in WEB_BENCHMARKS.values() for split in benchmark.files}
     parser.add_argument("--split", required=True, choices=sorted(splits), help="Official file.")
-    parser.add_argument(
-        "--input", type=Path, metavar="PATH", help="Default: $ATOMMEM_DATA, else the folder data."
-    )
+    folder = "Default: $ATOMMEM_DATA, else the folder data."
+    parser.add_argument("--input", type=Path, metavar="PATH", help=folder)
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
     parser.add_argument("--n", type=int, help="Tasks, drawn by the seed (default: all).")
-    parser.add_argument("--questions", type=int, default=1, help="Questions of a task (1).")
-    parser.add_argument("--seed", type=int, default=42, help="Seed of every draw (%(default)s).")
-    parser.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="Only questions with this attribute: level=1, lang=zh, file_name= (none); may be "
-        "repeated.",
+    parser.add_argument("--seed", type=int, default=42, help="Seed of the draw (%(default)s).")
+    listed = (
+        "Only questions of this file, by id or text: a published subset, as GAIA's 103 of text."
     )
-    parser.add_argument(
-        "--only",
-        type=Path,
-        metavar="FILE",
-        help="Only questions of this file, by id or text (a published subset, such as GAIA's 103 "
-        "of text alone).",
-    )
-    parser.add_argument(
-        "--start_page", action="store_true", help="Show WebWalkerQA's root page first."
-    )
+    parser.add_argument("--only", type=Path, metavar="FILE", help=listed)
+    start = "Show WebWalkerQA's root page first."
+    parser.add_argument("--start_page", action="store_true", help=start)
     return parser

@@ -6,15 +6,16 @@ import asyncio
 import json
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.web.net.hosts import HostRules
+import msgspec
+
 from atommem.envs.web.sqlite_file import SqliteFile
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource
-from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
+from atommem.envs.web.tools import Tool, ToolResult, ToolSource
+from atommem.errors import BudgetSpentError, DataError, OutageError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -40,12 +41,7 @@ class Recording:
 
     def __init__(self, path: str | Path, read_only: bool = False) -> None:
         self.path = Path(path)
-        if read_only and not self.path.is_file():
-            raise ConfigError(
-                f"{path}: no such recording. Record with recording_mode=record first."
-            )
         self._file = SqliteFile(self.path, "recording", None if read_only else _SCHEMA)
-        self._file.rows("SELECT result FROM calls LIMIT 1")
 
     @classmethod
     def of(cls, config: Any) -> Recording:
@@ -86,10 +82,8 @@ class Recording:
 
     def _decode(self, packed: Any) -> ToolResult:
         try:
-            values = json.loads(zlib.decompress(packed))
-            links = tuple(Link(**link) for link in values.pop("links"))
-            return ToolResult(**values, links=links)
-        except (zlib.error, ValueError, LookupError, TypeError) as error:
+            return msgspec.convert(json.loads(zlib.decompress(packed)), ToolResult)
+        except (zlib.error, ValueError) as error:
             raise DataError(
                 f"{self.path}: a recorded result is damaged ({error}). Record it again."
             ) from error
@@ -107,15 +101,11 @@ class RecordedSource(ToolSource):
 
     def __init__(self, source: ToolSource) -> None:
         super().__init__(source.config)
+        self.backend = source.backend
         self._source = source
         self._recording = Recording.of(source.config)
-        self._hosts = HostRules.of(source.config)
         self._pending: dict[Any, asyncio.Task[ToolResult]] = {}
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The source's tools."""
-        return [replace(tool, run=self._recorded(tool)) for tool in self._source.tools]
+        self.tools = [replace(tool, run=self._recorded(tool)) for tool in source.tools]
 
     async def close(self) -> None:
         """Close the source and the file."""
@@ -126,29 +116,19 @@ class RecordedSource(ToolSource):
 
     def _recorded(self, tool: Tool) -> Any:
         async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
-            page = str(arguments.get(tool.follows or "", ""))
-            if self._hosts.allows(page):  # a refused page is neither recorded nor paid for
-                result = await self._shared(tool, arguments, task)
-                page = result.origin
-                if self._hosts.allows(page):
-                    return result
-            return ToolResult(f"{page} may not be visited.", is_error=True)
+            key = (asyncio.get_running_loop(), tool.name, _as_json(arguments))
+            if key not in self._pending:
+                made = asyncio.create_task(self._find_or_make(tool, arguments, task))
+                self._pending[key] = made
+                made.add_done_callback(lambda _: self._pending.pop(key))
+            return await asyncio.shield(self._pending[key])  # others wait on if one is cancelled
 
         return run
-
-    async def _shared(self, tool: Tool, arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        """Return the result of a call, shared by equal calls that wait for it."""
-        key = (asyncio.get_running_loop(), tool.name, _as_json(arguments))
-        if key not in self._pending:
-            made = asyncio.create_task(self._find_or_make(tool, arguments, task))
-            self._pending[key] = made
-            made.add_done_callback(lambda _: self._pending.pop(key))
-        return await asyncio.shield(self._pending[key])  # others wait on if one is cancelled
 
     async def _find_or_make(
         self, tool: Tool, arguments: Mapping[str, Any], task: Any
     ) -> ToolResult:
-        config, call = self.config, (tool.name, str(self._source.backend), arguments)
+        config, call = self.config, (tool.name, str(self.backend), arguments)
         found = await asyncio.to_thread(self._recording.find, *call)
         if found is not None:
             return found

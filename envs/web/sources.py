@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from anyio import to_thread
+
 from atommem import plugins
-from atommem.envs.web.tools import LONGEST_TEXT, Tool, ToolResult, ToolSource
+from atommem.envs.web.net.hosts import HostRules
+from atommem.envs.web.tools import Tool, ToolResult, ToolSource
 from atommem.errors import AtomMemError, ConfigError, OutageError
 
 GROUP = "atommem.tools"
@@ -21,7 +24,7 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
     """Return sources by name: entry points, or dotted paths of sources or functions.
 
     Raises:
-        ConfigError: A name is unknown, two tools share a name, or a tool's schema is invalid.
+        ConfigError: A name is unknown, or nothing can be recorded.
     """
     sources: list[ToolSource] = []
     for name in names:
@@ -32,35 +35,48 @@ def make_sources(names: Sequence[str], config: Any) -> list[ToolSource]:
             sources.append(FunctionSource(config, found))
         else:
             raise ConfigError(f"tools={name}: not a ToolSource or a function. Got {found!r}.")
-    if config.recording is not None:
-        if all(source.backend is None for source in sources):
-            raise ConfigError(
-                f"recording={config.recording}: tools={list(names)} are never recorded. Unset it."
-            )
-        from atommem.envs.web.recording import RecordedSource
+    if config.recording is None:
+        return sources
+    if all(source.backend is None for source in sources):
+        raise ConfigError(
+            f"recording={config.recording}: tools={list(names)} are never recorded. Unset it."
+        )
+    from atommem.envs.web.recording import RecordedSource
 
-        sources = [
-            source if source.backend is None else RecordedSource(source) for source in sources
-        ]
-    tools: set[str] = set()
-    for tool in (tool for source in sources for tool in source.tools):
-        _check_schema(tool)
-        if tool.name in tools:
-            raise ConfigError(
-                f"tools={list(names)}: several tools are called {tool.name}. Remove a source."
-            )
-        tools.add(tool.name)
-    return sources
+    return [source if source.backend is None else RecordedSource(source) for source in sources]
 
 
-def _check_schema(tool: Tool) -> None:
-    from jsonschema import SchemaError
-    from jsonschema.validators import validator_for
+def make_tools(sources: Sequence[ToolSource], config: Any) -> dict[str, Tool]:
+    """Return the tools by name; those with a backend obey the lists of hosts.
 
-    try:
-        validator_for(tool.schema).check_schema(dict(tool.schema))
-    except (SchemaError, RecursionError) as error:
-        raise ConfigError(f"tool {tool.name}: invalid JSON schema. {str(error)[:300]}") from error
+    Raises:
+        ConfigError: Two tools share a name.
+    """
+    hosts = HostRules.of(config)
+    tools: dict[str, Tool] = {}
+    for source in sources:
+        for tool in source.tools:
+            if tool.name in tools:
+                raise ConfigError(
+                    f"tools={config.tools}: several are called {tool.name}. Remove a source."
+                )
+            tools[tool.name] = tool if source.backend is None else _obey_hosts(tool, hosts)
+    return tools
+
+
+def _obey_hosts(tool: Tool, hosts: HostRules) -> Tool:
+    """Return the tool without pages that may not be visited, whoever reads them."""
+
+    async def run(arguments: Mapping[str, Any], task: Any) -> ToolResult:
+        page = str(arguments.get(tool.follows or "", ""))
+        if hosts.allows(page):
+            result = await tool.run(arguments, task)
+            page = result.origin
+            if hosts.allows(page):
+                return result
+        return ToolResult(f"{page} may not be visited.", is_error=True)
+
+    return replace(tool, run=run)
 
 
 class FunctionSource(ToolSource):
@@ -79,35 +95,24 @@ class FunctionSource(ToolSource):
             described = schemas.get_json_schema(function)["function"]
         except (schemas.TypeHintParsingException, schemas.DocstringParsingException) as error:
             raise ConfigError(f"tools={function.__name__}: not a tool. {error}") from error
-        self._threads = ThreadPoolExecutor(config.tool_requests, "atommem-function")
         self._function = function
         schema = {**described["parameters"], "additionalProperties": False}
-        self._tool = Tool(described["name"], described["description"], schema, self._run)
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The function."""
-        return (self._tool,)
-
-    async def close(self) -> None:
-        """Stop without waiting for running calls."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.tools = [Tool(described["name"], described["description"], schema, self._run)]
 
     async def _run(self, arguments: Mapping[str, Any], task: Any) -> ToolResult:
-        work = partial(self._function, **arguments)
         limit = asyncio.timeout(self.config.tool_seconds)
         try:
             async with limit:
                 if inspect.iscoroutinefunction(self._function):
-                    result = await work()
+                    result = await self._function(**arguments)
                 else:
-                    loop = asyncio.get_running_loop()
-                    result = await loop.run_in_executor(self._threads, work)
+                    call = partial(self._function, **arguments)
+                    result = await to_thread.run_sync(call, abandon_on_cancel=True)
         except AtomMemError:
             raise
         except Exception as error:
             if limit.expired():
                 seconds = self.config.tool_seconds
                 raise OutageError(f"{self.backend} exceeds tool_seconds={seconds:g}.") from error
-            return ToolResult(f"{type(error).__name__}: {error}"[:LONGEST_TEXT], is_error=True)
-        return result if isinstance(result, ToolResult) else ToolResult(str(result)[:LONGEST_TEXT])
+            return ToolResult(f"{type(error).__name__}: {error}", is_error=True)
+        return result if isinstance(result, ToolResult) else ToolResult(str(result))

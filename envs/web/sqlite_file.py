@@ -11,8 +11,6 @@ from typing import Any
 
 from atommem.errors import ConfigError, DataError
 
-_LOCK_SECONDS = 60.0
-
 
 class SqliteFile:
     """An SQLite file; all methods raise `DataError` if it is damaged or of another kind.
@@ -22,21 +20,20 @@ class SqliteFile:
         schema: SQL that creates missing tables; None opens the file for reading only.
 
     Raises:
-        ConfigError: The file cannot be opened.
+        ConfigError: The file is missing, or cannot be opened.
     """
 
     def __init__(self, path: Path, kind: str, schema: str | None) -> None:
         self._path, self._kind = path, kind
         self._lock = threading.RLock()
         uri = f"{path.absolute().as_uri()}?mode={'ro' if schema is None else 'rwc'}"
+        options: dict[str, Any] = {"timeout": 60.0, "check_same_thread": False, "uri": True}
         try:
-            self._file = sqlite3.connect(
-                uri, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False, uri=True
-            )
+            self._file = sqlite3.connect(uri, isolation_level=None, **options)
         except sqlite3.OperationalError as error:
             raise ConfigError(f"{path}: the {kind} cannot be opened ({error}).") from error
         self.rows("PRAGMA synchronous = NORMAL")
-        for statement in filter(str.strip, (schema or "").split(";")):
+        for statement in (schema or "SELECT * FROM sqlite_master").split(";"):
             self.rows(statement)
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
@@ -52,14 +49,9 @@ class SqliteFile:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Apply everything inside or nothing, with no write of another process in between."""
-        with self._lock:
+        with self._lock, self._file:
             self.rows("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self.rows("ROLLBACK")
-                raise
-            self.rows("COMMIT")
+            yield
 
     def close(self) -> None:
         """Close the file; later use raises `DataError`."""

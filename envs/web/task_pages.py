@@ -6,27 +6,23 @@ A title that another page's text names is a link, unless the task lists links it
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import log
 from typing import Any
 
 from atommem.envs.task import ByIdentity, Document, Task
-from atommem.envs.web.page_texts import fold, snippet, words
+from atommem.envs.web.page_texts import core, fold, named_titles, snippet, words
 from atommem.envs.web.tools import (
     Link,
     PageError,
-    Tool,
     ToolResult,
     ToolSource,
     search_result,
     text_tool,
 )
-
-_CACHED_TASKS = 256
 
 
 class TaskPages(ToolSource):
@@ -34,16 +30,12 @@ class TaskPages(ToolSource):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._webs = lru_cache(maxsize=_CACHED_TASKS)(_TaskWeb)
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """Search and visit."""
+        self._webs = lru_cache(maxsize=256)(_TaskWeb)
         page = "The title of a page, or the number of a link shown now."
-        return (
+        self.tools = [
             text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
             text_tool("visit", "Shows a page.", "page", page, self._visit),
-        )
+        ]
 
     async def _search(self, query: str, task: Task) -> ToolResult:
         found = self._webs(ByIdentity(task)).search(query, self.config.search_results)
@@ -73,26 +65,22 @@ class _TaskWeb:
             for title, texts in documents.items()
         }
         self._links: Mapping[str, Sequence[str]] | None = task.metadata.get("links")
+        self._titles = {core(page.title): page.title for page in self.pages.values()}
         self._words = {
-            title: set(words(f"{page.title} {page.text}")) for title, page in self.pages.items()
+            title: {*words(f"{page.title} {page.text}")} for title, page in self.pages.items()
         }
         counts = Counter(word for found in self._words.values() for word in found)
         self._rarity = {word: log(1 + len(self.pages) / count) for word, count in counts.items()}
-        titles = [re.escape(page.title) for page in self.pages.values()]
-        titles.sort(key=len, reverse=True)
-        pattern = rf"(?<!\w)(?:{'|'.join(titles)})(?!\w)"
-        self._titles = re.compile(pattern, re.IGNORECASE) if titles else None
 
     def search(self, query: str, count: int) -> list[Document]:
         """Return the pages with the rarest words of `query`; those in titles count twice."""
         wanted = dict.fromkeys(words(query))
         scores = {}
         for title, found in self._words.items():
-            in_title = set(words(title))
+            in_title = {*words(title)}
             if shared := [word for word in wanted if word in found]:
-                scores[title] = sum(
-                    self._rarity[word] * (1 + (word in in_title)) for word in shared
-                )
+                weights = (self._rarity[word] * (1 + (word in in_title)) for word in shared)
+                scores[title] = sum(weights)
         best = sorted(scores, key=lambda title: -scores[title])
         return [self.pages[title] for title in best[:count]]
 
@@ -100,7 +88,8 @@ class _TaskWeb:
         """Return the titles of the pages that `page` links to, in the order of their mention."""
         if self._links is not None:
             return list(self._links.get(page.title, ()))
-        if self._titles is None:
-            return []
-        named = dict.fromkeys(fold(match[0]) for match in self._titles.finditer(page.text))
-        return [self.pages[title].title for title in named if title != fold(page.title)]
+
+        def find(names: Iterable[str]) -> dict[str, str]:
+            return {name: self._titles[name] for name in names if name in self._titles}
+
+        return [title for title in named_titles(page.text, find) if title != page.title]

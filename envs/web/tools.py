@@ -6,23 +6,19 @@ A failure's cause decides its effect:
 - the policy (no such tool, arguments that do not fit): a problem of its completion, and an
   observation;
 - the provider (key refused, gone, overloaded after retries): `OutageError`; the episode fails and
-is not scored."""
+  is not scored."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atommem.errors import AtomMemError
 
-LONGEST_TEXT = 500_000
-"""Characters of a page or another result: some thirty steps of 4,000 tokens."""
-
 
 class PageError(AtomMemError):
-    """A page cannot be read. The policy sees the message."""
+    """A page cannot be read, maybe as a server's `status` says. The policy sees the message."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -116,28 +112,22 @@ def search_result(query: str, lines: Sequence[str], links: Sequence[Link]) -> To
     return ToolResult("\n".join(lines), links=tuple(links))
 
 
-class ToolSource(ABC):
+class ToolSource:
     """A source of tools: an entry point of the group ``atommem.tools``, made with a `WebConfig`.
 
     Attributes:
-        config: The settings.
-        backend: What answers, as a key of recordings; None if calls are not worth recording.
+        backend: What answers, as a key of recordings; None if it answers from this machine.
     """
 
     backend: str | None = None
+    tools: Sequence[Tool]
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    @property
     def identity(self) -> Mapping[str, Any]:
-        """Values for manifests in place of settings that are only a location."""
+        """Return values for manifests in place of settings that are only a location."""
         return {}
-
-    @property
-    @abstractmethod
-    def tools(self) -> Sequence[Tool]:
-        """The tools."""
 
     async def close(self) -> None:
         """Release resources."""

@@ -15,7 +15,7 @@ class WebConfig(QAConfig):
     """Tools and their servers, limits of the live web, recordings, and a budget."""
 
     operational = frozenset(
-        {"search_url", "reader_url", "tool_retries", "tool_requests", "parse_workers"}
+        {"search_url", "reader_url", "tool_retries", "tool_requests"}
         | {"private_hosts", "recording", "call_budget"}
     )
 
@@ -40,7 +40,6 @@ class WebConfig(QAConfig):
     page_seconds: float = setting(30.0, "Longest request of direct.")
     parse_seconds: float = setting(10.0, "Longest time to extract the text of a page.")
     parse_megabytes: int = setting(1024, "Address space of a process that extracts text.")
-    parse_workers: int = setting(2, "Processes that extract text.")
 
     recording: str | None = setting(
         None, "File that tool calls are recorded in and answered from (unset: none)."
@@ -85,7 +84,7 @@ class WebConfig(QAConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, tool_retries=0, tool_requests=1, max_calls=1, search_results=1)
-        check_least(self, parse_workers=1, parse_megabytes=256)  # the libraries need that much
+        check_least(self, parse_megabytes=256)  # the libraries need that much
         check_choice("calls", self.calls, ("json", "compact"))
         check_choice("recording_mode", self.recording_mode, ("record", "replay", "frozen"))
         if not self.tools:
@@ -94,8 +93,6 @@ class WebConfig(QAConfig):
             raise ConfigError("recording_mode and call_budget need recording=FILE.")
         if not all(re.fullmatch(r".+:\d+", place) for place in self.private_hosts):
             raise ConfigError(f"private_hosts={self.private_hosts}: write host:port.")
-        if not (self.user_agent.isascii() and self.user_agent.isprintable()):
-            raise ConfigError(f"user_agent={self.user_agent!r}: use printable ASCII.")
         for name in ("tool_seconds", "page_megabytes", "page_seconds", "parse_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0.")

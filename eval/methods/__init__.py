@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from atommem.config import check_choice
 from atommem.eval.methods.a_mem import AMem
-from atommem.eval.methods.baseline import Baseline, Method, Reader, documents
+from atommem.eval.methods.baseline import Method, suitable
 from atommem.eval.methods.browsing import BrowsingRAG, ReAct, Summarising
 from atommem.eval.methods.generative_agents import GenerativeAgents
 from atommem.eval.methods.mem0 import Mem0
@@ -16,7 +16,7 @@ from atommem.eval.methods.recorder import Setup
 from atommem.rollout import ENCODE_THREADS, EpisodeRunner
 from atommem.run import build_agent
 
-__all__ = ["METHODS", "READERS", "Method", "Setup", "make_method"]
+__all__ = ["METHODS", "Method", "Setup", "make_method"]
 
 
 def _atommem(setup: Setup) -> EpisodeRunner:
@@ -42,34 +42,18 @@ def _memagent(setup: Setup) -> EpisodeRunner:
     memory = replace(
         memory, dialect="memagent", templates=templates, capacity=None, disabled_actions=[]
     )
-    factory = documents(setup, "memagent").without_reads()
+    factory = suitable(setup, "memagent").without_reads()
     return _atommem(replace(setup, run=replace(setup.run, memory=memory), factory=factory))
 
 
-_BASELINES: tuple[type[Baseline], ...] = (
-    FullContext,
-    VanillaRAG,
-    GenerativeAgents,
-    AMem,
-    Mem0,
-    NoMemory,
-    Oracle,
-    ReAct,
-    Summarising,
-    BrowsingRAG,
-)
+_READERS = (FullContext, VanillaRAG, GenerativeAgents, AMem, Mem0, NoMemory, Oracle)
+_BROWSERS = (ReAct, Summarising, BrowsingRAG)
 _MAKERS: Mapping[str, Callable[[Setup], Method]] = {
     "atommem": _atommem,
     "memagent": _memagent,
-    **{method.name: method for method in _BASELINES},
+    **{method.name: method for method in (*_READERS, *_BROWSERS)},
 }
 METHODS = tuple(_MAKERS)
-READERS = (
-    "atommem",
-    "memagent",
-    *(method.name for method in _BASELINES if issubclass(method, Reader)),
-)
-"""Those that read documents; the others browse."""
 
 
 def make_method(name: str, setup: Setup) -> Method:

@@ -15,13 +15,7 @@ from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Piece
 from atommem.eval.methods.baseline import Reader
-from atommem.eval.methods.recorder import Found, Recorder
-from atommem.eval.methods.replies import (
-    clean_text,
-    clean_texts,
-    read_object,
-    reading,
-)
+from atommem.eval.methods.recorder import Found, Recorder, text_of, texts_in
 
 NEIGHBOURS = 5
 """Nearest notes that a new one is compared with (as in the authors' code)."""
@@ -78,24 +72,24 @@ class AMem(Reader):
         texts = await self.texts(task)
         for number, text in enumerate(texts, start=1):
             label, shown = f"note {number}/{len(texts)}", Piece("note", {"note": text})
-            step = await record.ask(reading(label, shown, Piece("describe")))
-            reply = read_object(record, step)
-            keywords, tags = clean_texts(reply.get("keywords")), clean_texts(reply.get("tags"))
-            note = Note(text, keywords, clean_text(reply.get("context")) or NO_CONTEXT, tags)
+            step, reply = await record.ask_json(label, shown, Piece("describe"))
+            keywords, tags = texts_in(reply.get("keywords")), texts_in(reply.get("tags"))
+            note = Note(text, keywords, text_of(reply.get("context")) or NO_CONTEXT, tags)
             changed: list[int] = []
             if notes:
                 (vector,) = await record.embed([text])
                 found = record.index.search(vector, NEIGHBOURS)
-                about = (
+                near = [entry_id for entry_id, _ in found]
+                step, reply = await record.ask_json(
+                    label,
+                    shown,
                     Piece("context", {"context": note.context}),
                     Piece("keywords", {"keywords": ", ".join(note.keywords)}),
+                    Piece("evolve", {"count": len(found)}),
+                    view=record.view(text, found, [entry_id - 1 for entry_id in near]),
                 )
-                ask = Piece("evolve", {"count": len(found)})
-                view = record.view(text, found, lambda entry_id: entry_id - 1)
-                step = await record.ask(reading(label, shown, *about, ask), view)
-                record.note_query(step, text)
-                reply = read_object(record, step)
-                changed = evolve(reply, note, notes, [entry_id for entry_id, _ in found])
+                record.log_query(step, text)
+                changed = evolve(reply, note, notes, near)
                 evolved += bool(reply.get("should_evolve"))
             for entry_id in changed:
                 record.update(step, entry_id, notes[entry_id].text())
@@ -108,11 +102,12 @@ class AMem(Reader):
         def find(vector: Vectors) -> Found:
             """Return the nearest notes, each followed by its links."""
             k = self.setup.retrieve_k
-            found: dict[int, float] = {}
-            for entry_id, _ in record.index.search(vector, k):
-                for near_id in (entry_id, *notes[entry_id].links[: k + 1]):
-                    found.setdefault(near_id, float(record.index.rows([near_id])[0] @ vector))
-            return list(found.items())
+            ids = dict.fromkeys(
+                near_id
+                for entry_id, _ in record.index.search(vector, k)
+                for near_id in (entry_id, *notes[entry_id].links[: k + 1])
+            )
+            return list(zip(ids, (record.index.rows(list(ids)) @ vector).tolist(), strict=True))
 
         await record.answer_from(find)
 
@@ -141,11 +136,11 @@ def evolve(
     if "strengthen" in actions:
         linked = [number + 1 for number in values("suggested_connections") if type(number) is int]
         note.links = [entry_id for entry_id in linked if entry_id in notes]
-        note.tags = clean_texts(reply.get("tags_to_update"))
+        note.tags = texts_in(reply.get("tags_to_update"))
     if "update_neighbor" in actions:
         tags, contexts = values("new_tags_neighborhood"), values("new_context_neighborhood")
         for entry_id, own in zip(near, tags, strict=False):
-            notes[entry_id].tags = clean_texts(own)
+            notes[entry_id].tags = texts_in(own)
         for entry_id, context in zip(near[: len(tags)], contexts, strict=False):
-            notes[entry_id].context = clean_text(context)
+            notes[entry_id].context = text_of(context)
     return [entry_id for entry_id in near if notes[entry_id].text() != before[entry_id]]

@@ -7,10 +7,11 @@ loop. docs/evaluate.md lists divergences from the authors' methods.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, OutageError, PromptTooLongError
 from atommem.eval.methods.recorder import Recorder, Setup
 from atommem.prompts import PromptBuilder
-from atommem.rollout import EpisodeRunner, run_jobs, set_score
+from atommem.rollout import EpisodeRunner, set_score
 
 SYSTEM = (
     "You work on a long text, of which you see what is shown to you here. Do what is asked last, "
@@ -50,12 +51,12 @@ _HEADING = re.compile(r"^Document \d+:[ \n]", re.MULTILINE)
 """How MemAgent's files, and our own joined text, begin a document."""
 
 
-def documents(setup: Setup, method: str) -> LongDocEnvironments:
-    """Return the environment, if it has documents; raises ConfigError otherwise."""
-    if not isinstance(setup.factory, LongDocEnvironments):
+def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnvironments) -> Any:
+    """Return the environment if it is what a method needs; raises ConfigError otherwise."""
+    if not isinstance(setup.factory, needs):
+        name = setup.factory.config.environment
         raise ConfigError(
-            f"method={method}: reads documents, and environment "
-            f"{setup.factory.config.environment!r} has none. Choose another method."
+            f"method={method}: does not work in environment {name!r}. Choose another method."
         )
     return setup.factory
 
@@ -77,6 +78,11 @@ class Baseline(ABC):
     def factory(self) -> EnvironmentFactory:
         """The environment of the tasks."""
         return self.setup.factory
+
+    @property
+    def max_in_flight(self) -> int | asyncio.Semaphore | None:
+        """Most episodes at once."""
+        return self.setup.max_in_flight
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that its scores depend on, as JSON values."""
@@ -108,15 +114,6 @@ class Baseline(ABC):
         episode.seconds = time.perf_counter() - started
         return episode
 
-    async def run_all(
-        self,
-        jobs: Sequence[tuple[Any, int]],
-        on_episode: Callable[[int, Episode], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[Episode]:
-        """Run one episode per ``(task, sample)``, like `EpisodeRunner.run_all`."""
-        return await run_jobs(self.run, jobs, on_episode, self.setup.max_in_flight, stop)
-
     def make_prompts(
         self, templates: Templates, section: Section, actions: Sequence[ActionSpec] = ()
     ) -> PromptBuilder:
@@ -140,17 +137,16 @@ class Reader(Baseline):
     """A baseline that reads documents. Subclasses implement `play`.
 
     Attributes:
-        reads: Whether it needs documents, or only an environment that scores answers.
+        needs: The environments that it works in.
         pieces: Templates beside `ANSWERING` and `MEMORY`.
     """
 
-    reads: ClassVar[bool] = True
+    needs: ClassVar[type[QAEnvironments]] = LongDocEnvironments
     pieces: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        scores = not self.reads and isinstance(setup.factory, QAEnvironments)
-        self.documents: Any = setup.factory if scores else documents(setup, self.name)
+        self.documents = suitable(setup, self.name, self.needs)
         section, templates = Section({**ANSWERING, **self.pieces}), Templates(SYSTEM, empty=NOTHING)
         self.plain = self.make_prompts(templates, section)
         self.remembering = self.make_prompts(replace(templates, **MEMORY), section)
@@ -158,7 +154,8 @@ class Reader(Baseline):
     async def chunks(self, task: Task) -> Sequence[str]:
         """Return the chunks of `task`."""
         await self.setup.factory.prepare(task)
-        return self.documents.chunks(task)
+        chunks: Sequence[str] = self.documents.chunks(task)
+        return chunks
 
     async def texts(self, task: Task) -> Sequence[str]:
         """Return the documents of `task`.

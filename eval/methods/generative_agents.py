@@ -17,13 +17,7 @@ from atommem.embedding.embedder import Vectors
 from atommem.envs.task import Task
 from atommem.episode import Piece
 from atommem.eval.methods.baseline import Reader
-from atommem.eval.methods.recorder import Found, Recorder
-from atommem.eval.methods.replies import (
-    clean_texts,
-    read_object,
-    read_objects,
-    reading,
-)
+from atommem.eval.methods.recorder import Found, Recorder, objects_in, texts_in
 
 # From the authors' code: weights of recency, relevance and importance; decay per place in the order
 # of last use; importance that triggers a reflection; questions, evidence and insights of one.
@@ -72,31 +66,28 @@ class GenerativeAgents(Reader):
 
     async def _keep(self, record: Recorder, ratings: Ratings, text: str, label: str) -> float:
         """Rate a statement, add it, and return its rating."""
-        step = await record.ask(
-            reading(label, Piece("statement", {"statement": text}), Piece("rate"))
-        )
-        rating = rating_of(read_object(record, step))
+        statement = Piece("statement", {"statement": text})
+        step, reply = await record.ask_json(label, statement, Piece("rate"))
+        rating = rating_of(reply)
         (vector,) = await record.embed([text])
         ratings[record.create(step, text, vector)] = rating
         return rating
 
     async def _reflect(self, record: Recorder, ratings: Ratings, fresh: int, label: str) -> None:
         """Ask questions about the latest memories, and store insights (section 4.2)."""
-        latest: Found = [(entry_id, 0.0) for entry_id in list(ratings)[-fresh:]]
-        step = await record.ask(
-            reading(f"{label}, reflection", Piece("wonder")), record.view("", latest)
-        )
-        questions = clean_texts(read_object(record, step).get("questions"))[:QUESTIONS]
+        latest = record.view("", [(entry_id, 0.0) for entry_id in list(ratings)[-fresh:]])
+        _, reply = await record.ask_json(f"{label}, reflection", Piece("wonder"), view=latest)
+        questions = texts_in(reply.get("questions"))[:QUESTIONS]
         if not questions:
             return
         vectors = await record.embed(questions, "query")
         recalled = [best_memories(record, ratings, vector, EVIDENCE) for vector in vectors]
         for question, found in zip(questions, recalled, strict=True):
             view = record.view(question, found)
-            step = await record.ask(reading(f"{label}, insights", Piece("infer")), view)
-            record.note_query(step, question)
-            items = read_objects(read_object(record, step).get("insights"))
-            for insight in clean_texts([item.get("insight") for item in items])[:INSIGHTS]:
+            step, reply = await record.ask_json(f"{label}, insights", Piece("infer"), view=view)
+            record.log_query(step, question)
+            insights = [item.get("insight") for item in objects_in(reply.get("insights"))]
+            for insight in texts_in(insights)[:INSIGHTS]:
                 await self._keep(record, ratings, insight, f"{label}, an insight")
 
 

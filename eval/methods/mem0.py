@@ -7,20 +7,13 @@ one call decides for all facts: add, update, delete or nothing. This follows ``m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from atommem.envs.task import Task
 from atommem.episode import Piece, Step
 from atommem.eval.methods.baseline import Reader
-from atommem.eval.methods.recorder import Recorder
-from atommem.eval.methods.replies import (
-    clean_text,
-    clean_texts,
-    read_object,
-    read_objects,
-    reading,
-)
+from atommem.eval.methods.recorder import Recorder, merged, objects_in, text_of, texts_in
 
 SIMILAR = 5
 """Nearest memories that each fact is compared with (``mem0ai``; the paper has 10)."""
@@ -56,46 +49,42 @@ class Mem0(Reader):
         chunks = await self.chunks(task)
         for number, chunk in enumerate(chunks, start=1):
             label = f"chunk {number}/{len(chunks)}"
-            step = await record.ask(
-                reading(label, Piece("part", {"part": chunk}), Piece("extract"))
-            )
-            facts = facts_of(read_object(record, step))
+            part = Piece("part", {"part": chunk})
+            _, reply = await record.ask_json(label, part, Piece("extract"))
+            facts = facts_of(reply)
             if not facts:
                 continue
-            found: dict[int, float] = {}
-            for vector in await record.embed(facts):
-                for entry_id, score in record.index.search(vector, SIMILAR):
-                    found.setdefault(entry_id, score)
-            ids = {str(place): entry_id for place, entry_id in enumerate(found)}
-            numbers = {entry_id: int(place) for place, entry_id in ids.items()}
-            view = record.view("\n".join(facts), list(found.items()), numbers.__getitem__)
+            vectors = await record.embed(facts)
+            found = merged(record.index.search(vector, SIMILAR) for vector in vectors)
+            view = record.view("\n".join(facts), found, range(len(found)))
             lines = tuple(Piece("fact", {"fact": fact}) for fact in facts)
-            step = await record.ask(
-                reading(label, Piece("facts", {"facts": lines}), Piece("decide")), view
+            step, reply = await record.ask_json(
+                label, Piece("facts", {"facts": lines}), Piece("decide"), view=view
             )
             for fact in facts:
-                record.note_query(step, fact)
-            await apply(record, step, read_object(record, step), ids)
+                record.log_query(step, fact)
+            await apply(record, step, reply, [entry_id for entry_id, _ in found])
         await record.answer_from(lambda vector: record.index.search(vector, self.setup.retrieve_k))
 
 
 async def apply(
-    record: Recorder, step: Step, reply: Mapping[str, Any], ids: Mapping[str, int]
+    record: Recorder, step: Step, reply: Mapping[str, Any], near: Sequence[int]
 ) -> None:
     """Apply a reply to the store; malformed parts are skipped, like in ``mem0ai``.
 
     Args:
-        ids: Entries shown, by their number there.
+        near: Ids of the entries shown, by their number there.
     """
+    ids = {str(number): entry_id for number, entry_id in enumerate(near)}
     decided = [
-        (item.get("event"), text, item.get("id"))
-        for item in read_objects(reply.get("memory"))
-        if (text := clean_text(item.get("text")))
+        (item.get("event"), text, text_of(item.get("id")))
+        for item in objects_in(reply.get("memory"))
+        if (text := text_of(item.get("text")))
     ]
     written = [text for event, text, _ in decided if event in ("ADD", "UPDATE")]
     vectors = dict(zip(written, await record.embed(written), strict=True)) if written else {}
     for event, text, number in decided:
-        entry_id = ids.get(number, 0) if isinstance(number, str) else 0
+        entry_id = ids.get(number, 0)
         if event == "ADD":
             record.create(step, text, vectors[text])
         elif event == "UPDATE" and entry_id in record.texts:
@@ -109,9 +98,6 @@ def facts_of(reply: Mapping[str, Any]) -> list[str]:
     facts = reply.get("facts")
     if not isinstance(facts, list):
         return []
-    return clean_texts(
-        [
-            (item.get("fact") or item.get("text")) if isinstance(item, dict) else item
-            for item in facts
-        ]
+    return texts_in(
+        [item.get("fact") or item.get("text") if isinstance(item, dict) else item for item in facts]
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from atommem.envs.chunking import document_text, joined_text
 from atommem.envs.longdoc.recall import gold_documents
+from atommem.envs.question_answering import QAEnvironments
 from atommem.envs.task import Task
-from atommem.errors import ConfigError, DataError
+from atommem.errors import DataError
 from atommem.eval.methods.baseline import Reader
-from atommem.eval.methods.recorder import Recorder, Setup
+from atommem.eval.methods.recorder import Recorder
 from atommem.tokens import cut_position, token_offsets
 
 
@@ -20,14 +21,6 @@ class FullContext(Reader):
     """
 
     name = "full_context"
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        if setup.prompt_room <= 0:
-            raise ConfigError(
-                f"context_tokens={setup.context_tokens}: must exceed max_tokens, which is "
-                f"{setup.run.sampling.max_tokens}, to leave room for text."
-            )
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Ask with as much of the text as fits."""
@@ -62,7 +55,7 @@ class NoMemory(Reader):
     """Asks each question without any text: a lower bound."""
 
     name = "no_memory"
-    reads = False
+    needs = QAEnvironments
 
     async def play(self, record: Recorder, task: Task) -> None:
         """Ask; nothing is read."""

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
 
-from atommem.actions import ANSWERS_ACTION, Action, ActionSpec, answers_in
+from atommem.actions import (
+    ANSWERS_ACTION,
+    Action,
+    ActionSpec,
+    Body,
+    Problem,
+    ProblemReason,
+    answers_in,
+)
 from atommem.embedding.embedder import Embedder, TextKind, Vectors
 from atommem.environment import EnvironmentFactory
 from atommem.envs.longdoc.environment import MOST_AT_ONCE, questions_label
+from atommem.envs.question_answering import batches
 from atommem.envs.task import Task
 from atommem.episode import Episode, Observation, Piece, Step
 from atommem.grammar import parse_whole
@@ -25,6 +37,7 @@ from atommem.tokens import Tokenizer
 
 Found = Sequence[tuple[int, float]]
 """Ids of entries and their scores, best first."""
+_JSON_REPLY = ActionSpec("reply", Body.TEXT)
 
 
 @dataclass(frozen=True)
@@ -32,8 +45,7 @@ class Setup:
     """Everything that the methods of a comparison share.
 
     Attributes:
-        run: AtomMem's settings; every method samples with its sampling, and retrieves `retrieve_k`
-            texts.
+        run: AtomMem's settings; every method samples with its sampling.
         factory: Its environments cut documents into chunks, and score answers.
         max_in_flight: Most episodes at once, or a bound shared with other evaluations; None: all.
         context_tokens: Longest prompt and completion together, for methods that fill the context.
@@ -96,15 +108,7 @@ class Recorder:
         return len(self._plain.build(shown, MemoryView()))
 
     async def ask(self, shown: Observation, view: MemoryView | None = None) -> Step:
-        """Sample a completion and record it as a step.
-
-        Args:
-            shown: The observation that the prompt shows.
-            view: The memory that it shows; None for none.
-
-        Raises:
-            OutageError, PromptTooLongError, PolicyError: From `Policy.complete`.
-        """
+        """Sample a completion and record it as a step; raises like `Policy.complete`."""
         setup, episode = self._setup, self._episode
         prompts = self._plain if view is None else self._remembering
         size = len(self._contents.entries)
@@ -147,6 +151,26 @@ class Recorder:
         step.problems = parsed.problems
         return parsed.actions
 
+    async def ask_json(
+        self, label: str, *pieces: Piece, view: MemoryView | None = None
+    ) -> tuple[Step, dict[str, Any]]:
+        """Show `pieces` of the stream, of which the last is the instruction.
+
+        Returns:
+            The step, and the JSON object in its reply; without one, {} and a problem of the step.
+        """
+        shown = Observation("reading", stream=pieces[:-1], closing=pieces[-1:], label=label)
+        step = await self.ask(shown, view)
+        text = "".join(action.text for action in self.parse(step, _JSON_REPLY))
+        try:
+            value = json.loads(text[text.find("{") : text.rfind("}") + 1], strict=False)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return step, value
+        step.problems += (Problem(ProblemReason.NOT_JSON, "json", 0, len(step.text)),)
+        return step, {}
+
     async def embed(self, texts: Sequence[str], kind: TextKind = "entry") -> Vectors:
         """Embed texts; shape (n, dim). Raises OutageError."""
         return await self._setup.embedder.embed(texts, kind)
@@ -163,7 +187,7 @@ class Recorder:
         entry_id = self._contents.newest_id + 1
         self.index.update({entry_id: vector})
         self.texts[entry_id] = text
-        self._note(step, Operation(step.index, "create", entry_id=entry_id, after=text))
+        self._log(step, Operation(step.index, "create", entry_id=entry_id, after=text))
         return entry_id
 
     def update(self, step: Step, entry_id: int, text: str, vector: Vectors | None = None) -> None:
@@ -171,41 +195,37 @@ class Recorder:
         if vector is not None:
             self.index.update({entry_id: vector})
         before, self.texts[entry_id] = self.texts[entry_id], text
-        self._note(
-            step, Operation(step.index, "update", entry_id=entry_id, before=before, after=text)
-        )
+        update = Operation(step.index, "update", entry_id=entry_id, before=before, after=text)
+        self._log(step, update)
 
     def delete(self, step: Step, entry_id: int) -> None:
         """Delete an entry as a result of `step`."""
         self.index.update({entry_id: None})
         before = self.texts.pop(entry_id)
-        self._note(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
+        self._log(step, Operation(step.index, "delete", entry_id=entry_id, before=before))
 
-    def note_query(self, step: Step, query: str) -> None:
+    def log_query(self, step: Step, query: str) -> None:
         """Record that the entries in the prompt of `step` were retrieved for `query`."""
         before = self._contents.query
-        self._note(step, Operation(step.index, "read", before=before, after=query))
+        self._log(step, Operation(step.index, "read", before=before, after=query))
 
-    def _note(self, step: Step, operation: Operation) -> None:
+    def _log(self, step: Step, operation: Operation) -> None:
         step.operations += (operation,)
         self._contents.apply(operation)
         step.store_size = len(self._contents.entries)
 
-    def view(
-        self, query: str, found: Found, number: Callable[[int], int] | None = None
-    ) -> MemoryView:
-        """Show entries, numbered from 1 or by a function of their id."""
+    def view(self, query: str, found: Found, handles: Iterable[int] | None = None) -> MemoryView:
+        """Show entries under the numbers `handles`; by default from 1."""
         retrieved = tuple(
-            Retrieved(number(entry_id) if number else rank, entry_id, self.texts[entry_id], score)
-            for rank, (entry_id, score) in enumerate(found, start=1)
+            Retrieved(handle, entry_id, self.texts[entry_id], score)
+            for handle, (entry_id, score) in zip(handles or count(1), found, strict=False)
         )
         return MemoryView(query=query, retrieved=retrieved, size=len(self.texts))
 
     @property
     def together(self) -> list[range]:
         """Ranges of questions that are asked at one step, like MemAgent's."""
-        count = len(self.task.questions)
-        return [range(at, min(at + MOST_AT_ONCE, count)) for at in range(0, count, MOST_AT_ONCE)]
+        return batches(len(self.task.questions), MOST_AT_ONCE)
 
     async def answer(
         self, asked: range, text: str | None = None, view: MemoryView | None = None
@@ -235,11 +255,31 @@ class Recorder:
         """Ask all questions together, with the entries that `find` returns for their vectors."""
         for asked in self.together:
             texts = [self.task.questions[index].text for index in asked]
-            found: dict[int, float] = {}
-            for vector in await self.embed(texts, "query"):
-                for entry_id, score in find(vector):
-                    found.setdefault(entry_id, score)
-            view = self.view("\n".join(texts), list(found.items()))
-            step = await self.answer(asked, view=view)
+            found = merged(map(find, await self.embed(texts, "query")))
+            step = await self.answer(asked, view=self.view("\n".join(texts), found))
             for text in texts:
-                self.note_query(step, text)
+                self.log_query(step, text)
+
+
+def merged(results: Iterable[Found]) -> Found:
+    """Join results of several searches: each entry once, with its first score."""
+    scores: dict[int, float] = {}
+    for found in results:
+        for entry_id, score in found:
+            scores.setdefault(entry_id, score)
+    return list(scores.items())
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list in a reply, or [] for other values."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def text_of(value: Any) -> str:
+    """Return a string of a reply, cleaned, or "" for other values."""
+    return clean(value) if isinstance(value, str) else ""
+
+
+def texts_in(value: Any) -> list[str]:
+    """Return the non-empty strings of a list in a reply, or [] for other values."""
+    return [text for text in map(text_of, value if isinstance(value, list) else []) if text]

@@ -1,1 +1,0 @@
-"""Reports: comparisons, result files, tables, charts and the page for the browser."""

@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from atommem.eval.output import file_stem
-from atommem.eval.reporting.results import Results, label
+from atommem.eval.reporting.results import Results, label, scores_by_key
 
 # Okabe and Ito's palette for colour-blind readers; shapes repeat the distinction.
 _COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C564B"]
@@ -20,20 +20,17 @@ Charts = dict[str, Any]
 
 def make_charts(results: Results) -> Charts:
     """Draw every chart for which there is data."""
-    alt.data_transformers.disable_max_rows()
     scores = main_scores(results)
     charts: Charts = {}
     if scores.empty:
         return charts
-    for column, own in scores.groupby("column", sort=False):
-        name = own["label"].iloc[0]
+    for (column, name), own in scores.groupby(["column", "label"], sort=False):
         for cost in ("model calls", "tokens"):
             if len(own) > 1 and (own[cost] > 0).all():
                 charts[f"{name} against {cost}: {column}"] = _scatter(own, cost, name)
-    for dataset, own in scores.groupby("dataset", sort=False):
-        name = own["label"].iloc[0]
-        for parameter, values in setting_lines(own).items():
-            charts[f"{name} against {parameter}: {dataset}"] = _lines(values, parameter, name)
+    for (dataset, name), own in scores.groupby(["dataset", "label"], sort=False):
+        if own["documents"].nunique() > 1:
+            charts[f"{name} against documents: {dataset}"] = _curves(own, name)
     return {
         title: chart.properties(width=480, height=260).configure_legend(labelLimit=300)
         for title, chart in charts.items()
@@ -49,41 +46,21 @@ def write_charts(charts: Charts, folder: Path) -> None:
 
 
 def main_scores(results: Results) -> pd.DataFrame:
-    """Return each group's main score in percent, with its costs and parameters."""
-    scores = {(s["row"], s["column"], s["metric"]): s for s in results["scores"]}
+    """Return each group's main score in percent, with its costs."""
+    scores = scores_by_key(results)
     lines = []
     for group in results["groups"]:
         score = scores.get((group["row"], group["column"], group["metric"]))
-        if score is not None and not group["overflow"]:
-            means = group["means"]
-            tokens = [means.get(f"tokens/{part}") or 0 for part in ("prompt", "completion")]
-            ends = {key: round(100 * score[key], 6) for key in ("mean", "low", "high")}
-            costs = {"model calls": means.get("steps") or 0, "tokens": sum(tokens)}
-            line = {**group, **ends, **costs, "label": label(group["metric"])}
-            if group["documents"] is not None:
-                line["parameters"] = {**group["parameters"], "documents": group["documents"]}
-            lines.append(line)
+        if score is None or group["overflow"]:
+            continue
+        line = {name: group[name] for name in ("row", "column", "dataset", "documents")}
+        line |= {name: 100 * score[name] for name in ("mean", "low", "high")}
+        line["label"] = label(group["metric"])
+        means = group["means"]
+        line["model calls"] = means["steps"]
+        line["tokens"] = means["tokens/prompt"] + means["tokens/completion"]
+        lines.append(line)
     return pd.DataFrame(lines)
-
-
-def setting_lines(scores: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return scores by each parameter with several numbers; all else is fixed along a series."""
-    found: dict[str, pd.DataFrame] = {}
-    for name in dict.fromkeys(name for given in scores["parameters"] for name in given):
-        own = scores[[name in given for given in scores["parameters"]]].copy()
-        own[name] = [given[name] for given in own["parameters"]]
-        own["series"] = [
-            ", ".join([method, *(f"{key} {value}" for key, value in given.items() if key != name)])
-            for method, given in zip(own["method"], own["parameters"], strict=True)
-        ]
-        if name == "documents":
-            own["series"] = own["row"]
-        is_text = own[name].map(lambda value: isinstance(value, str))
-        if own[name][~is_text].nunique() > 1:
-            # Texts ("unlimited") come after the numbers.
-            own = pd.concat([own[~is_text].sort_values(name), own[is_text]])
-            found[name] = own.astype({name: str})
-    return found
 
 
 def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
@@ -97,10 +74,10 @@ def _scatter(scores: pd.DataFrame, cost: str, name: str) -> alt.LayerChart:
     return base.mark_rule().encode(y="low", y2="high") + marks
 
 
-def _lines(values: pd.DataFrame, x: str, name: str) -> alt.LayerChart:
-    base = alt.Chart(values[[x, "series", "mean", "low", "high"]]).encode(
-        x=alt.X(f"{x}:O", sort=None),
-        color=alt.Color("series", scale=_PALETTE, sort=None, title=None),
+def _curves(scores: pd.DataFrame, name: str) -> alt.LayerChart:
+    base = alt.Chart(scores[["row", "documents", "mean", "low", "high"]]).encode(
+        x=alt.X("documents:O"),
+        color=alt.Color("row", scale=_PALETTE, sort=None, title=None),
     )
     title = f"{name}, percent"
     bars = base.mark_rule().encode(y=alt.Y("low", title=title), y2="high")

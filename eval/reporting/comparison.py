@@ -10,18 +10,14 @@ from atommem.arguments import Parser
 from atommem.envs.scoring.paired import Comparison, compare, question_scores
 from atommem.envs.scoring.records import main_metric, metric_names
 from atommem.errors import ConfigError, check_writable
+from atommem.eval.output import trace_path
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
 from atommem.eval.reporting.results import label, ordered
 from atommem.files import write_json
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``atommem compare``.
-
-    Raises:
-        ConfigError: A folder has no evaluation or no such score, or the tasks differ.
-        DataError: Records are damaged.
-    """
+    """Run ``atommem compare``; raises AtomMemError for wrong settings and damaged files."""
     parser = Parser(prog="atommem compare", description=__doc__)
     parser.add_argument("first", help="Folder of an evaluation.")
     parser.add_argument("second", help="Folder of another one on the same tasks.")
@@ -38,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
             f"{given.first} and {given.second} have different tasks (tasks.sha256 in run.json). "
             "Evaluate both on one task file with the same --limit."
         )
-    metric = given.metric or main_metric([record for side in sides for record in side.records])
-    for side in sides:
-        known = ordered([*metric_names(side.records), "reward"])
-        if metric not in known and not all(record.failed for record in side.records):
-            raise ConfigError(f"metric={metric!r}: {side.folder} has {', '.join(known)}.")
+    records = [record for side in sides for record in side.records]
+    metric = given.metric or main_metric(records)
+    known = ordered([*metric_names(records), "reward"])
+    if metric not in known:
+        raise ConfigError(f"metric={metric!r}: unknown. Give one of {', '.join(known)}.")
     comparison = compare(sides[0].records, sides[1].records, metric)
     changes = changed_tasks(sides, comparison)
     if given.json:
@@ -59,23 +55,18 @@ def changed_tasks(sides: Sequence[Evaluation], comparison: Comparison) -> list[d
 
     Each has ``task_id``, ``change``, and both sides' ``traces``.
     """
-    order = sorted(
-        comparison.changes.items(), key=lambda item: (item[1] <= 0, -abs(item[1]), item[0])
-    )
-    rows = []
-    for task, change in order:
-        if not change:
-            continue
-        found = [
-            [record for record in side.records if record.task_id == task and not record.failed]
-            for side in sides
-        ]
-        traces = [
-            [str(side.trace(record)) for record in records]
-            for side, records in zip(sides, found, strict=True)
-        ]
-        rows.append({"task_id": task, "change": change, "traces": traces})
-    return rows
+    changed = [(task, change) for task, change in comparison.changes.items() if change]
+    changed.sort(key=lambda item: (item[1] < 0, -abs(item[1]), item[0]))
+    traces: list[dict[str, list[str]]] = []
+    for side in sides:
+        traces.append({task: [] for task, _ in changed})
+        for record in side.records:
+            if record.task_id in traces[-1] and not record.failed:
+                traces[-1][record.task_id].append(str(trace_path(side.folder, record)))
+    return [
+        {"task_id": task, "change": change, "traces": [found[task] for found in traces]}
+        for task, change in changed
+    ]
 
 
 def _format(

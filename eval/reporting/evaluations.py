@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from atommem.envs.scoring.records import EpisodeRecord
 from atommem.errors import ConfigError, DataError, suggest_path
-from atommem.eval.output import EPISODES, MANIFEST, parse_records, trace_path
+from atommem.eval.output import EPISODES, MANIFEST, parse_records
 from atommem.text_safety import clean
 
 
@@ -21,7 +20,6 @@ class Evaluation:
     Attributes:
         method, setting: Name its row ("atommem, without update").
         dataset, documents: Name its column ("hotpotqa, 200 documents").
-        parameters: The point of a grid that `setting` describes: ``{"chunk": 4096, "k": 6}``.
         seed: Evaluations that differ only in it are reported together.
         manifest: Contents of ``run.json``.
         records: One per episode, sorted by task id and sample.
@@ -33,15 +31,8 @@ class Evaluation:
     setting: str = ""
     documents: int | None = None
     seed: int = 0
-    parameters: Mapping[str, str | float] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict, repr=False)
     records: tuple[EpisodeRecord, ...] = field(default=(), repr=False)
-
-    def __post_init__(self) -> None:
-        ordered = sorted(self.records, key=lambda record: record.key)
-        object.__setattr__(self, "records", tuple(ordered))
-        for name in ("method", "dataset", "setting"):  # data frames take no half characters
-            object.__setattr__(self, name, clean(getattr(self, name)))
 
     @property
     def row(self) -> str:
@@ -66,31 +57,16 @@ class Evaluation:
         """SHA-256 of the tasks; scores are paired only if it is equal."""
         return str(self.manifest.get("tasks", {}).get("sha256", ""))
 
-    def trace(self, record: EpisodeRecord) -> Path:
-        """Return the path of a record's trace."""
-        return trace_path(self.folder, record)
-
-    def paired_records(self) -> list[EpisodeRecord]:
-        """Return `records` whose task ids are equal to others only for equal tasks."""
-        prefix = self.tasks_digest[:12]
-        return [replace(record, task_id=f"{prefix}/{record.task_id}") for record in self.records]
-
 
 def read_evaluation(
-    folder: str | Path,
-    method: str | None = None,
-    dataset: str | None = None,
-    *,
-    seed: int | None = None,
-    **labels: Any,
+    folder: str | Path, method: str = "", dataset: str = "", **labels: Any
 ) -> Evaluation:
     """Read an evaluation's folder, complete or not, without changing it.
 
     Args:
         method: Default: the folder's name.
         dataset: Default: the source of the tasks.
-        seed: Default: the sampling seed.
-        labels: ``setting``, ``documents`` and ``parameters``.
+        labels: ``setting``, ``documents``, and ``seed`` instead of the sampling's.
 
     Raises:
         ConfigError: The folder has no evaluation.
@@ -100,7 +76,7 @@ def read_evaluation(
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         content = (folder / EPISODES).read_bytes()
-        seed = int(manifest.get("sampling", {}).get("seed") or 0) if seed is None else seed
+        labels = {"seed": manifest.get("sampling", {}).get("seed") or 0, **labels}
     except OSError as error:
         raise ConfigError(
             f"{folder} has no evaluation ({error.strerror}: {error.filename}). Give the --out of "
@@ -108,9 +84,14 @@ def read_evaluation(
         ) from error
     except (ValueError, AttributeError) as error:
         raise DataError(f"{folder / MANIFEST} is not from `atommem eval`: {error}.") from error
-    records = tuple(parse_records(content, folder / EPISODES).values())
+    found = parse_records(content, folder / EPISODES)
+    records = tuple(found[key] for key in sorted(found))
     sources = " + ".join(sorted({record.source or "unknown" for record in records}))
-    method, dataset = method or folder.resolve().name, dataset or sources
     return Evaluation(
-        folder, method, dataset, seed=seed, manifest=manifest, records=records, **labels
+        folder,
+        clean(method or folder.resolve().name),  # data frames take no half characters
+        clean(dataset or sources),
+        manifest=manifest,
+        records=records,
+        **labels,
     )

@@ -19,9 +19,9 @@ from atommem.config import check_choice, fields_of
 from atommem.errors import DataError, check_writable
 from atommem.eval.reporting.charts import Charts, make_charts, write_charts
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.exports import write_inspect_logs, write_predictions
-from atommem.eval.reporting.results import RESULTS, Results, make_results
-from atommem.eval.reporting.tables import Table, make_tables, score_frame
+from atommem.eval.reporting.inspect_logs import write_inspect_logs
+from atommem.eval.reporting.results import RESULTS, Results, make_results, scores_by_key
+from atommem.eval.reporting.tables import Table, make_tables
 from atommem.files import write_json, write_text
 from atommem.plugins import find_file
 from atommem.text_safety import clean
@@ -44,21 +44,16 @@ def main(argv: Sequence[str]) -> int:
     add("--title", default="Evaluation", help="Title of tables and page.")
     add("--reference", help="Row that every other row is tested against.")
     add("--paper", help="Published table to show beside ours: table1, table2, ...")
-    exports = "Write logs for inspect_ai (inspect/), or the benchmarks' own formats (predictions/)."
-    add("--export", nargs="+", default=[], choices=("inspect", "predictions"), help=exports)
-    add("--gold", type=Path, help="The benchmark's file: order of MuSiQue's predictions.")
+    add("--export", nargs="+", default=[], choices=["inspect"], help="Logs for inspect_ai too.")
     given = parser.parse_args(list(argv))
     out = given.out
     check_writable("out", out, folder=True)
     evaluations = read_evaluations(given.evaluations)
-    options = {"title": given.title, "reference": given.reference, "paper": given.paper}
-    write_report(evaluations, out, **options)
-    print(f"{out / 'report.html'}; also tables.md, tables.tex, scores.csv, {RESULTS} and plots/")
+    write_report(evaluations, out, title=given.title, reference=given.reference, paper=given.paper)
+    print(f"{out / 'report.html'}; also tables.md, tables.tex, {RESULTS} and plots/")
     if "inspect" in given.export:
         logs = write_inspect_logs(evaluations, out / "inspect")
         print(f"{len(logs)} logs: inspect view --log-dir {out / 'inspect'}")
-    if "predictions" in given.export:
-        print(*write_predictions(evaluations, out / "predictions", given.gold), sep="\n")
     return 0
 
 
@@ -70,7 +65,7 @@ def write_report(
     reference: str | None = None,
     paper: str | None = None,
 ) -> list[Table]:
-    """Write ``results.json``, tables, ``scores.csv``, ``report.html`` and ``plots/``.
+    """Write ``results.json``, tables, ``report.html`` and ``plots/``.
 
     Equal records give equal files, in whatever order episodes ended.
 
@@ -93,7 +88,6 @@ def write_report(
     write_json(out / RESULTS, results)
     write_text(out / "tables.md", clean("\n".join(markdown)))
     write_text(out / "tables.tex", clean(latex))
-    write_text(out / "scores.csv", clean(score_frame(evaluations).to_csv(index=False)))
     write_text(out / "report.html", clean(render_page(title, tables, charts)))
     write_charts(charts, out / "plots")
     return tables
@@ -114,10 +108,7 @@ def render_page(title: str, tables: Sequence[Table], charts: Charts) -> str:
     for name, chart in charts.items():
         drawing = vl_convert.vegalite_to_svg(chart.to_dict())
         parts.append(f"<figure><figcaption>{escape(name)}</figcaption>{drawing}</figure>")
-    browse = (
-        "Episodes: <code>atommem report --export inspect</code>, then <code>inspect view</code>."
-    )
-    return "\n".join([*parts, f"<p>{browse}</p></body></html>\n"])
+    return "\n".join([*parts, "</body></html>\n"])
 
 
 def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
@@ -129,7 +120,7 @@ def read_evaluations(given: Sequence[str]) -> list[Evaluation]:
             name, folder = "", item
         listed = Path(folder) / RESULTS
         if not listed.is_file():
-            found.append(read_evaluation(folder, name or None))
+            found.append(read_evaluation(folder, name))
             continue
         try:
             for labels in json.loads(listed.read_text(encoding="utf-8"))["evaluations"]:
@@ -166,19 +157,17 @@ def set_beside(table: Mapping[str, Any], results: Results) -> dict[str, Any]:
         ``title``, ``source`` and ``values``: dicts of ``name``, ``column``, ``paper``, ``ours``,
         ``difference``, and for scores ``low``, ``high``, ``n``.
     """
-    scores = {(s["row"], s["column"], s["metric"]): s for s in results["scores"]}
+    scores = scores_by_key(results)
     values: list[dict[str, Any]] = []
     for row in table["rows"]:
         own = [g for g in results["groups"] if g["row"] == row["row"] and not g["overflow"]]
+        columns = table.get("costs") or table["columns"]
         line = []
-        for column, paper in zip(
-            table.get("costs") or table["columns"], row["values"], strict=True
-        ):
+        for column, paper in zip(columns, row["values"], strict=True):
             value = {"name": row["name"], "column": column, "paper": paper}
             if "costs" in table:
                 means = [g["means"][column] for g in own if g["means"].get(column) is not None]
-                if means:
-                    line.append({**value, "ours": fmean(means)})
+                line += [{**value, "ours": fmean(means)}] if means else []
                 continue
             for group in own:
                 documents = group["documents"]

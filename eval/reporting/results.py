@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,7 @@ def ordered(metrics: Iterable[str]) -> list[str]:
 
 
 def group_evaluations(evaluations: Sequence[Evaluation]) -> Groups:
-    """Group evaluations by row and column, in order of appearance.
-
-    Raises:
-        ConfigError: There is no evaluation, or two have the same row, column and seed.
-    """
+    """Group evaluations by row and column, in order of appearance."""
     if not evaluations:
         raise ConfigError("There is no evaluation. Give at least one folder of `atommem eval`.")
     groups: Groups = {}
@@ -80,7 +77,6 @@ def group_evaluations(evaluations: Sequence[Evaluation]) -> Groups:
                 f"with seed {item.seed}. Rename one: NAME=FOLDER."
             )
         group.append(item)
-    for group in groups.values():
         group.sort(key=lambda item: item.seed)
     return groups
 
@@ -126,7 +122,6 @@ def make_results(
                 "method": first.method,
                 "dataset": first.dataset,
                 "documents": first.documents,
-                "parameters": first.parameters,
                 "seeds": [item.seed for item in group],
                 "planned": sum(item.planned for item in group),
                 "bound": first.manifest.get("method", {}).get("name", first.method) in BOUNDS,
@@ -137,14 +132,10 @@ def make_results(
         by_seed = [summarize(item.records)["metrics"] for item in group]
         for metric in ordered(metrics):
             means = [found[metric]["mean"] for found in by_seed if metric in found]
-            line = {
-                "metric": metric,
-                **metrics[metric],
-                "between_seeds": seed_spread(means),
-            }
-            results["scores"].append(key | line)
+            spread = {"between_seeds": seed_spread(means)}
+            results["scores"].append({**key, "metric": metric, **metrics[metric], **spread})
         results["breakdowns"] += [
-            key | line | {"value": clean(line["value"])} for line in breakdowns(records)
+            {**key, **line, "value": clean(line["value"])} for line in breakdowns(records)
         ]
     results["comparisons"] = _comparisons(groups, results)
     return results
@@ -152,7 +143,16 @@ def make_results(
 
 def paired_records(group: Iterable[Evaluation]) -> list[EpisodeRecord]:
     """Return the records of all seeds; equal task ids mean equal tasks."""
-    return [record for item in group for record in item.paired_records()]
+    return [
+        replace(record, task_id=f"{item.tasks_digest[:12]}/{record.task_id}")
+        for item in group
+        for record in item.records
+    ]
+
+
+def scores_by_key(results: Results) -> dict[tuple[str, str, str], Mapping[str, Any]]:
+    """Return the scores by row, column and metric."""
+    return {(line["row"], line["column"], line["metric"]): line for line in results["scores"]}
 
 
 def _lost_answers(records: Iterable[EpisodeRecord]) -> dict[str, int]:
@@ -184,7 +184,7 @@ def best_rows(results: Results, metric: str) -> dict[str, str]:
 
 
 def _evaluation(item: Evaluation, base: Path) -> dict[str, Any]:
-    labels = ("method", "setting", "parameters", "dataset", "documents", "seed", "planned")
+    labels = ("method", "setting", "dataset", "documents", "seed", "planned")
     return {
         "folder": os.path.relpath(item.folder.resolve(), base.resolve()),
         **{name: getattr(item, name) for name in labels},
@@ -195,23 +195,24 @@ def _evaluation(item: Evaluation, base: Path) -> dict[str, Any]:
 
 def _comparisons(groups: Groups, results: Results) -> list[dict[str, Any]]:
     """Test best against runner-up, and rows against the reference; Holm-corrected per metric."""
-    tested = [
+    left_out = {
         (group["row"], group["column"])
         for group in results["groups"]
-        if not group["bound"] and not group["overflow"]
-    ]
+        if group["bound"] or group["overflow"]
+    }
+    records = {key: paired_records(group) for key, group in groups.items()}
     tests: list[dict[str, Any]] = []
     for metric in METRICS:
         means: dict[str, dict[str, float]] = {column: {} for _, column in groups}
-        for score in results["scores"]:
-            if score["metric"] == metric and (score["row"], score["column"]) in tested:
-                means[score["column"]][score["row"]] = score["mean"]
+        for (row, column, name), score in scores_by_key(results).items():
+            if name == metric and (row, column) not in left_out:
+                means[column][row] = score["mean"]
         family = []
         for column, by_row in means.items():
-            records = {row: paired_records(groups[row, column]) for row in by_row}
             for second, first in _pairs(by_row, results["reference"]):
-                found = compare(records[first], records[second], metric).to_json()
-                family.append({"column": column, "first": first, "second": second, **found})
+                found = compare(records[first, column], records[second, column], metric)
+                line = {"column": column, "first": first, "second": second}
+                family.append(line | found.to_json())
         for test, p_value in zip(family, holm([test["p_value"] for test in family]), strict=True):
             test |= {"p_holm": p_value, "significant": p_value <= ALPHA}
         tests += family

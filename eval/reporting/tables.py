@@ -11,8 +11,16 @@ from typing import Any
 import pandas as pd
 
 from atommem.episode import action_names
-from atommem.eval.reporting.evaluations import Evaluation
-from atommem.eval.reporting.results import FACTS, METRICS, Results, best_rows, label, ordered
+from atommem.eval.reporting.results import (
+    ALPHA,
+    FACTS,
+    METRICS,
+    Results,
+    best_rows,
+    label,
+    ordered,
+    scores_by_key,
+)
 
 COSTS = {
     "seconds": ("seconds", 1),
@@ -34,44 +42,45 @@ RATES = {
 """Means per step beside those of actions: key of ``means`` by heading."""
 NOTES = {
     "scores": "Percent [95% interval: Wilson, at the effective sample size], n questions. Bold: "
-    "beats the runner-up of its column in a paired sign-flip test, Holm-corrected at {alpha:g} "
-    "over all comparisons of the score. Bounds (oracle, no_memory) are not ranked, nor are rows "
-    "in which a prompt did not fit (overflow). Failed episodes are in no score.",
+    "beats the runner-up of its column in a paired sign-flip test, Holm-corrected at "
+    f"{ALPHA:g} over all comparisons of the score. Bounds (oracle, no_memory) are not ranked, nor "
+    "are rows in which a prompt did not fit (overflow). Failed episodes are in no score.",
     "facts": "Percent [95% interval] of questions with an answer in a sentence of a gold document: "
     "a write carried its fact (entered), memory held it at the end (kept), it was shown when the "
     "question was asked (retrieved). Not tested.",
-    "published": "Paper: {source}. Difference: ours minus the paper's [95% of ours]. docs/paper.md "
-    "lists the divergences.",
+    "published": "Difference: ours minus the paper's [95% of ours]. docs/paper.md lists the "
+    "divergences.",
     "comparisons": "Mean difference over questions scored in both [95%], their number (n) and "
     "independent units, tasks better, worse, equal, p of the sign-flip test. Bold: significant at "
-    "{alpha:g} after Holm.",
+    f"{ALPHA:g} after Holm.",
     "breakdowns": "Percent [95% interval]. Not tested.",
     "lost": "Percent of the questions with an answer in a gold document (n), by the first stage at "
     "which the answer was lost.",
     "costs": "Means per task. Seconds are an episode's own, while others run beside it.",
     "rates": "Means per step.",
 }
+"""What stands below the tables of each section."""
 Lines = dict[str, dict[str, str]]
 """Cells by row and heading."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; ``**`` marks bold numbers.
-
-    Attributes:
-        section: A key of `NOTES`.
-    """
+    """A table of text in a section of `NOTES`; ``**`` marks bold numbers."""
 
     section: str
     title: str
     lines: Lines
-    note: str = ""
 
     @property
     def frame(self) -> pd.DataFrame:
         """Rows by name, columns by heading."""
         return pd.DataFrame(list(self.lines.values()), index=list(self.lines)).fillna("-")
+
+    @property
+    def note(self) -> str:
+        """What stands below it."""
+        return NOTES[self.section]
 
     def markdown(self) -> str:
         """Render a heading, the table and its note."""
@@ -114,33 +123,6 @@ def make_tables(results: Results) -> list[Table]:
     return [table for table in tables if any(table.lines.values())]
 
 
-def score_frame(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
-    """Return every score of every question, one a line."""
-    lines = []
-    for item in evaluations:
-        for record in item.records:
-            names = {name for question in record.questions for name in question.metrics}
-            for metric in ordered(names | {"reward"}):
-                for place, _, score in record.placed(metric):
-                    question = record.questions[place] if place >= 0 else None
-                    lines.append(
-                        {
-                            "row": item.row,
-                            "column": item.column,
-                            "seed": item.seed,
-                            "task": record.task_id,
-                            "sample": record.sample,
-                            "group": record.group,
-                            "question": place,
-                            "answer": question and question.answer,
-                            "gold": question and " | ".join(question.golds),
-                            "metric": metric,
-                            "score": score,
-                        }
-                    )
-    return pd.DataFrame(lines, dtype=object)
-
-
 def _format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
     mean, low, high = (100 * float(score[name]) for name in ("mean", "low", "high"))
     return f"{_mark(f'{mean:.1f}', bold)} [{low:.1f}, {high:.1f}]"
@@ -148,14 +130,6 @@ def _format_estimate(score: Mapping[str, Any], bold: bool = False) -> str:
 
 def _format_score(group: Mapping[str, Any], score: Mapping[str, Any] | None, bold: bool) -> str:
     """Format a score with its n, its spread, and warnings about episodes without one."""
-    if score is None:
-        parts = ["no score"]
-    elif group["overflow"]:
-        parts = [f"overflow, {100 * score['mean']:.1f} in those that fit"]
-    else:
-        parts = [f"{_format_estimate(score, bold)}, n {score['n']:,}"]
-        if (sd := score["between_seeds"]["sd"]) is not None:
-            parts.append(f"sd {100 * sd:.1f} over {score['between_seeds']['seeds']} seeds")
     warnings = []
     if group["overflow"]:
         warnings.append(f"{group['overflow']:,} of {group['episodes']:,} episodes overflow")
@@ -163,21 +137,29 @@ def _format_score(group: Mapping[str, Any], score: Mapping[str, Any] | None, bol
         warnings.append(f"{group['failed']:,} failed")
     if group["episodes"] < group["planned"]:
         warnings.append(f"{group['episodes']:,} of {group['planned']:,} episodes")
-    return " ".join([*parts, *([_mark(", ".join(warnings))] if warnings else [])])
+    if score is None:
+        text = "no score"
+    elif group["overflow"]:
+        text = f"overflow, {100 * score['mean']:.1f} in those that fit"
+    else:
+        text = f"{_format_estimate(score, bold)}, n {score['n']:,}"
+        if (sd := score["between_seeds"]["sd"]) is not None:
+            text += f" sd {100 * sd:.1f} over {score['between_seeds']['seeds']} seeds"
+    return f"{text} {_mark(', '.join(warnings))}" if warnings else text
 
 
 def _score_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
     """One dataset: a table of all scores. Several: a table of datasets for each score."""
-    scores = {(s["row"], s["column"], s["metric"]): s for s in results["scores"]}
+    scores = scores_by_key(results)
     names = ordered(metric for _, _, metric in scores)
     names = names or list(dict.fromkeys(group["metric"] for group in results["groups"]))
-    tables: dict[tuple[str, str], Lines] = {}
+    single = len(columns) == 1
+    tables: dict[str, Table] = {}
     for metric in names:
         best = best_rows(results, metric)
         section = "facts" if metric in FACTS else "scores"
-        single = len(columns) == 1
         title = f"{section.capitalize()}: {columns[0]}" if single else label(metric)
-        lines = tables.setdefault((section, title), {})
+        lines = tables.setdefault(title, Table(section, title, {})).lines
         for group in results["groups"]:
             row, column = group["row"], group["column"]
             text = _format_score(group, scores.get((row, column, metric)), best.get(column) == row)
@@ -186,11 +168,9 @@ def _score_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
             found = [scores[row, name, metric] for name in columns if (row, name, metric) in scores]
             if len(found) == len(columns) and not any("overflow" in text for text in line.values()):
                 # The mean of the intervals: as if the datasets varied together.
-                line["average"] = _format_estimate(
-                    pd.DataFrame(found)[["mean", "low", "high"]].mean()
-                )
-    for (section, title), lines in tables.items():
-        yield Table(section, title, lines, NOTES[section].format(**results))
+                means = pd.DataFrame(found)[["mean", "low", "high"]].mean()
+                line["average"] = _format_estimate(means)
+    yield from tables.values()
 
 
 def _published_tables(results: Results) -> Iterator[Table]:
@@ -207,30 +187,28 @@ def _published_tables(results: Results) -> Iterator[Table]:
                 f"{item['column']}, difference": f"{item['difference']:+,.1f}{ends}",
             }
         )
-    title = f"Published and ours: {found['title']}"
-    yield Table("published", title, lines, NOTES["published"].format(**found))
+    yield Table("published", f"{found['title']} of {found['source']}, and ours", lines)
 
 
 def _comparison_tables(results: Results, columns: Sequence[str]) -> Iterator[Table]:
     counts = {"questions": "n", "units": "units", "wins": "better", "losses": "worse"}
-    for metric in METRICS:
-        lines: Lines = {}
-        for test in results["comparisons"]:
-            if test["metric"] == metric:
-                name = f"{test['second']} - {test['first']}"
-                points = "-"
-                if test["units"]:
-                    low, mean, high = (100 * test[key] for key in ("low", "difference", "high"))
-                    points = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
-                lines[name if len(columns) == 1 else f"{name} on {test['column']}"] = {
-                    "points": points,
-                    **{heading: f"{test[key]:,}" for key, heading in counts.items()},
-                    "equal": f"{test['ties']:,}",
-                    "p": f"{test['p_value']:.2g}",
-                    "p (Holm)": _mark(f"{test['p_holm']:.2g}", test["significant"]),
-                }
-        note = NOTES["comparisons"].format(**results)
-        yield Table("comparisons", f"Comparisons: {label(metric)}", lines, note)
+    tables: dict[str, Lines] = {}
+    for test in results["comparisons"]:
+        name = f"{test['second']} - {test['first']}"
+        points = "-"
+        if test["units"]:
+            low, mean, high = (100 * test[key] for key in ("low", "difference", "high"))
+            points = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+        lines = tables.setdefault(f"Comparisons: {label(test['metric'])}", {})
+        lines[name if len(columns) == 1 else f"{name} on {test['column']}"] = {
+            "points": points,
+            **{heading: f"{test[key]:,}" for key, heading in counts.items()},
+            "equal": f"{test['ties']:,}",
+            "p": f"{test['p_value']:.2g}",
+            "p (Holm)": _mark(f"{test['p_holm']:.2g}", test["significant"]),
+        }
+    for title, lines in tables.items():
+        yield Table("comparisons", title, lines)
 
 
 def _breakdown_tables(
@@ -246,35 +224,31 @@ def _breakdown_tables(
             lines = tables.setdefault(f"{label(metric)} by {by}: {column}", {})
             lines.setdefault(row, {})[item["value"]] = f"{_format_estimate(item)}, n {item['n']:,}"
     for title, lines in tables.items():
-        yield Table("breakdowns", title, lines, NOTES["breakdowns"])
+        yield Table("breakdowns", title, lines)
 
 
 def _mean_tables(groups: Sequence[Mapping[str, Any]], column: str) -> Iterator[Table]:
-    titles = {
-        "lost": "Where answers are lost",
-        "costs": "Costs",
-        "rates": "Actions per step",
-    }
     actions = action_names(*(group["means"] for group in groups))
     rates = {**{name: f"actions/{name}" for name in actions}, **RATES}
-    tables: dict[str, Lines] = {section: {} for section in titles}
+    lost, costs, per_step = Lines(), Lines(), Lines()
     for group in groups:
         means, row = group["means"], group["row"]
-        if lost := group["lost"]:
-            count = sum(lost.values())
-            shares = {stage: f"{100 * found / count:.1f}" for stage, found in lost.items()}
-            tables["lost"][row] = {"n": f"{count:,}", **shares}
-        costs = tables["costs"].setdefault(row, {"episodes": f"{group['episodes']:,}"})
+        if group["lost"]:
+            count = sum(group["lost"].values())
+            shares = {stage: f"{100 * n / count:.1f}" for stage, n in group["lost"].items()}
+            lost[row] = {"n": f"{count:,}", **shares}
+        costs[row] = {"episodes": f"{group['episodes']:,}"}
         for heading, (key, digits) in COSTS.items():
             if means.get(key) is not None:
-                costs[heading] = f"{means[key]:,.{digits}f}"
-        tables["rates"][row] = {
+                costs[row][heading] = f"{means[key]:,.{digits}f}"
+        per_step[row] = {
             heading: f"{means.get(key) or 0:,.3f}"
             for heading, key in rates.items()
             if any(other["means"].get(key) for other in groups)
         }
-    for section, lines in tables.items():
-        yield Table(section, f"{titles[section]}: {column}", lines, NOTES[section])
+    yield Table("lost", f"Where answers are lost: {column}", lost)
+    yield Table("costs", f"Costs: {column}", costs)
+    yield Table("rates", f"Actions per step: {column}", per_step)
 
 
 def _mark(text: str, bold: bool = True) -> str:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from atommem.rules.eviction import kind_of
-from papers.amac.conversations import leave_one_out
-from papers.amac.factors import (
+from papers.amac.admission import (
     Array,
     Decisions,
     Flags,
     best_threshold,
     confidences,
     f1,
+    leave_one_out,
     type_priors,
 )
 from papers.experiment import Journal, Report, main, progress

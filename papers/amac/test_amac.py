@@ -11,12 +11,12 @@ import pytest
 
 from atommem.errors import DataError
 from atommem.rules.eviction import kind_of
-from papers.amac import conversations, factors
+from papers.amac import admission
 from papers.amac.__main__ import published_rows
 from papers.experience import Bank, Experience
 from papers.experiment import Report
 from papers.inputs import StoredVectors, load_published, read_conversations
-from papers.test_experiment import unit_vectors
+from papers.test_papers import unit_vectors
 from tests.envs.benchmark_rows import real_data
 
 PAPER = load_published("amac")
@@ -37,9 +37,9 @@ def test_kind_of_counts_substrings() -> None:
 def test_rouge_l_is_f_of_the_longest_common_subsequence() -> None:
     # "the cat ... mat" is common: 3 words of 4 and of 5.
     one, other = ["the", "cat", "on", "mat"], ["the", "black", "cat", "found", "mat"]
-    assert factors.rouge_l(one, other) == pytest.approx(2 * 3 / 9)
-    assert factors.rouge_l([], ["a"]) == 0
-    words = factors.rouge_words("She's RUNNING, 3 dogs run")
+    assert admission.rouge_l(one, other) == pytest.approx(2 * 3 / 9)
+    assert admission.rouge_l([], ["a"]) == 0
+    words = admission.rouge_words("She's RUNNING, 3 dogs run")
     assert words == ["she", "s", "run", "3", "dog", "run"]
 
 
@@ -52,30 +52,29 @@ async def test_described_admission_equals_the_rule() -> None:
     vectors = centres[rng.integers(0, 12, 80)] + 0.35 * rng.normal(size=(80, 8))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     cosines = (vectors @ vectors.T).astype(float)
-    stream = conversations.Stream(cosines, factors.type_priors(texts), np.zeros(80, bool))
+    stream = admission.Stream(cosines, admission.type_priors(texts), np.zeros(80, bool))
     bank = Bank(StoredVectors(texts, vectors), admission="amac(weights=0/0/.4/0/.6, threshold=.45)")
     admitted = []
     for text in texts:
         operations = await bank.end(Experience(text, ""))
         written = [one for one in operations if one.kind in ("create", "update")]
         admitted.append(any(one.outcome == "applied" for one in written))
-    setting = conversations.Setting(0.4, 0.6, 0.45)
-    assert admitted == conversations.admit_as_described(stream, setting).tolist()
+    setting = admission.Setting(0.4, 0.6, 0.45)
+    assert admitted == admission.admit_as_described(stream, setting).tolist()
     assert len(bank) < sum(admitted), "some were superseded"
 
 
 def test_fit_leaves_out_the_tested_conversation() -> None:
-    def stream(good: bool) -> conversations.Stream:
+    def stream(good: bool) -> admission.Stream:
         prior = np.array([0.9, 0.2, 0.9, 0.2])
-        return conversations.Stream(np.eye(4), prior, (prior > 0.5) == good)
+        return admission.Stream(np.eye(4), prior, (prior > 0.5) == good)
 
     streams = [stream(True), stream(True), stream(False)]
-    choices = [conversations.Setting(0, 1, 0.5), conversations.Setting(0, 1, 0.1)]
+    choices = [admission.Setting(0, 1, 0.5), admission.Setting(0, 1, 0.1)]
     every = {
-        choice: [conversations.admit_as_described(one, choice) for one in streams]
-        for choice in choices
+        choice: [admission.admit_as_described(one, choice) for one in streams] for choice in choices
     }
-    assert conversations.fit_without_each(streams, every)[2] == choices[0]
+    assert admission.fit_without_each(streams, every)[2] == choices[0]
 
 
 def test_leave_one_out_on_invented_conversations(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_leave_one_out_on_invented_conversations(tmp_path: Path) -> None:
     (tmp_path / "locomo10.json").write_text(json.dumps(rows))
     read = read_conversations(tmp_path)
     report = Report("amac", "")
-    conversations.leave_one_out(report, read, unit_vectors(1, 45))
+    admission.leave_one_out(report, read, unit_vectors(1, 45))
     found = {str(row[0]): row for row in report.tables[0].rows}
     assert found["at least L words"][4] == pytest.approx(1.0), "as these turns were made"
     assert not report.holds, "three conversations are too few"

@@ -21,7 +21,7 @@ from atommem.memory.log import Source
 from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import best
 from atommem.tokens import ApproximateTokenizer
-from papers.inputs import StoredVectors, read_json_rows
+from papers.inputs import StoredVectors, locomo_turns, read_json_rows
 
 RETRIEVED = 6
 """Entries shown for a question."""
@@ -80,11 +80,7 @@ def read_streams(path: Path) -> list[Stream]:
 
 
 def _parse_conversation(row: Mapping[str, Any]) -> Stream:
-    sessions = row["conversation"]
-    numbers = sorted(
-        int(found[1]) for name in sessions if (found := re.fullmatch(r"session_(\d+)", name))
-    )
-    turns = [turn for number in numbers for turn in sessions[f"session_{number}"]]
+    turns = locomo_turns(row)
     places = {turn["dia_id"]: place for place, turn in enumerate(turns)}
     texts = []
     for turn in turns:

@@ -23,8 +23,7 @@ from atommem.rules.banks import LINEAR
 from papers.experience import Bank
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import StoredVectors, add_embedder_flag, embed_all, load_published
-from papers.traceretain.engine import Engine, find_engine
-from papers.traceretain.episodes import Player, Stream, run_tasks
+from papers.traceretain.engine import Engine, Player, Stream, find_engine, run_tasks
 from papers.traceretain.games import Game, make_games
 
 FIRST_SEED, POOL_SEED, TUNING_SEED = 42, 4200, 7
@@ -127,7 +126,7 @@ class Bench:
     """Runs one rule on one stream.
 
     Attributes:
-        paper: ``published.yaml``.
+        paper: `load_published`.
         vectors: Vectors of all tasks' texts.
         pool: Games that streams are drawn from.
         tasks: Length of a stream.

@@ -61,7 +61,7 @@ def make_games(count: int, seed: int, house: Mapping[str, Any]) -> list[Game]:
     Args:
         count: How many.
         seed: Of all of them.
-        house: ``papers/traceretain/published.yaml``.
+        house: `load_published`.
     """
     rng = random.Random(f"games:{seed}")
     return [

@@ -13,10 +13,17 @@ from atommem.errors import ConfigError, OutageError
 from papers.experience import Bank
 from papers.experiment import Journal, Report
 from papers.inputs import StoredVectors, load_published
-from papers.test_experiment import unit_vectors
+from papers.test_papers import unit_vectors
 from papers.traceretain.__main__ import Bench, compare, sign_test, solvable
-from papers.traceretain.engine import Engine, find_engine, play
-from papers.traceretain.episodes import Player, Stream, is_relevant, run_tasks
+from papers.traceretain.engine import (
+    Engine,
+    Player,
+    Stream,
+    find_engine,
+    is_relevant,
+    play,
+    run_tasks,
+)
 from papers.traceretain.games import FAMILIES, Game, make_games
 
 PAPER = load_published("traceretain")

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from atommem.cli import main
+from atommem.envs.scoring.records import summarize
 from atommem.envs.scoring.statistics import holm
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation
-from atommem.eval.reporting.report_cli import render_page
+from atommem.eval.reporting.report_cli import load_published, render_page, set_beside
 from atommem.eval.reporting.results import STAGES, best_rows, make_results
 from atommem.eval.reporting.tables import make_tables
 from atommem.trace import read_trace
@@ -47,7 +48,7 @@ def test_comparisons_test_the_best_and_the_reference_with_holm() -> None:
     assert re.search(r"\| a - c \| \+40\.0 \[", text)
 
 
-def test_comparisons_leave_out_bounds_and_overflow() -> None:
+def test_bounds_overflow_and_failures_are_marked_and_not_tested() -> None:
     oracle, best = made("oracle", ones(20, 20)), made("ours", ones(15, 20))
     endings = dict.fromkeys(range(2), "context_overflow")
     some = made("some", [{"em": float(n >= 2)} for n in range(20)], endings=endings)
@@ -57,9 +58,6 @@ def test_comparisons_leave_out_bounds_and_overflow() -> None:
     assert best_rows(results, "em") == {"toy": "ours"}
     text = markdown(*rows)
     assert "| some | overflow, 100.0 in those that fit **2 of 20 episodes overflow** |" in text
-
-
-def test_score_table_warns_of_failed_and_missing_episodes() -> None:
     failed = made("a", ones(2, 4), endings={3: "failed"}, planned=6)
     text = markdown(failed, made("b", ones(1, 4)))
     assert re.search(r"\| a \| 66\.7 \[[^|]*, n 3 \*\*1 failed, 4 of 6 episodes\*\*", text)
@@ -169,3 +167,40 @@ async def test_compare_refuses_other_tasks(
     other = await answered(tmp_path / "B", "a", names="abcdefgi")
     assert main(["compare", str(first), str(other)]) == 2
     assert "different tasks" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+async def test_inspect_log_has_every_episode_and_our_own_scores(
+    tmp_path: Path, undrawn: None
+) -> None:
+    first = await answered(tmp_path / "ours", "ad", gone="c", names="abcd")
+    out = tmp_path / "out"
+    assert main(["report", str(first), "--out", str(out), "--export", "inspect"]) == 0
+    (path,) = (out / "inspect").iterdir()
+    log = json.loads(path.read_text())
+    assert path.name.startswith(log["eval"]["created"][:10]), "Inspect finds logs by such names"
+    mean = summarize(read_evaluation(first).records)["metrics"]["em"]
+    em = next(score for score in log["results"]["scores"] if score["name"] == "em")
+    found = [em["metrics"][name]["value"] for name in ("mean", "ci_low", "ci_high")]
+    assert (found, em["scored_samples"]) == ([mean[name] for name in ("mean", "low", "high")], 3)
+    right, wrong, failed, _ = log["samples"]
+    assert (right["scores"]["em"]["value"], wrong["scores"]["em"]["value"]) == (1.0, 0.0)
+    assert failed["scores"] == {}
+    assert "final_answer" in right["messages"][-1]["content"]
+
+
+def test_set_beside_pairs_numbers_with_differences() -> None:
+    hotpot: dict[str, Any] = {"dataset": "hotpotqa", "documents": 200}
+    evaluations = [
+        made("atommem", ones(8, 10), **hotpot),
+        made("atommem", ones(5, 10), dataset="musique", documents=200),
+        made("atommem", ones(7, 10), **hotpot, setting="chunk 2048, k 3"),
+    ]
+    results = make_results(evaluations)
+    first, second = set_beside(load_published("table2"), results)["values"]
+    assert (first["paper"], first["ours"], first["column"]) == (77.8, 80.0, "hotpotqa-200")
+    assert first["low"] < 0 < first["high"]
+    assert second["difference"] == pytest.approx(50 - 55.1)
+    results["published"] = set_beside(load_published("table3"), results)
+    text = "\n".join(table.markdown() for table in make_tables(results))
+    assert "| C 2048 K 3 | 76.2 | 70.0, n 10 | -6.2 [" in text

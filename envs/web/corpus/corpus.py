@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atommem.config import EmbedderConfig, check_choice, without_addresses
 from atommem.embedding import make_embedder
-from atommem.envs.web.corpus.pages import Page, PageStore, batched
-from atommem.envs.web.corpus.vectors import Ranked, VectorIndex
-from atommem.envs.web.corpus.words import WordIndex
+from atommem.envs.web.corpus.pages import Page, PageStore
+from atommem.envs.web.corpus.vectors import VectorIndex
+from atommem.envs.web.corpus.words import Ranked, WordIndex
 from atommem.envs.web.page_texts import named_titles, snippet
 from atommem.envs.web.tools import (
     Link,
     PageError,
-    Tool,
     ToolResult,
     ToolSource,
     search_result,
@@ -37,6 +35,7 @@ _RANK = 60  # k of reciprocal rank fusion (Cormack et al. 2009)
 _PAGES_PER_TRANSACTION = 2000
 _TEXTS_PER_BATCH = 256
 _MAX_LINKS = 40
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +60,15 @@ class Corpus:
 
     def __init__(self, folder: str | Path, embedder: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
-        manifest = _read_manifest(self.folder)
-        if not os.access(self.folder, os.W_OK):  # tantivy locks the index
-            raise ConfigError(f"{self.folder}: not writable. Copy it and read the copy.")
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
+            ) from error
         self.pages = PageStore(self.folder / "pages.sqlite", manifest["passage_characters"])
         self._words = WordIndex(self.folder / "words")
         self._vectors: VectorIndex | None = None
-        self.recall: float | None = None
-        """Recall@10 of the vector index, after an `add` that built it."""
         if manifest["embedder"] is not None:
             changes = {name: value for name, value in (embedder or {}).items() if value is not None}
             settings = without_addresses(manifest["embedder"]) | changes
@@ -85,19 +85,22 @@ class Corpus:
         """The possible search modes, best last."""
         return MODES if self._vectors is not None else MODES[:1]
 
-    async def add(self, pages: Iterable[Page]) -> int:
-        """Add pages and index them; return how many were new or changed.
-
-        A page replaces that of its id. An interrupted addition is completed by the next one.
-        """
-        added = await asyncio.to_thread(self._add, pages)
+    async def add(self, pages: Iterable[Page]) -> dict[str, Any]:
+        """Add pages and index them; see `build_corpus`. Blocks the event loop."""
+        added, recall = 0, None
+        for batch in batched(pages, _PAGES_PER_TRANSACTION):
+            new, removed = self.pages.add(batch)
+            added += new
+            if removed:
+                self._words.add((), removed)
+        self._words.add(self.pages.passages_after(self._words.last()))
         if self._vectors is not None:
             missing = self.pages.passages_after(len(self._vectors))
-            for batch in batched(missing, _TEXTS_PER_BATCH):
-                vectors = await self._embedder.embed([text for _, text in batch], "entry")
-                self._vectors.append([number for number, _ in batch], vectors)
-            self.recall = await asyncio.to_thread(self._vectors.build)
-        return added
+            for part in batched(missing, _TEXTS_PER_BATCH):
+                vectors = await self._embedder.embed([text for _, text in part], "entry")
+                self._vectors.append([number for number, _ in part], vectors)
+            recall = self._vectors.build()
+        return {"added": added, **self.pages.counts(), "recall": recall}
 
     async def search(
         self, queries: Sequence[str], count: int, mode: str | None = None
@@ -125,13 +128,7 @@ class Corpus:
 
     def links(self, page: Page) -> list[str]:
         """Return the titles of other pages that `page` names, in the order of their mention."""
-        titles: dict[str, str] = {}
-
-        def known(names: Iterable[str]) -> Iterable[str]:
-            titles.update(self.pages.titles(names))
-            return titles
-
-        linked = [titles[name] for name in named_titles(page.text, known)]
+        linked = named_titles(page.text, self.pages.titles)
         return [title for title in linked if title != page.title][:_MAX_LINKS]
 
     async def close(self) -> None:
@@ -139,16 +136,6 @@ class Corpus:
         self.pages.close()
         if self._vectors is not None:
             await self._embedder.close()
-
-    def _add(self, pages: Iterable[Page]) -> int:
-        added = 0
-        for batch in batched(pages, _PAGES_PER_TRANSACTION):
-            new, removed = self.pages.add(batch)
-            added += new
-            if removed:
-                self._words.add((), removed)
-        self._words.add(self.pages.passages_after(self._words.last()))
-        return added
 
     def _search(self, query: str, vector: Any, count: int, mode: str) -> list[Found]:
         depth = max(_FUSED, count)
@@ -175,12 +162,15 @@ def build_corpus(
 ) -> dict[str, Any]:
     """Build a corpus, or add pages to an existing one; not within an event loop.
 
+    A page replaces that of its id. An interrupted addition is completed by the next one.
+
     Args:
         embedder: For dense search; for an existing corpus, what differs from its build.
         passage_characters: Longest passage.
 
     Returns:
-        ``added``, ``pages``, ``passages`` and ``recall`` (`Corpus.recall`).
+        ``added`` (new or changed), ``pages``, ``passages``, and ``recall``: recall@10 of the vector
+        index, if it was built.
 
     Raises:
         ConfigError: A setting is wrong, or contradicts the existing corpus.
@@ -188,20 +178,34 @@ def build_corpus(
     """
     folder, pages = Path(folder), iter(pages)
     first = list(islice(pages, 1))  # an unreadable file leaves no folder
+    settings = None if embedder is None else asdict(embedder)
     if not (folder / MANIFEST).exists():
-        _start(folder, embedder, passage_characters)
+        if passage_characters < 1:
+            raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
+        manifest = {
+            "passage_characters": passage_characters,
+            "embedder": settings,
+            "embedder_id": None if embedder is None else make_embedder(embedder).id,
+        }
+        write_json(folder / MANIFEST, manifest)
 
     async def add() -> dict[str, Any]:
-        corpus = Corpus(folder, None if embedder is None else asdict(embedder))
+        corpus = Corpus(folder, settings)
         try:
-            if embedder is not None and corpus.modes == MODES[:1]:
+            if settings is not None and corpus.modes == MODES[:1]:
                 raise ConfigError(f"{folder}: built without an embedder. Build it anew elsewhere.")
-            added = await corpus.add(chain(first, pages))
-            return {"added": added, **corpus.pages.counts(), "recall": corpus.recall}
+            return await corpus.add(chain(first, pages))
         finally:
             await corpus.close()
 
     return asyncio.run(add())
+
+
+def batched(items: Iterable[_Item], size: int) -> Iterator[tuple[_Item, ...]]:
+    """Yield `items` in tuples of `size` (`itertools.batched` of Python 3.12)."""
+    rest = iter(items)
+    while batch := tuple(islice(rest, size)):
+        yield batch
 
 
 def fuse(rankings: Iterable[Ranked]) -> Ranked:
@@ -211,29 +215,6 @@ def fuse(rankings: Iterable[Ranked]) -> Ranked:
         for rank, (number, _) in enumerate(ranking, start=1):
             scores[number] = scores.get(number, 0.0) + 1 / (_RANK + rank)
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _start(folder: Path, embedder: EmbedderConfig | None, passage_characters: int) -> None:
-    if passage_characters < 1:
-        raise ConfigError(f"passage_characters={passage_characters}: must be at least 1.")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: contains other files. Give an empty or new folder.")
-    manifest = {
-        "passage_characters": passage_characters,
-        "embedder": None if embedder is None else asdict(embedder),
-        "embedder_id": None if embedder is None else make_embedder(embedder).id,
-    }
-    write_json(folder / MANIFEST, manifest)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder}: not a corpus ({error}). Make one with atommem corpus build --out."
-        ) from error
-    return manifest
 
 
 class CorpusSource(ToolSource):
@@ -246,20 +227,15 @@ class CorpusSource(ToolSource):
         self._corpus = Corpus(config.corpus, {"embedder_model": config.corpus_embedder})
         modes = self._corpus.modes
         check_choice("corpus_search", config.corpus_search or modes[-1], modes)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """The version of the corpus in place of its location."""
-        return {"corpus": self._corpus.pages.digest(), "corpus_embedder": None}
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """Search and visit."""
         page = "Title or address of a page, or number of a link shown now."
-        return (
+        self.tools = [
             text_tool("search", "Finds pages.", "query", "Words to look for.", self._search),
             text_tool("visit", "Shows a page.", "page", page, self._visit),
-        )
+        ]
+
+    def identity(self) -> Mapping[str, Any]:
+        """Return the version of the corpus in place of its location."""
+        return {"corpus": self._corpus.pages.digest(), "corpus_embedder": None}
 
     async def close(self) -> None:
         """Close the corpus."""

@@ -1,9 +1,7 @@
-"""The command `atommem corpus`: build a corpus of pages, search it, and serve it."""
+"""The command `atommem corpus`: build a corpus of pages, and serve it."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,20 +9,19 @@ from pathlib import Path
 from tqdm import tqdm
 
 from atommem.arguments import Command, Parser, given_flags, make, run_command
-from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, check_least, fields_of
+from atommem.config import EMBEDDERS, EmbedderConfig, check_choice, fields_of
 from atommem.envs.web.corpus.corpus import MODES, PASSAGE_CHARACTERS, Corpus, build_corpus
 from atommem.envs.web.corpus.pages import Page, read_pages
 from atommem.envs.web.recording import Recording
 from atommem.errors import ConfigError, check_writable
-from atommem.text_safety import clean, printable
+from atommem.text_safety import clean
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``atommem corpus``; returns the exit status."""
     commands = {
         "build": Command(_build, "make a corpus of files, or add files to one"),
-        "search": Command(_search, "print the pages that match a query best"),
-        "serve": Command(_serve, "serve it over HTTP: /retrieve, /access, and MCP at /mcp"),
+        "serve": Command(_serve, "serve it over HTTP: /retrieve and /access"),
     }
     return run_command("atommem corpus", commands, sys.argv[1:] if argv is None else argv)
 
@@ -40,10 +37,8 @@ def recorded_pages(path: Path) -> Iterable[Page]:
     for arguments, result in recording.results():
         if result.title and not result.is_error:
             url = clean(result.origin or result.title)
-            texts = (value for value in arguments.values() if isinstance(value, str))
-            known = pages.get(url)
-            name = known.id if known is not None and known.id != url else clean(next(texts, url))
-            pages[url] = Page(clean(result.text), clean(result.title), url, name)
+            requested = next((value for value in arguments.values() if isinstance(value, str)), url)
+            pages[url] = Page(clean(result.text), clean(result.title), url, clean(requested))
     recording.close()
     if not pages:
         raise ConfigError(f"{path}: no page was read.")
@@ -52,24 +47,14 @@ def recorded_pages(path: Path) -> Iterable[Page]:
 
 def _build(argv: list[str]) -> int:
     parser = Parser("atommem corpus build", "Make a corpus of files, or add files to one.")
-    parser.add_argument(
-        "--input",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id.",
-    )
+    rows = "JSON, JSON Lines or parquet; a row has text (or contents), and maybe title, url, id."
+    parser.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE", help=rows)
     parser.add_argument(
         "--recording", action="store_true", help="Take the pages that recorded calls have read."
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="The corpus.")
-    parser.add_argument(
-        "--passage_characters",
-        type=int,
-        default=PASSAGE_CHARACTERS,
-        help="Longest passage in the index; pages are read whole (%(default)s).",
-    )
+    longest = "Longest passage in the index; pages are read whole (%(default)s)."
+    parser.add_argument("--passage_characters", type=int, default=PASSAGE_CHARACTERS, help=longest)
     parser.add_argument(
         "--embedder", choices=EMBEDDERS, help="For dense and hybrid search (default: words alone)."
     )
@@ -88,55 +73,23 @@ def _build(argv: list[str]) -> int:
     return 0
 
 
-def _search(argv: list[str]) -> int:
-    parser = _corpus_parser("search")
-    parser.add_argument("query", help="The query.")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
-    args = parser.parse_args(argv)
-
-    async def search() -> None:
-        corpus = _corpus(args, argv)
-        (found,) = await corpus.search([args.query], args.results, args.mode)
-        if not found:
-            print("no page was found", file=sys.stderr)
-        for hit in found:
-            passage = " ".join(hit.passage.split())[:160]
-            print(f"{hit.score:.4f}  {printable(hit.page.id)}: {printable(passage)}")
-        await corpus.close()
-
-    asyncio.run(search())
-    return 0
-
-
 def _serve(argv: list[str]) -> int:
-    parser = _corpus_parser("serve")
+    parser = Parser("atommem corpus serve", "Serve a corpus over HTTP.")
     parser.add_argument("folder", type=Path, metavar="DIR", help="Folder of the corpus.")
     parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (%(default)s).")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one (%(default)s).")
-    args = parser.parse_args(argv)
-    from atommem.envs.web.corpus.serving import make_server
-    from atommem.servers.vllm_process import free_port
-
-    port = free_port(args.host, args.port)
-    corpus = _corpus(args, argv)
-    pages = corpus.pages.counts()["pages"]
-    print(f"{args.folder}: {pages} pages at http://{args.host}:{port}", file=sys.stderr)
-    make_server(corpus, args.mode, args.results).run("streamable-http", host=args.host, port=port)
-    return 0
-
-
-def _corpus_parser(command: str) -> Parser:
-    parser = Parser(f"atommem corpus {command}")
+    parser.add_argument("--port", type=int, default=8000, help="Port (%(default)s).")
     parser.add_argument(
         "--mode", choices=MODES, help="Kind of search (default: hybrid if it has vectors)."
     )
-    parser.add_argument("--results", type=int, default=5, help="Pages of a search (%(default)s).")
     parser.add_settings("embedder", EmbedderConfig, leave_out=["embedder"])
-    return parser
+    args = parser.parse_args(argv)
+    import uvicorn
 
+    from atommem.envs.web.corpus.serving import make_app
 
-def _corpus(args: argparse.Namespace, argv: list[str]) -> Corpus:
-    check_least(args, results=1)
     corpus = Corpus(args.folder, fields_of(EmbedderConfig, given_flags(argv, args)))
     check_choice("mode", args.mode or corpus.modes[-1], corpus.modes)
-    return corpus
+    pages = corpus.pages.counts()["pages"]
+    print(f"{args.folder}: {pages} pages at http://{args.host}:{args.port}", file=sys.stderr)
+    uvicorn.run(make_app(corpus, args.mode), host=args.host, port=args.port, log_level="warning")
+    return 0

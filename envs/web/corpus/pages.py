@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from atommem.envs.benchmarks.rows import read_rows
 from atommem.envs.web.page_texts import core, fold
@@ -16,7 +15,6 @@ from atommem.envs.web.sqlite_file import SqliteFile
 from atommem.text_safety import clean
 
 _IDS = ("docid", "id", "_id")
-_TEXTS = ("text", "contents", "content", "page")
 _QUOTED_TITLE = re.compile(r'"(?P<title>[^\n]*)"\n(?P<text>.*)', re.DOTALL)
 _FRONT_TITLE = re.compile(r"\s*---\s*\n(?:.*\n){0,8}?title:\s*(?P<title>\S.*)")
 _MAX_TITLE = 120
@@ -31,10 +29,10 @@ create table if not exists passages (
     number integer primary key autoincrement,
     page integer not null, start integer not null, stop integer not null
 );
-create index if not exists passages_page on passages (page);
+create index if not exists passages_page on passages (page)
 """
-_MAX_PLACEHOLDERS = 500
-_Item = TypeVar("_Item")
+_LISTED = "(select value from json_each(?))"
+"""The values of a JSON list, of which there may be more than placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,7 @@ def read_pages(path: str | Path) -> Iterator[Page]:
         DataError: The file is damaged, or a row has no text.
     """
     for row in read_rows(path):
-        text = clean(row.text(*_TEXTS))
-        title = clean(row.optional_text("title"))
+        text, title = clean(row.text("text", "contents")), clean(row.optional_text("title"))
         if not title and (quoted := _QUOTED_TITLE.fullmatch(text)):
             title, text = quoted["title"], quoted["text"]
         if not title:
@@ -94,16 +91,12 @@ class PageStore:
 
     def passages(self, numbers: Sequence[int]) -> dict[int, tuple[Page, str]]:
         """Return page and text of those passages that exist."""
-        found: dict[int, tuple[Page, str]] = {}
-        for part in batched(numbers, _MAX_PLACEHOLDERS):
-            rows = self._rows(
-                "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
-                f"join pages d on d.number = p.page where p.number in ({_marks(part)})",
-                *part,
-            )
-            for number, start, stop, *page in rows:
-                found[number] = Page(*page), page[0][start:stop]
-        return found
+        rows = self._rows(
+            "select p.number, p.start, p.stop, d.text, d.title, d.url, d.id from passages p "
+            f"join pages d on d.number = p.page where p.number in {_LISTED}",
+            json.dumps(numbers),
+        )
+        return {number: (Page(*page), page[0][start:stop]) for number, start, stop, *page in rows}
 
     def passages_after(self, number: int) -> Iterator[tuple[int, str]]:
         """Yield number and text, below the page's title, of the passages above `number`."""
@@ -132,11 +125,10 @@ class PageStore:
 
     def titles(self, cores: Iterable[str]) -> dict[str, str]:
         """Return the first title of each of `cores` that has one."""
-        found: dict[str, str] = {}
-        for part in batched(cores, _MAX_PLACEHOLDERS):
-            where = f"core in ({_marks(part)}) order by number desc"
-            found |= self._rows(f"select core, title from pages where {where}", *part)
-        return found
+        where = f"core in {_LISTED} order by number desc"
+        return dict(
+            self._rows(f"select core, title from pages where {where}", json.dumps([*cores]))
+        )
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of pages and passages."""
@@ -152,41 +144,26 @@ class PageStore:
         """Add a page; return the passages that it replaces, None if it is known."""
         text = f"{page.url}\0{page.title}\0{' '.join(page.text.split())}"
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        name = page.id or page.url or self._unused_name(page.title, digest)
-        old = self._rows("select number, digest from pages where id = ?", name)
-        if name is None or (old and old[0][1] == digest):
+        name = page.id or page.url or page.title
+        if not (page.id or page.url):
+            known = self._rows("select digest from pages where core = ?", core(page.title))
+            if (digest,) in known:
+                return None
+            name = f"{name} ({digest.hex()[:8]})" if known else name
+        if self._rows("select 1 from pages where id = ? and digest = ?", name, digest):
             return None
-        values = (page.url, page.title, core(page.title), page.text, digest, name)
-        removed = []
-        if old:
-            number = old[0][0]
-            columns = "url = ?, title = ?, core = ?, text = ?, digest = ?"
-            self._rows(f"update pages set {columns} where id = ?", *values)
-            deleted = self._rows("delete from passages where page = ? returning number", number)
-            removed = [row[0] for row in deleted]
-        else:
-            columns = "(url, title, core, text, digest, id) values (?, ?, ?, ?, ?, ?)"
-            ((number,),) = self._rows(f"insert into pages {columns} returning number", *values)
+        old = "select number from pages where id = ?"
+        removed = self._rows(f"delete from passages where page in ({old}) returning number", name)
+        ((number,),) = self._rows(
+            "insert into pages (id, url, title, core, text, digest) values (?, ?, ?, ?, ?, ?) "
+            "on conflict (id) do update set url = excluded.url, title = excluded.title, "
+            "core = excluded.core, text = excluded.text, digest = excluded.digest returning number",
+            *(name, page.url, page.title, core(page.title), page.text, digest),
+        )
         for span in split(page.text, self._passage_characters):
             columns = "(page, start, stop) values (?, ?, ?)"
             self._rows(f"insert into passages {columns}", number, *span)
-        return removed
-
-    def _unused_name(self, title: str, digest: bytes) -> str | None:
-        """Return an unused id for a titled page; None if its text is known."""
-        rows = self._rows(
-            "select digest from pages where title = ? and core = ?", title, core(title)
-        )
-        if (digest,) in rows:
-            return None
-        return f"{title} ({digest.hex()[:8]})" if rows else title
-
-
-def batched(items: Iterable[_Item], size: int) -> Iterator[tuple[_Item, ...]]:
-    """Yield `items` in tuples of `size` (`itertools.batched` of Python 3.12)."""
-    rest = iter(items)
-    while batch := tuple(islice(rest, size)):
-        yield batch
+        return [row[0] for row in removed]
 
 
 def split(text: str, limit: int) -> list[tuple[int, int]]:
@@ -202,7 +179,3 @@ def split(text: str, limit: int) -> list[tuple[int, int]]:
         spans.append((start, stop))
         start = stop
     return [*spans, (start, len(text))]
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))

@@ -9,9 +9,9 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from atommem.envs.web.corpus.words import Ranked
+
 Array = npt.NDArray[np.float32]
-Ranked = list[tuple[int, float]]
-"""Passage numbers with scores, best first."""
 FLAT_BELOW = 100_000
 TARGET_RECALL = 0.97
 """Recall@10 of the sample that chooses `nprobe`, with a margin over the promised .95."""
@@ -60,13 +60,9 @@ class VectorIndex:
         if len(rows) < FLAT_BELOW or len(rows) - covered <= _MAX_TAIL * len(rows):
             return None
         lists = int(2 * len(rows) ** 0.5)
-        index = faiss.IndexIVFScalarQuantizer(
-            faiss.IndexFlatIP(self._dim),
-            self._dim,
-            lists,
-            faiss.ScalarQuantizer.QT_fp16,
-            faiss.METRIC_INNER_PRODUCT,
-        )
+        quantizer, metric = faiss.IndexFlatIP(self._dim), faiss.METRIC_INNER_PRODUCT
+        half = faiss.ScalarQuantizer.QT_fp16
+        index = faiss.IndexIVFScalarQuantizer(quantizer, self._dim, lists, half, metric)
         index.cp.niter, index.cp.max_points_per_centroid = 10, _TRAINING_ROWS
         rng = np.random.default_rng(0)
         size = min(len(rows), _TRAINING_ROWS * lists)
@@ -76,9 +72,8 @@ class VectorIndex:
             present = np.flatnonzero(part.any(axis=1))
             index.add_with_ids(part[present], start + present)
         recall = _choose_nprobe(index, rows, rng)
-        written = self._folder / "vectors.tmp"
+        written, old = self._folder / "vectors.tmp", [*self._folder.glob("vectors-*.faiss")]
         faiss.write_index(index, str(written))
-        old = [*self._folder.glob("vectors-*.faiss")]
         written.replace(self._folder / f"vectors-{len(rows):012}.faiss")
         for path in old:
             path.unlink(missing_ok=True)
@@ -92,16 +87,14 @@ class VectorIndex:
             flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
             index: Any = faiss.read_index(str(path), flags)
             # Starting 32 threads to read ahead costs more than a search.
-            lists: Any = faiss.downcast_InvertedLists(index.invlists)
-            lists.prefetch_nthread = 0
+            faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
             self._loaded = path, index
         scores, ids = _exact(query, rows[covered:], count)
-        found = zip(ids[0] + covered, scores[0], strict=True)
-        hits = [(int(row) + 1, float(score)) for row, score in found]
+        found = [*zip(ids[0] + covered, scores[0], strict=True)]
         if self._loaded[1] is not None:
             scores, ids = self._loaded[1].search(query, count)
-            found = zip(ids[0], scores[0], strict=True)
-            hits += [(int(row) + 1, float(score)) for row, score in found if row >= 0]
+            found += zip(ids[0], scores[0], strict=True)
+        hits = [(int(row) + 1, float(score)) for row, score in found if row >= 0]
         return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:count]
 
     def _rows(self) -> Array:

@@ -12,18 +12,14 @@ from atommem.envs.web.page_texts import CJK
 from atommem.errors import ConfigError
 
 Ranked = list[tuple[int, float]]
+"""Passage numbers with scores, best first."""
 _CJK_RUN = re.compile(rf"[{CJK}]+")
-_MAX_WORD = 40
 _MAX_TERMS = 64
 _WRITER_BYTES = 64_000_000
-_COMMIT_EVERY = 200_000
 
 
 class WordIndex:
     """An index of English stems without accents, and of pairs of Chinese or Japanese characters.
-
-    Args:
-        folder: Of the index; created if missing.
 
     Raises:
         ConfigError: tantivy is missing.
@@ -40,7 +36,7 @@ class WordIndex:
         self._schema = fields.build()
         analyzer = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
         for step in (
-            tantivy.Filter.remove_long(_MAX_WORD),
+            tantivy.Filter.remove_long(40),
             tantivy.Filter.lowercase(),
             tantivy.Filter.ascii_fold(),
             tantivy.Filter.stemmer("english"),
@@ -70,13 +66,11 @@ class WordIndex:
             ) from error
         for number in removed:
             writer.delete_documents_by_term("number", number)
-        for place, (number, text) in enumerate(passages, start=1):
+        for number, text in passages:
             document = tantivy.Document()
             document.add_unsigned("number", number)
             document.add_text("text", f"{text}\n{_character_pairs(text)}")
             writer.add_document(document)
-            if place % _COMMIT_EVERY == 0:
-                writer.commit()
         writer.commit()
         writer.wait_merging_threads()
 

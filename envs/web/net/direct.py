@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpcore
 import httpx
@@ -25,28 +21,24 @@ from atommem.envs.web.net.extraction import (
 )
 from atommem.envs.web.net.guard import GuardedBackend, Resolve, Rule, is_public, resolve
 from atommem.envs.web.net.hosts import HostRules, parse_address
-from atommem.envs.web.tools import PageError, Tool, ToolResult, ToolSource, visit_tool
+from atommem.envs.web.tools import PageError, ToolResult, ToolSource, visit_tool
 from atommem.errors import ConfigError
 
-_PACKAGES = ("trafilatura", "lxml_html_clean", "pypdf", "protego")
 _MAX_REDIRECTS = 5
-_CHARSET = re.compile(r"charset=[\"']?([\w-]+)", re.IGNORECASE)
 _HEADERS = {
     "Accept": "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5",
     "Accept-Encoding": "gzip, deflate",
 }
-_ROBOTS_SECONDS = 3600.0
 _MAX_ROBOTS_BYTES = 100_000
-_MAX_SITES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A fetched page: its URL after redirects, declared type ("" if none) and decoded body."""
+    """A fetched page: its URL after redirects, declared type and charset, and decoded body."""
 
     url: str
     content_type: str
-    charset: str
+    charset: str | None
     body: bytes
 
 
@@ -60,26 +52,17 @@ class Direct(ToolSource):
 
     def __init__(self, config: Any, rule: Rule = is_public, resolve: Resolve = resolve) -> None:
         super().__init__(config)
-        missing = [name for name in _PACKAGES if find_spec(name) is None]
-        if missing:
-            raise ConfigError(
-                f"tools=direct needs {', '.join(missing)}: pip install 'atommem[web]'."
-            )
+        if find_spec("trafilatura") is None:
+            raise ConfigError("tools=direct needs trafilatura: pip install 'atommem[web]'.")
         self._guard = GuardedBackend(rule, config.private_hosts, resolve)
         self._tls = ssl.create_default_context()
         self._hosts = HostRules.of(config)
-        self._extraction = Extraction(
-            config.parse_workers, config.parse_seconds, config.parse_megabytes
-        )
-        self._robots: dict[str, tuple[float, bytes]] = {}
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The visit tool."""
-        return (visit_tool(self._read),)
+        self._extraction = Extraction(config.parse_seconds, config.parse_megabytes)
+        self._robots: dict[str, bytes] = {}
+        self.tools = [visit_tool(self._read)]
 
     async def _read(self, url: str) -> ToolResult:
-        page = await self.fetch(url, obey_robots=self.config.obey_robots)
+        page = await self.fetch(url)
         title, text, links = await self._extract(page)
         return ToolResult(text, title=title or page.url, links=links, origin=page.url)
 
@@ -93,8 +76,11 @@ class Direct(ToolSource):
             return await self._extraction.run(read_text, page.body, page.charset)
         raise PageError(f"{page.url} is {kind}, not a text.")
 
-    async def fetch(self, url: str, obey_robots: bool = False) -> Fetched:
+    async def fetch(self, url: str, is_page: bool = True) -> Fetched:
         """Return the page at `url`; every redirect obeys the same rules.
+
+        Args:
+            is_page: Whether robots.txt and the lists of hosts count.
 
         Raises:
             PageError: The page is missing, not allowed, too slow, too large, or breaks off.
@@ -103,19 +89,11 @@ class Direct(ToolSource):
         target = url
         for _ in range(_MAX_REDIRECTS + 1):
             address = parse_address(target)
-            if not self._hosts.allows(str(address)):
-                raise PageError(f"{address.host} may not be visited for this address.")
-            if obey_robots:
-                await self._check_robots(str(address))
-            try:
-                async with asyncio.timeout(self.config.page_seconds):
-                    found = await self._get(address)
-            except TimeoutError as error:
-                seconds = self.config.page_seconds
-                raise PageError(f"{url} takes longer than {seconds:g} seconds.") from error
-            except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as error:
-                why = str(error) or type(error).__name__
-                raise PageError(f"{url} cannot be fetched: {why}.") from error
+            if is_page and not self._hosts.allows(str(address)):
+                raise PageError(f"{address} may not be visited.")
+            if is_page and self.config.obey_robots:
+                await self._check_robots(address)
+            found = await self._get(address)
             if isinstance(found, Fetched):
                 return found
             target = found
@@ -123,6 +101,17 @@ class Direct(ToolSource):
 
     async def _get(self, url: httpx.URL) -> Fetched | str:
         """Return the page, or the target of its redirect."""
+        seconds = self.config.page_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._request(url)
+        except TimeoutError as error:
+            raise PageError(f"{url} takes longer than {seconds:g} seconds.") from error
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, UnicodeError) as error:
+            why = str(error) or type(error).__name__
+            raise PageError(f"{url} cannot be fetched: {why}.") from error
+
+    async def _request(self, url: httpx.URL) -> Fetched | str:
         transport = httpx.AsyncHTTPTransport(self._tls, trust_env=False)
         # httpx has no public way to set the network backend.
         transport._pool = httpcore.AsyncConnectionPool(self._tls, network_backend=self._guard)
@@ -141,29 +130,21 @@ class Direct(ToolSource):
                 if len(body) > self.config.page_megabytes * 1e6:
                     raise PageError(f"{url} is larger than {self.config.page_megabytes:g} MB.")
                 await asyncio.sleep(0)  # buffered chunks arrive without a pause
-        header = response.headers.get("content-type", "")
-        charset = _CHARSET.search(header)
-        kind = header.partition(";")[0].strip().casefold()
-        return Fetched(str(url), kind, charset[1] if charset else "", bytes(body))
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().casefold()
+        return Fetched(str(url), kind, response.charset_encoding, bytes(body))
 
-    async def _check_robots(self, url: str) -> None:
+    async def _check_robots(self, url: httpx.URL) -> None:
         """Raise `PageError` if robots.txt (RFC 9309) forbids `url` or cannot be fetched."""
-        parts = urlsplit(url)
-        site = f"{parts.scheme}://{parts.netloc}"
-        expires, rules = self._robots.get(site, (0.0, b""))
-        if expires <= time.monotonic():
+        site = str(url.join("/robots.txt"))
+        if site not in self._robots:
             try:
-                rules = (await self.fetch(f"{site}/robots.txt")).body[:_MAX_ROBOTS_BYTES]
+                rules = (await self.fetch(site, is_page=False)).body[:_MAX_ROBOTS_BYTES]
             except PageError as error:
                 if error.status is None or not 400 <= error.status < 500:
                     raise
                 rules = b""
-            if len(self._robots) >= _MAX_SITES:
-                self._robots.clear()
-            self._robots[site] = (time.monotonic() + _ROBOTS_SECONDS, rules)
+            self._robots[site] = rules.strip()
         # Wildcards can make matching take forever, hence a worker process.
-        agent = self.config.user_agent
-        if rules.strip() and not await self._extraction.run(
-            is_allowed_by_robots, rules, url, agent
-        ):
-            raise PageError(f"{parts.netloc} does not allow robots to read {url}.")
+        arguments = self._robots[site], str(url), self.config.user_agent
+        if arguments[0] and not await self._extraction.run(is_allowed_by_robots, *arguments):
+            raise PageError(f"{url.host} does not allow robots to read {url}.")

@@ -5,6 +5,7 @@ The workers import this module: it must not import anything heavy at the top."""
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -14,12 +15,10 @@ from urllib.parse import urljoin
 
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 
-from atommem.envs.web.tools import LONGEST_TEXT, Link, PageError
+from atommem.envs.web.tools import Link, PageError
 from atommem.errors import OutageError
 
-_MAX_HTML_BYTES = 1_000_000
-_MAX_LINKS = 100
-_MAX_PDF_PAGES = 200
+_MAX_WORKERS = 8
 _BLANK_LINES = re.compile(r"[ \t]*\n\s*\n\s*")
 _Value = TypeVar("_Value")
 Extracted = tuple[str, str, tuple[Link, ...]]
@@ -30,15 +29,13 @@ class Extraction:
     """Runs functions on documents in worker processes.
 
     Args:
-        workers: Number of processes.
         seconds: CPU time of a document. A signal ends the worker, even inside a C library.
         megabytes: Address space of a worker.
     """
 
-    def __init__(self, workers: int, seconds: float, megabytes: int) -> None:
-        self._limiter = CapacityLimiter(workers)
-        self._seconds = seconds
-        self._megabytes = megabytes
+    def __init__(self, seconds: float, megabytes: int) -> None:
+        self._limiter = CapacityLimiter(min(os.cpu_count() or 1, _MAX_WORKERS))
+        self._limits = seconds, megabytes
 
     async def run(self, function: Callable[..., _Value], *arguments: Any) -> _Value:
         """Return `function(*arguments)`, computed in a worker.
@@ -49,12 +46,7 @@ class Extraction:
         """
         try:
             return await to_process.run_sync(
-                _run_limited,
-                self._seconds,
-                self._megabytes,
-                function,
-                *arguments,
-                limiter=self._limiter,
+                _run_limited, *self._limits, function, *arguments, limiter=self._limiter
             )
         except BrokenWorkerProcess as error:
             if error.args:  # it did not start
@@ -62,12 +54,14 @@ class Extraction:
                     "No process for reading pages starts. A script that uses `tools: direct` must "
                     "guard its main part by `if __name__ == '__main__':`."
                 ) from error
+            seconds, megabytes = self._limits
             raise PageError(
-                f"the page cannot be read in {self._seconds:g} seconds and {self._megabytes} MB."
+                f"the page cannot be read in {seconds:g} seconds and {megabytes} MB."
             ) from error
         except Exception as error:  # parsers raise anything on malformed input
-            why = f"{type(error).__name__}: {error}"[:300]
-            raise PageError(f"the page cannot be read ({why}).") from error
+            raise PageError(
+                f"the page cannot be read ({type(error).__name__}: {error})."
+            ) from error
 
 
 def _run_limited(
@@ -87,56 +81,43 @@ def _run_limited(
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def read_html(body: bytes, url: str, charset: str) -> Extracted:
+def read_html(body: bytes, url: str, charset: str | None) -> Extracted:
     """Return title, main text and links of a page."""
     import trafilatura
     from lxml import html
 
-    source = _decode(body[:_MAX_HTML_BYTES], charset).encode()
+    source = _decode(body, charset).encode()
     parser = html.HTMLParser(encoding="utf-8")
     tree = html.document_fromstring(source, parser=parser)
     found: Any = trafilatura.bare_extraction(tree, url=url, with_metadata=True, deduplicate=False)
     title, text = ("", "") if found is None else (found.title or "", found.text or "")
     tree = html.document_fromstring(source, parser=parser)  # trafilatura changes its tree
-    if not text.strip():
-        for node in tree.xpath("//script|//style|//noscript|//template"):
-            node.drop_tree()
-        text = html.HtmlElement.text_content(tree)
     title = title or " ".join((tree.findtext(".//title") or "").split())
     links: dict[str, str] = {}
     for anchor in tree.iterfind(".//a[@href]"):
-        name, target = " ".join(anchor.text_content().split())[:200], ""
+        name, target = " ".join(anchor.text_content().split()), ""
         with suppress(ValueError):
             target = urljoin(url, anchor.get("href").strip()).partition("#")[0]
         if name and target.startswith(("http://", "https://")) and target != url:
             links.setdefault(target, name)
-        if len(links) == _MAX_LINKS:
-            break
-    text = _BLANK_LINES.sub("\n\n", text).strip()[:LONGEST_TEXT]
-    return title[:500], text, tuple(Link(name, target) for target, name in links.items())
+    text = text or trafilatura.html2txt(tree)
+    text = _BLANK_LINES.sub("\n\n", text).strip()
+    return title, text, tuple(Link(name, target) for target, name in links.items())
 
 
 def read_pdf(body: bytes) -> Extracted:
-    """Return title and text of a PDF's first pages."""
+    """Return title and text of a PDF."""
     from pypdf import PdfReader
 
     reader = PdfReader(io.BytesIO(body))
-    text = ""
-    for page in reader.pages[:_MAX_PDF_PAGES]:
-        text += page.extract_text() + "\n\n"
-        if len(text) > LONGEST_TEXT:
-            break
     title = reader.metadata.title if reader.metadata is not None else None
-    return str(title or "")[:500], text.strip()[:LONGEST_TEXT], ()
+    text = "\n\n".join(page.extract_text() for page in reader.pages)
+    return str(title or ""), text.strip(), ()
 
 
-def read_text(body: bytes, charset: str) -> Extracted:
+def read_text(body: bytes, charset: str | None) -> Extracted:
     """Return plain text."""
-    text = _decode(body[:_MAX_HTML_BYTES], charset or "utf-8")
-    start = text[:10_000]
-    if sum(char == "\ufffd" or char < "\t" for char in start) > len(start) / 10:
-        raise ValueError("not a text")
-    return "", text[:LONGEST_TEXT].strip(), ()
+    return "", _decode(body, charset or "utf-8").strip(), ()
 
 
 def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
@@ -146,7 +127,7 @@ def is_allowed_by_robots(rules: bytes, url: str, agent: str) -> bool:
     return bool(Protego.parse(rules.decode("utf-8", errors="replace")).can_fetch(url, agent))
 
 
-def _decode(body: bytes, charset: str) -> str:
+def _decode(body: bytes, charset: str | None) -> str:
     from trafilatura.utils import decode_file
 
     with suppress(LookupError):

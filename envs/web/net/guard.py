@@ -23,13 +23,9 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 PORTS = frozenset({80, 443, 8000, 8080, 8443})
 _NAT64 = ip_network("64:ff9b::/96")
 _GLOBAL_UNICAST = ip_network("2000::/3")
-# Global by Python's tables, but local services of a cloud, router or protocol.
-_LOCAL_SERVICES = tuple(
-    map(
-        ip_network,
-        ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20"),
-    )
-)
+_LOCAL = ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20")
+"""Global by Python's tables, but local services of a cloud, router or protocol."""
+_LOCAL_SERVICES = tuple(map(ip_network, _LOCAL))
 _RESOLVERS = ThreadPoolExecutor(32, "atommem-resolve")  # silent name servers block for seconds
 _MAX_ADDRESSES = 4
 _CONTROL_NAME = "example.com"

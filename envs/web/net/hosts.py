@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from posixpath import normpath
@@ -67,33 +66,33 @@ class HostRules:
 
     def allows(self, name: str) -> bool:
         """Return whether a URL may be visited; a title or id is checked against `deny` only."""
-        try:
-            place = _normalize(name)
-        except ValueError:
+        place = _normalize(name)
+        if not place:
             return "://" not in name
-        host, _, rest = place.partition("/")
+        rest = place.partition("/")[2]
         if any(_is_below(place, entry) or _contains(rest, entry) for entry in self._deny):
             return False
         if not self._allow or "://" not in name:
             return True
-        if rest == "robots.txt":  # requested before any page of the host
-            return any(_is_below(host, entry.partition("/")[0]) for entry in self._allow)
         return any(_is_below(place, entry) for entry in self._allow)
 
 
 def _parse_entry(entry: str) -> str:
-    with suppress(ValueError):
-        if place := _normalize(entry):
-            return place
-    raise ConfigError(
-        f"allow_hosts or deny_hosts contains {entry!r}: not a host. Write example.org/path."
-    )
+    place = _normalize(entry)
+    if not place:
+        raise ConfigError(
+            f"allow_hosts or deny_hosts contains {entry!r}: not a host. Write example.org/path."
+        )
+    return place
 
 
 def _normalize(url: str) -> str:
-    """Return host (without port), path and query, decoded and in lower case."""
+    """Return host (without port), path and query, decoded and in lower case; "" without a host."""
     url = url.replace("\\", "/")  # browsers do so
-    parts = urlsplit(re.sub(r"(?i)^\s*(?:https?:|[a-z][a-z0-9+.-]*:(?=//))?/*", "//", url))
+    try:
+        parts = urlsplit(re.sub(r"(?i)^\s*(?:https?:|[a-z][a-z0-9+.-]*:(?=//))?/*", "//", url))
+    except ValueError:
+        return ""
     path, query = parts.path, parts.query
     for _ in range(3):  # %252F and the like
         path, query = unquote(path), unquote(query)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode
 
 from atommem.envs.web.net.hosts import HostRules, parse_address
 from atommem.envs.web.tools import (
-    LONGEST_TEXT,
     Link,
     PageError,
-    Tool,
     ToolResult,
     ToolSource,
     search_result,
@@ -29,47 +26,39 @@ from atommem.servers.client import (
     key_variable,
 )
 
-SERPER_URL = "https://google.serper.dev"
-JINA_URL = "https://r.jina.ai"
-_JINA_HEADERS = {
-    "Accept": "application/json",
-    "X-With-Links-Summary": "true",
-    "X-Retain-Images": "none",
-}
-_REQUEST_STATUSES = (400, 409, 413, 414, 415, 422, 431, 451)
+_REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451)
 """Statuses that concern one query or page, and not the provider as a whole."""
-_MAX_QUERY = 2048
-_MAX_PASSAGE = 5000
-_MAX_LINKS = 100
+Request = tuple[str, dict[str, Any] | None]
+"""A path, and the body to post to it; None to get it."""
 
 
 class ProviderSource(ToolSource):
-    """Tools of one provider.
+    """The tool of one provider.
 
-    `service` is the provider's name, also of its key (``ATOMMEM_SERPER_API_KEY``).
+    Attributes:
+        service: The provider's name, also of its key (``ATOMMEM_SERPER_API_KEY``).
+        headers: Sent with every request.
     """
 
     service: ClassVar[Service]
+    headers: ClassVar[Mapping[str, str] | None] = None
 
-    def __init__(
-        self, config: Any, url: str | None, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
-        if not url:
+        self._url = self.base_url()
+        if not self._url:
             raise ConfigError(
                 f"tools={self.service}: search_url (or reader_url) is missing. Give the server's "
                 "URL."
             )
-        self.backend = f"{self.service} {url}"
-        self._url = url
-        self._hosts = HostRules.of(config)
+        self.backend = f"{self.service} {self._url}"
         self._client = ServerClient(
-            url,
+            self._url,
             service=self.service,
             timeout=config.tool_seconds,
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
-            headers=headers,
+            headers=self.headers,
             max_bytes=int(config.page_megabytes * 1e6),
         )
 
@@ -77,17 +66,32 @@ class ProviderSource(ToolSource):
         """Close the connections."""
         await self._client.close()
 
-    async def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Get `path`, or post `body` to it, and return the JSON of the response.
+    @abstractmethod
+    def base_url(self) -> str | None:
+        """Return the server's URL by the settings."""
+
+    @abstractmethod
+    def request(self, text: str) -> Request:
+        """Return the request for a query or a page."""
+
+    @abstractmethod
+    def parse(self, answer: Any, text: str) -> Any:
+        """Read the JSON of the response: a list of hits, best first, or a page."""
+
+    async def ask(self, text: str) -> Any:
+        """Send the request for a query or page, and return the parsed response.
 
         Raises:
             PageError: This query or page is refused, or its result exceeds ``page_megabytes``.
-            OutageError: The provider is out of reach, overloaded after retries, or refuses the key.
+            OutageError: The provider is out of reach, overloaded after retries, refuses the key,
+                or answers something else.
         """
+        path, body = self.request(text)
         try:
             if body is None:
-                return await self._client.get(path)
-            return await self._client.post(path, body)
+                answer = await self._client.get(path)
+            else:
+                answer = await self._client.post(path, body)
         except OversizeError as error:
             raise PageError(f"{self.service} returned {error.message}.") from error
         except RefusedError as error:
@@ -97,20 +101,12 @@ class ProviderSource(ToolSource):
                 f"{self._url} refuses {self.service} requests ({error}): check "
                 f"{key_variable(self.service)}, the account and the URL."
             ) from error
-
-    @contextmanager
-    def _parsing(self, answer: Any) -> Iterator[None]:
-        """Turn errors of reading a malformed `answer` into an outage."""
         try:
-            yield
-        except (LookupError, TypeError, AttributeError, ValueError, StopIteration) as error:
+            return self.parse(answer, text)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise OutageError(
                 f"{self._url} does not answer as {self.service} does: {str(answer)[:200]}."
             ) from error
-
-    def _check_host(self, name: str) -> None:
-        if not self._hosts.allows(name):
-            raise PageError(f"{name} may not be visited.")
 
 
 class Hit(NamedTuple):
@@ -124,158 +120,129 @@ class Hit(NamedTuple):
 class SearchSource(ProviderSource):
     """One tool, ``search``. Results of hosts that may not be visited are left out."""
 
-    default_url: ClassVar[str | None] = None
-
     def __init__(self, config: Any) -> None:
-        super().__init__(config, config.search_url or self.default_url)
+        super().__init__(config)
         self.backend = f"{self.backend} {config.search_results}"
+        self._hosts = HostRules.of(config)
+        words = "Words to look for."
+        self.tools = [text_tool("search", "Searches the web.", "query", words, self._search)]
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The search tool."""
-        return (
-            text_tool("search", "Searches the web.", "query", "Words to look for.", self._search),
-        )
-
-    @abstractmethod
-    async def _find(self, query: str) -> list[Hit]:
-        """Return the results for `query`, best first."""
+    def base_url(self) -> str | None:
+        return self.config.search_url  # type: ignore[no-any-return]
 
     async def _search(self, query: str, task: Any) -> ToolResult:
-        query = query[:_MAX_QUERY]
-        if not query.strip():
-            raise PageError("The query is empty.")
-        allowed = [hit for hit in await self._find(query) if self._hosts.allows(hit.url)]
+        allowed = [hit for hit in await self.ask(query) if self._hosts.allows(hit.url)]
         hits = allowed[: self.config.search_results]
-        lines = [" ".join(filter(None, (f"{hit.title}:", hit.url, hit.text))) for hit in hits]
-        has_addresses = all(hit.url for hit in hits)
-        links = [Link(hit.title, hit.url) for hit in hits] if has_addresses else []
+        lines = [" ".join(f"{hit.title}: {hit.url} {hit.text}".split()) for hit in hits]
+        links = [Link(" ".join(hit.title.split()), hit.url) for hit in hits if hit.url]
         return search_result(query, lines, links)
 
 
 class Serper(SearchSource):
-    """Google through Serper (``POST /search`` with ``q`` and ``num``, key in ``X-API-KEY``)."""
+    """Google through Serper (key in ``X-API-KEY``)."""
 
     service = "serper"
-    default_url = SERPER_URL
 
-    async def _find(self, query: str) -> list[Hit]:
-        answer = await self._request("/search", {"q": query, "num": self.config.search_results})
-        with self._parsing(answer):
-            hits = [_parse_result(one, "link", "snippet") for one in answer.get("organic", ())]
-            box = answer.get("answerBox") or {}
-            text = box.get("answer") or box.get("snippet")
-            if box.get("link") and text:
-                hits.insert(0, Hit(str(box.get("title", "")), str(box["link"]), str(text)))
-        return hits
+    def base_url(self) -> str | None:
+        return super().base_url() or "https://google.serper.dev"
+
+    def request(self, text: str) -> Request:
+        return "/search", {"q": text, "num": self.config.search_results}
+
+    def parse(self, answer: Any, text: str) -> list[Hit]:
+        return [
+            Hit(one["title"], one["link"], one.get("snippet") or "")
+            for one in answer.get("organic", ())
+        ]
 
 
 class Searxng(SearchSource):
-    """A SearxNG server (``GET /search?q=...&format=json``; its settings must enable JSON)."""
+    """A SearxNG server; its settings must enable JSON."""
 
     service = "searxng"
 
-    async def _find(self, query: str) -> list[Hit]:
-        answer = await self._request(f"/search?{urlencode({'q': query, 'format': 'json'})}")
-        with self._parsing(answer):
-            hits = [_parse_result(one, "url", "content") for one in answer["results"]]
-            silent = answer.get("unresponsive_engines")
-        if not hits and silent:
+    def request(self, text: str) -> Request:
+        return f"/search?{urlencode({'q': text, 'format': 'json'})}", None
+
+    def parse(self, answer: Any, text: str) -> list[Hit]:
+        silent = answer.get("unresponsive_engines")
+        if silent and not answer["results"]:
             raise OutageError(f"no engine behind {self._url} responds: {str(silent)[:200]}.")
-        return hits
+        return [
+            Hit(one["title"], one["url"], one.get("content") or "") for one in answer["results"]
+        ]
 
 
 class Retrieve(SearchSource):
-    """A server with Search-R1's protocol (``POST /retrieve`` with ``queries``, ``topk``).
+    """A server with Search-R1's protocol.
 
-    A document has ``contents``, whose first line is its title in quotes, or ``title`` and ``text``;
-    its address is ``url``."""
+    The first line of ``contents`` is the title in quotes; ``title`` and ``url`` are optional.
+    """
 
     service = "retrieve"
 
-    async def _find(self, query: str) -> list[Hit]:
-        body = {"queries": [query], "topk": self.config.search_results, "return_scores": True}
-        answer = await self._request("/retrieve", body)
-        with self._parsing(answer):
-            return [_parse_passage(one.get("document", one)) for one in answer["result"][0]]
+    def request(self, text: str) -> Request:
+        body = {"queries": [text], "topk": self.config.search_results, "return_scores": True}
+        return "/retrieve", body
 
-
-def _parse_result(result: Mapping[str, Any], url: str, text: str) -> Hit:
-    title = result.get("title") or result[url]
-    return Hit(_one_line(title), str(result[url]), _one_line(result.get(text)))
-
-
-def _parse_passage(document: Mapping[str, Any]) -> Hit:
-    title, text = document.get("title"), document.get("text")
-    if text is None:
-        first, _, rest = str(document["contents"]).partition("\n")
-        title, text = (title or first.strip('" '), rest) if rest else (title, first)
-    url = str(document.get("url") or title or "")
-    return Hit(_one_line(title or "-"), url, _one_line(text)[:_MAX_PASSAGE])
-
-
-def _one_line(text: Any) -> str:
-    return " ".join(str(text or "").split())
+    def parse(self, answer: Any, text: str) -> list[Hit]:
+        hits = []
+        for one in answer["result"][0]:
+            document = one.get("document", one)
+            first, newline, rest = document["contents"].partition("\n")
+            title = document.get("title") or (first.strip('" ') if newline else "")
+            url = document.get("url") or title
+            hits.append(Hit(title or "-", url, rest if newline else first))
+        return hits
 
 
 class ReaderSource(ProviderSource):
     """One tool, ``visit``."""
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The visit tool."""
-        return (visit_tool(self._read),)
-
-    @abstractmethod
-    async def _read(self, url: str) -> ToolResult:
-        """Return the page at `url`; raises as `_request` does."""
-
-    def _page(self, text: Any, title: Any, url: Any, links: Sequence[Link]) -> ToolResult:
-        self._check_host(str(url))
-        shown = tuple(links[:_MAX_LINKS])
-        return ToolResult(str(text)[:LONGEST_TEXT], False, str(title), shown, str(url))
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.tools = [visit_tool(self.ask)]
 
 
 class Jina(ReaderSource):
-    """Jina Reader (``POST /`` with ``url``; JSON with ``data``: title, url, content, links)."""
+    """Jina Reader."""
 
     service = "jina"
+    headers: ClassVar = {
+        "Accept": "application/json",
+        "X-With-Links-Summary": "true",
+        "X-Retain-Images": "none",
+    }
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config, config.reader_url or JINA_URL, _JINA_HEADERS)
+    def base_url(self) -> str | None:
+        return self.config.reader_url or "https://r.jina.ai"
 
-    async def _read(self, url: str) -> ToolResult:
-        url = str(parse_address(url))
-        self._check_host(url)
-        answer = await self._request("/", {"url": url})
-        with self._parsing(answer):
-            data = answer["data"]
-            pairs = (data.get("links") or {}).items()
-            links = [Link(str(name).strip() or str(at), str(at)) for name, at in pairs]
-            warning = str(data.get("warning") or "")
-            origin = data.get("url") or url
-        if "returned error" in warning:
-            raise PageError(warning[:300])
-        return self._page(data.get("content") or "", data.get("title") or origin, origin, links)
+    def request(self, text: str) -> Request:
+        return "/", {"url": str(parse_address(text))}
+
+    def parse(self, answer: Any, text: str) -> ToolResult:
+        page = answer["data"]
+        links = tuple(Link(name, target) for name, target in (page.get("links") or {}).items())
+        origin = page.get("url") or text
+        return ToolResult(page["content"], False, page.get("title") or origin, links, origin)
 
 
 class Access(ReaderSource):
-    """Pages of a server with ASearcher's protocol (``POST /access`` with ``urls``)."""
+    """Pages of a server with ASearcher's protocol."""
 
     service = "access"
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config, config.reader_url or config.search_url)
+    def base_url(self) -> str | None:
+        return self.config.reader_url or self.config.search_url  # type: ignore[no-any-return]
 
-    async def _read(self, url: str) -> ToolResult:
-        self._check_host(url)
-        answer = await self._request("/access", {"urls": [url]})
-        with self._parsing(answer):
-            (page,) = answer["result"]
-            if page is None:
-                raise PageError(f"there is no page {url}.")
-            names = ("text", "contents", "page")
-            text = next(page[name] for name in names if page.get(name) is not None)
-            links = [Link(str(one["title"]), str(one["url"])) for one in page.get("links") or ()]
-            origin = page.get("url") or url
-        return self._page(text, page.get("title") or origin, origin, links)
+    def request(self, text: str) -> Request:
+        return "/access", {"urls": [text]}
+
+    def parse(self, answer: Any, text: str) -> ToolResult:
+        (page,) = answer["result"]
+        if page is None:
+            raise PageError(f"there is no page {text}.")
+        links = tuple(Link(one["title"], one["url"]) for one in page.get("links") or ())
+        origin = page.get("url") or text
+        content = page.get("contents") or page["page"]
+        return ToolResult(content, False, page.get("title") or origin, links, origin)

@@ -18,6 +18,7 @@ from atommem.environment import EnvironmentFactory, environment_config, make_fac
 from atommem.envs.task import Document, Question, Task
 from atommem.envs.web.net.direct import Direct
 from atommem.envs.web.net.guard import Address
+from atommem.envs.web.sources import make_tools
 from atommem.envs.web.tools import ToolResult, ToolSource
 from atommem.episode import Episode
 from atommem.policy.contract import Sampling
@@ -75,15 +76,23 @@ def play(completions: Sequence[str], task: Task | None = None, **settings: Any) 
     return asyncio.run(run())
 
 
-def use(source: ToolSource, *calls: tuple[str, Mapping[str, Any]]) -> list[ToolResult]:
-    """Return the results of a source's calls, and close it."""
-    tools = {tool.name: tool for tool in source.tools}
+def use(
+    sources: Sequence[ToolSource], *calls: str | tuple[str, Mapping[str, Any]]
+) -> list[ToolResult]:
+    """Return the results of calls of the only tool with a text, or of named ones; close sources."""
+    tools = make_tools(sources, sources[0].config)
 
     async def run() -> list[ToolResult]:
-        try:
-            return [await tools[name].run(arguments, None) for name, arguments in calls]
-        finally:
+        results = []
+        for call in calls:
+            if isinstance(call, str):
+                (tool,) = tools.values()
+                call = tool.name, {tool.argument: call}
+            name, arguments = call
+            results.append(await tools[name].run(arguments, None))
+        for source in sources:
             await source.close()
+        return results
 
     return asyncio.run(run())
 

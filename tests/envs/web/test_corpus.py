@@ -1,25 +1,36 @@
-"""A corpus: built, grown, searched by words, vectors and both, and read."""
+"""A corpus: built, grown, searched by words, vectors and both, read, and served."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from atommem.config import EmbedderConfig
+from atommem.environment import environment_config
 from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages
 from atommem.envs.web.corpus import corpus as corpus_module
 from atommem.envs.web.corpus import vectors as vectors_module
 from atommem.envs.web.corpus.corpus import fuse
-from atommem.envs.web.corpus.pages import split
+from atommem.envs.web.corpus.serving import make_app
 from atommem.envs.web.corpus.vectors import VectorIndex
 from atommem.envs.web.page_texts import core, named_titles
+from atommem.envs.web.sources import make_sources
 from atommem.errors import ConfigError
 from tests.envs.benchmark_rows import write_lines
+from tests.envs.web.browsing import use
+from tests.fakes import command
 
 pytest.importorskip("tantivy")
 HASHING = EmbedderConfig("hashing", embedder_dim=64)
@@ -57,9 +68,9 @@ def test_search_by_words_uses_stems_titles_and_character_pairs(folder: Path) -> 
 def test_named_titles_are_links_and_the_longest_wins(folder: Path) -> None:
     links = Corpus(folder).links(Page("Brent and Orla   finch of Brent, at 北京大学.", "x"))
     assert links == ["Brent", "Orla Finch", "北京大学"]
-    titles = {core("Dr. No (film)"), core("Dr. No"), core("No")}
-    linked = named_titles("He saw Dr. No (film), then Dr. No; No.", titles.intersection)
-    assert linked == ["dr. no (film", "dr. no", "no"]
+    titles = {core(title): title for title in ("Dr. No (film)", "Dr. No", "No")}
+    text = "He saw Dr. No (film), then Dr. No; No."
+    assert named_titles(text, lambda names: titles) == ["Dr. No (film)", "Dr. No", "No"]
 
 
 def test_page_with_known_id_is_replaced_and_changes_the_version(
@@ -101,15 +112,6 @@ def test_long_page_is_found_by_passage_and_read_whole(tmp_path: Path) -> None:
     ((hit,),) = asyncio.run(corpus.search(["bell Lorne"], 5))
     assert "bell is in Lorne" in hit.passage
     assert (len(hit.passage) <= 300, hit.page.text) == (True, text)
-
-
-def test_split_covers_the_text_in_bounded_spans() -> None:
-    text = "One two. " * 30 + "\n\n" + "x" * 250 + "。" * 40
-    spans = split(text, 100)
-    assert "".join(text[start:stop] for start, stop in spans) == text
-    assert all(0 < stop - start <= 100 for start, stop in spans)
-    assert text[spans[0][0] : spans[0][1]].endswith("One two. ")
-    assert split("", 100) == [(0, 0)]
 
 
 def test_vectors_are_searched_alone_and_fused_with_words(tmp_path: Path) -> None:
@@ -175,3 +177,72 @@ def test_interrupted_addition_is_completed_by_the_next(
 )
 def test_read_pages_accepts_the_usual_fields(row: Any, page: Page, tmp_path: Path) -> None:
     assert list(read_pages(write_lines(tmp_path / "pages.jsonl", [row]))) == [page]
+
+
+def ask(corpus: Corpus, path: str, body: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(make_app(corpus))
+        async with httpx.AsyncClient(transport=transport, base_url="http://corpus") as client:
+            return await client.post(path, json=body)
+
+    return asyncio.run(send())
+
+
+def test_retrieve_follows_search_r1s_protocol(folder: Path) -> None:
+    corpus = Corpus(folder)
+    body = {"queries": ["bells", "nothing at all"], "topk": 1, "return_scores": True}
+    (hit,), nothing = ask(corpus, "/retrieve", body).json()["result"]
+    document = {"id": "Orla Finch", "title": "Orla Finch", "url": "Orla Finch"}
+    assert hit["document"] == {**document, "contents": f'"Orla Finch"\n{PAGES[0].text}'}
+    assert hit["score"] > 0
+    assert nothing == []
+    unscored = ask(corpus, "/retrieve", {"queries": ["potatoes"]}).json()["result"]
+    assert unscored[0][0]["url"] == PAGES[3].url
+    reply = ask(corpus, "/retrieve", {"queries": ["x"], "topk": 0})
+    assert (reply.status_code, "topk" in reply.json()["error"]) == (400, True)
+
+
+def test_access_returns_pages_with_links(folder: Path) -> None:
+    corpus = Corpus(folder)
+    urls = [PAGES[3].url, "https://a.example/none", "orla finch"]
+    potatoes, none, orla = ask(corpus, "/access", {"urls": urls}).json()["result"]
+    page = {"contents": PAGES[3].text, "title": "Potatoes", "url": PAGES[3].url, "links": []}
+    assert (potatoes, none) == (page, None)
+    assert orla["links"] == [{"title": "Brent", "url": "Brent"}]
+
+
+def test_corpus_source_searches_and_visits(folder: Path) -> None:
+    config = environment_config("web", tools=["corpus"], corpus=str(folder))
+    queries = [("search", {"query": query}) for query in ("who builds bells?", "xyzzy")]
+    pages = [("visit", {"page": page}) for page in ("orla finch", "nowhere")]
+    hits, none, page, missing = use(make_sources(["corpus"], config), *queries, *pages)
+    assert "Orla Finch: Orla Finch lives in Brent" in hits.text
+    assert [link.target for link in hits.links] == ["Orla Finch"]
+    assert (page.title, page.text, page.origin) == ("Orla Finch", PAGES[0].text, "Orla Finch")
+    assert [link.title for link in page.links] == ["Brent"]
+    assert (none.is_error, missing.is_error) == (True, True)
+
+
+def test_command_builds_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"title": page.title, "text": page.text} for page in PAGES[:2]]
+    pages = write_lines(tmp_path / "pages.jsonl", rows)
+    build = ["build", "--input", str(pages), "--out", str(tmp_path / "c"), "--embedder", "hashing"]
+    assert command("corpus")([*build, "--embedder_dim", "64"]) == 0
+    assert "2 pages added; 2 pages in 2 passages" in capsys.readouterr().out
+    assert search(Corpus(tmp_path / "c"), "bells", 1) == ["Orla Finch"]
+
+
+@pytest.mark.slow
+def test_served_corpus_answers_another_process(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve = ["-m", "atommem.cli", "corpus", "serve", str(folder), "--port", str(port)]
+    with subprocess.Popen([sys.executable, *serve]) as server:
+        for _ in range(300):
+            with suppress(httpx.TransportError):
+                body = {"queries": ["potatoes"], "topk": 3}
+                reply = httpx.post(f"http://127.0.0.1:{port}/retrieve", json=body)
+                break
+            time.sleep(0.1)
+        server.send_signal(signal.SIGINT)
+    assert reply.json()["result"][0][0]["id"] == "doc7"

@@ -104,7 +104,7 @@ def test_key_is_named_in_settings_and_redacted_in_errors(
     assert "secret" not in str(made.backend)
     monkeypatch.setattr(mcp_source, "_ATTEMPTS", 1)
     with pytest.raises(OutageError, match=r"no way to https://a\.test/mcp\?key=\$\{MY_KEY\}"):
-        use(made, ("grep", {}))
+        use([made], ("grep", {}))
 
 
 def test_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
@@ -128,9 +128,27 @@ def test_tool_named_like_an_action_is_renamed(servers: Servers) -> None:
     assert kinds == ["mcp_read", "answer"]
 
 
+SERVER = """
+from mcp.server import MCPServer
+
+server = MCPServer("facts")
+
+@server.tool()
+def lookup(name: str) -> str:
+    return f"{name} lives in Oakrest."
+
+@server.tool()
+def broken(name: str) -> str:
+    raise ValueError(f"no {name} today")
+
+server.run("stdio")
+"""
+
+
 @pytest.mark.slow
-def test_episode_uses_the_tools_of_a_real_server() -> None:
-    server = f"{sys.executable} {Path(__file__).with_name('mcp_server.py')}"
+def test_episode_uses_the_tools_of_a_real_server(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    server = f"{sys.executable} {tmp_path / 'server.py'}"
     calls = [call("lookup", name="Ann"), call("broken", name="luck"), call("lookup", nom="Ann")]
     episode = play([*calls, ANSWER], tools=["mcp"], mcp_servers=[server], tool_seconds=20.0)
     shown = [step.observation.values("text") for step in episode.steps]
@@ -143,7 +161,7 @@ def test_episode_uses_the_tools_of_a_real_server() -> None:
 def test_silent_server_is_an_outage(servers: Servers) -> None:
     servers.made = 1
     with pytest.raises(OutageError, match="does not answer"):
-        use(source(ADDRESS, tool_seconds=0.05), ("grep", {"late": 100}))
+        use([source(ADDRESS, tool_seconds=0.05)], ("grep", {"late": 100}))
 
 
 def test_missing_server_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from atommem.envs.web.recording import Recording
 from atommem.envs.web.sources import make_sources
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode
-from atommem.errors import BudgetSpentError, DataError, OutageError
+from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
 from tests.envs.web.browsing import ANSWER, call, play, use
 from tests.fakes import command
 
@@ -138,7 +138,9 @@ def test_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         Recording(path, read_only=True).find(*CALL)
     (tmp_path / "text.db").write_text("no database " * 100)
     with pytest.raises(DataError, match="not a recording"):
-        Recording(tmp_path / "text.db", read_only=False)
+        Recording(tmp_path / "text.db")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Recording(tmp_path / "none.db", read_only=True)
 
 
 def visited(page: str, text: str, title: str, **more: Any) -> Any:
@@ -160,7 +162,7 @@ def test_corpus_of_a_recording_has_its_visited_pages(tmp_path: Path) -> None:
     assert command("corpus")(build) == 0
     (source,) = make_sources(["corpus"], environment_config("web", corpus=str(web)))
     visits = [("visit", {"page": page}) for page in ("http://a.test", "https://a.test/", "Bob")]
-    found, requested, origin, bob = use(source, ("search", {"query": "who lives here"}), *visits)
+    found, requested, origin, bob = use([source], ("search", {"query": "who lives here"}), *visits)
     assert found.links[0].title == "Ann Gray"
     assert requested.text == origin.text == "Ann Gray lives here."
     assert [link.title for link in bob.links] == ["Ann Gray"]

@@ -14,7 +14,7 @@ from atommem.errors import DataError
 from papers.experience import Experience
 from papers.experiment import Report
 from papers.inputs import load_published
-from papers.memobank.__main__ import (
+from papers.memobank import (
     HERE,
     Stream,
     contamination,
@@ -23,7 +23,7 @@ from papers.memobank.__main__ import (
     read_questions,
     table_3,
 )
-from papers.test_experiment import unit_vectors
+from papers.test_papers import unit_vectors
 from tests.envs.benchmark_rows import real_data
 
 PAPER = load_published("memobank")

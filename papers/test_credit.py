@@ -8,7 +8,7 @@ import pytest
 
 from atommem.episode import Observation, Piece
 from atommem.memory.log import Operation
-from papers.credit.trainers import compression_reward, state_advantages
+from papers.credit import compression_reward, state_advantages
 from tests.train.toys import make_episode, make_step
 
 

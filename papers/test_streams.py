@@ -13,10 +13,10 @@ import pytest
 
 from atommem.embedding.embedder import HashingEmbedder
 from atommem.errors import DataError
+from papers import streams as experiment
 from papers.experience import Bank, Experience
 from papers.experiment import Journal
-from papers.streams import __main__ as experiment
-from papers.streams.agents import SIMILARITIES, Driver, Shown, StreamRow, Voter, executions
+from papers.streams import SIMILARITIES, Driver, Shown, StreamRow, Voter, executions
 
 
 async def compare(similarity: Any, query: Any, *records: Any) -> list[float]:

@@ -32,7 +32,7 @@ SOURCE = (
     "Get memory/memory.jsonl and data/deepresearcher.jsonl from "
     "github.com/Agent-on-the-Fly/Memento at 42fbbca (MIT)."
 )
-HERE = "papers.memobank.__main__"
+HERE = "papers.memobank"
 SEEDS = (0, 1, 2)
 SHUFFLED, UNPRUNED = "MemoBankRL, labels shuffled", "  these labels, nothing forgotten"
 Question = tuple[str, tuple[str, ...]]
@@ -129,7 +129,7 @@ class Stream:
         """Fill a bank for each seed.
 
         Args:
-            paper: ``published.yaml``.
+            paper: `load_published`.
             pruning: A retention rule; by default as published; empty is a bank without a limit.
             count_retrievals: Retrieve three cases before each; as published, nothing does.
         """

@@ -1,0 +1,260 @@
+"""The reader `direct`: SSRF guard, lists of hosts, limits, extraction; on loopback alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import time
+from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from atommem.environment import environment_config
+from atommem.envs.web.net.direct import Direct, Fetched
+from atommem.envs.web.net.guard import is_public
+from atommem.envs.web.net.hosts import HostRules, default_denied_hosts
+from atommem.envs.web.tools import Link, PageError, ToolResult
+from atommem.episode import StopReason
+from atommem.errors import OutageError
+from tests.envs.web.browsing import (
+    ANSWER,
+    DIRECT,
+    LoopbackDirect,
+    answering,
+    call,
+    on_loopback,
+    play,
+    resolver,
+    serving,
+    use,
+)
+
+PROSE = "Ann Gray lives in Oakrest, where she has made bells since the flood took her shop. " * 4
+PAGE = f"""<html><head><title>Ann Gray</title><script>var x = 'not text';</script></head><body>
+<nav><a href="/">Home</a></nav><article><h1>Ann Gray</h1><p>{PROSE}</p><p>She wrote to
+<a href="/bob#top">Bob Vin</a> and <a href="mailto:b@b.test">mailed</a>.</p></article></body>"""
+ROBOTS = answering("User-agent: *\nDisallow: /private\n", "text/plain")
+
+
+def fetch(url: str, resolve: Any = None, **settings: Any) -> Fetched:
+    settings = {"user_agent": "tests", "page_seconds": 5.0, "obey_robots": False, **settings}
+    config = environment_config("web", **settings)
+    return asyncio.run(Direct(config, on_loopback, resolve or resolver({})).fetch(url))
+
+
+def read(*pages: str, **settings: Any) -> list[ToolResult]:
+    pytest.importorskip("lxml_html_clean")
+    return use([LoopbackDirect(environment_config("web", page_seconds=10.0, **settings))], *pages)
+
+
+PUBLIC = ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "64:ff9b::5db8:d822"]
+PRIVATE_V4 = """127.0.0.1 10.1.2.3 169.254.169.254 100.64.0.1 192.168.1.1 0.0.0.0 224.0.0.1
+255.255.255.255 168.63.129.16"""
+PRIVATE_V6 = "::1 :: ::ffff:127.0.0.1 ::127.0.0.1 64:ff9b::7f00:1 2002:7f00:1:: fe80::1%1 fd00::1"
+
+
+@pytest.mark.parametrize("address", [*PUBLIC, *PRIVATE_V4.split(), *PRIVATE_V6.split()])
+def test_rule_allows_public_addresses_and_web_ports_only(address: str) -> None:
+    assert is_public(ip_address(address), 443) is (address in PUBLIC)
+    assert not is_public(ip_address(address), 22)
+
+
+def test_fetch_sends_no_credentials_and_uses_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    page = answering("Grüße", "text/html; charset=UTF-8", Set_Cookie="a=b")
+    with serving({"/a": page}) as (host, asked):
+        found = fetch(f"http://{host}/a?q=1")
+    assert found == Fetched(f"http://{host}/a?q=1", "text/html", "utf-8", "Grüße".encode())
+    ((line, headers, _),) = asked
+    assert (line, headers["User-Agent"]) == ("GET /a?q=1", "tests")
+    sent = {"host", "user-agent", "accept", "accept-encoding", "connection"}
+    assert {name.lower() for name in headers} == sent
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0x7f000001", "[::1]", "mixed.test"])
+def test_private_address_in_any_notation_gets_no_packet(host: str) -> None:
+    mixed = resolver({"mixed.test": ["127.0.0.2", "127.0.0.1"]})
+    with serving({"/": answering("secret")}, "127.0.0.1") as (at, asked):
+        port = at.partition(":")[2]
+        with pytest.raises(PageError, match=r"not on the public web|Invalid IPv4"):
+            fetch(f"http://{host}:{port}/", resolve=mixed)
+    assert asked == []
+
+
+def test_rebinding_name_is_resolved_once_a_connection() -> None:
+    answers = [["127.0.0.1"], ["127.0.0.2"]]
+
+    async def rebinding(host: str, port: int) -> list[str]:
+        return answers.pop()
+
+    with serving({"/": answering("public")}) as (host, asked):
+        url = f"http://rebinding.test:{host.partition(':')[2]}/"
+        assert fetch(url, resolve=rebinding).body == b"public"
+        assert len(answers) == 1
+        with pytest.raises(PageError, match="not on the public web"):
+            fetch(url, resolve=rebinding)
+    assert len(asked) == 1
+
+
+@pytest.mark.slow
+def test_redirects_obey_all_rules() -> None:
+    routes: dict[str, Any] = {"/end": answering("here")}
+    with (
+        serving({"/secret": answering("secret")}, "127.0.0.1") as (inside, asked),
+        serving(routes) as (host, _),
+    ):
+        routes["/good"] = answering("", status=302, Location="/end")
+        assert fetch(f"http://{host}/good").url == f"http://{host}/end"
+        for target, message in (
+            (f"http://{inside}/secret", "not on the public web"),
+            ("file:///etc/passwd", "not a valid address"),
+            ("/away", "more than 5 times"),
+            (f"http://{host}/no/answers", "may not be visited"),
+        ):
+            routes["/away"] = answering("", status=302, Location=target)
+            with pytest.raises(PageError, match=message):
+                fetch(f"http://{host}/away", deny_hosts=["127.0.0.2/no"])
+    assert asked == []
+
+
+def test_private_host_with_its_port_is_exempt() -> None:
+    with serving({"/": answering("mine")}, "127.0.0.1") as (host, _):
+        assert fetch(f"http://{host}/", private_hosts=[host]).body == b"mine"
+        with pytest.raises(PageError, match="not on the public web"):
+            fetch(f"http://{host}/", private_hosts=["127.0.0.1:1"])
+
+
+def test_bytes_are_bounded_as_unpacked() -> None:
+    bomb = answering(gzip.compress(bytes(700_000)), Content_Encoding="gzip")
+    with serving({"/": bomb}) as (host, _), pytest.raises(PageError, match="larger than"):
+        fetch(f"http://{host}/", page_megabytes=0.001)
+
+
+def test_unknown_host_is_a_page_error_and_silent_resolver_an_outage() -> None:
+    with pytest.raises(OutageError, match="check this machine's resolver"):
+        fetch("http://a.test/", resolve=resolver({}, silent=("a.test", "example.com")))
+    # Any page can have a name whose own servers are silent.
+    working = resolver({"example.com": ["127.0.0.2"]}, silent=("a.test",))
+    with pytest.raises(PageError, match=r"no host a\.test"):
+        fetch("http://a.test/", resolve=working)
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://HuggingFace.co./datasets", False),
+        ("https://huggingface.co/%64atasets/a", False),
+        ("https://web.archive.org/web/2024/https://huggingface.co/datasets/a", False),
+        ("https://translate.test/?u=https%3A%2F%2Fhuggingface.co%2Fdatasets%2Fa", False),
+        ("https://huggingface.co/datasetsofmine", True),
+        ("https://nothuggingface.co/datasets", True),
+    ],
+)
+def test_hosts_with_benchmark_answers_are_denied_in_any_notation(url: str, allowed: bool) -> None:
+    assert HostRules(deny=default_denied_hosts()).allows(url) is allowed
+
+
+def test_allowed_hosts_exclude_all_others() -> None:
+    rules = HostRules(allow=["example.test", "b.test/docs"], deny=["example.test/no"])
+    assert all(rules.allows(f"https://{url}") for url in ("www.example.test/a", "b.test/docs/1"))
+    assert not any(
+        rules.allows(f"https://{url}") for url in ("b.test/", "example.test/no", "c.test")
+    )
+
+
+def make_pdf(text: str) -> bytes:
+    fpdf = pytest.importorskip("fpdf")
+    pdf = fpdf.FPDF()
+    pdf.set_title("A notice")
+    pdf.add_page()
+    pdf.set_font("Helvetica")
+    pdf.multi_cell(0, 10, text)
+    return bytes(pdf.output())
+
+
+@pytest.mark.slow
+def test_direct_extracts_html_pdf_and_text_and_gives_up_slow_pages() -> None:
+    table = "<table><tr>" + "<td><p>x</p></td>" * 40_000 + "</tr></table>"
+    routes = {
+        "/ann": answering(PAGE, "text/html; charset=utf-8"),
+        "/pdf": answering(make_pdf("The bell was stolen."), "application/pdf"),
+        "/txt": answering("Grüße".encode("latin-1"), "text/plain; charset=latin-1"),
+        "/slow": answering(table),
+        "/again": answering(PAGE),
+    }
+    with serving(routes) as (host, _):
+        urls = [f"http://{host}{path}" for path in routes]
+        ann, pdf, text, slow, again = read(*urls, obey_robots=False, parse_seconds=2.0)
+    assert (ann.title, ann.origin) == ("Ann Gray", f"http://{host}/ann")
+    assert PROSE.strip() in ann.text
+    assert "not text" not in ann.text
+    assert ann.links == (Link("Home", f"http://{host}/"), Link("Bob Vin", f"http://{host}/bob"))
+    assert (pdf.title, pdf.text, text.text) == ("A notice", "The bell was stolen.", "Grüße")
+    assert "cannot be read in 2 seconds" in slow.text
+    assert again.title == "Ann Gray", "another worker takes over"
+
+
+@pytest.mark.slow
+def test_direct_obeys_robots_also_after_redirects() -> None:
+    redirect = answering("", status=302, Location="/private/a")
+    routes = {"/robots.txt": ROBOTS, "/open": answering(PROSE, "text/plain"), "/in": redirect}
+    with serving(routes) as (host, asked):
+        pages = (f"http://{host}/{path}" for path in ("private/a", "open", "in"))
+        allowed = [f"{host}/{path}" for path in ("private", "open", "in")]
+        refused, fine, redirected = read(*pages, allow_hosts=allowed)
+    assert "does not allow robots" in refused.text
+    assert not fine.is_error
+    assert "does not allow robots" in redirected.text
+    assert [line for line, _, _ in asked] == ["GET /robots.txt", "GET /open", "GET /in"]
+
+
+def slow(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    for _ in range(60):
+        handler.wfile.write(b"x")
+        time.sleep(0.05)
+
+
+def breaking(handler: BaseHTTPRequestHandler, sent: bytes) -> None:
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+PAGES = {
+    "/fine": answering("<p>Ann lives in Oakrest.</p>"),
+    "/image": answering(b"\x89PNG", "image/png"),
+    "/empty": answering("<script>x</script>"),
+    "/slow": slow,
+    "/breaking": breaking,
+}
+PAGE_FAULTS = {
+    "/missing": "404",
+    "http://nowhere.test/": "no host",
+    "http://127.0.0.2:9/": "cannot be fetched",
+    "/breaking": "cannot be fetched",
+    "/slow": "longer than 2 seconds",
+    "/image": "not a text",
+    "/empty": "no text",
+    "https://huggingface.co/datasets/x": "may not be visited",
+    "http://127.0.0.1/": "not on the public web",
+    "http://u:p@a.test/": "not a valid address",
+    "Ann": "not a valid address",
+}
+
+
+@pytest.mark.slow
+def test_page_fault_is_an_observation_and_the_episode_goes_on() -> None:
+    pytest.importorskip("lxml_html_clean")
+    with serving(PAGES) as (host, _):
+        pages = ["/fine", *PAGE_FAULTS, "/fine"]
+        pages = [f"http://{host}{page}" if page[0] == "/" else page for page in pages]
+        completions = [*(call("visit", page=page) for page in pages), ANSWER]
+        visits = play(completions, tools=[DIRECT], page_seconds=2.0, page_megabytes=1.0)
+    _, _, *faults, last = [step.observation for step in visits.steps]
+    for (page, message), observation in zip(PAGE_FAULTS.items(), faults, strict=True):
+        assert message in observation.values("text")[0], page
+        assert observation.stream[0].name == "failure", page
+    assert (visits.stop_reason, visits.reward) == (StopReason.ANSWERED, 1.0)
+    assert "Oakrest" in last.values("text")[0]
