@@ -33,15 +33,6 @@ from atommem.train.stop_request import StopRequest
 _CONTINUE, _STOP, _BUDGET_SPENT, _BROKEN = range(4)
 """Reports of a rank in `sync_stop`; the largest wins."""
 
-_USAGE = """
-## Use with AtomMem
-
-The policy was trained on the prompts that AtomMem builds from `atommem_config.json` in this folder:
-
-    atommem eval --policy {name} --data TASKS --out runs/eval
-    atommem serve --policy {name}
-"""
-
 
 class ResumableTrainer(Trainer):
     """Mixin for a TRL trainer: ``class T(ResumableTrainer, GRPOTrainer)``.
@@ -105,13 +96,6 @@ class ResumableTrainer(Trainer):
                 "command with --resume to write it."
             ) from error
         return folder
-
-    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card, and how AtomMem uses the model."""
-        super().create_model_card(model_name, *args, **kwargs)
-        if self.is_world_process_zero():
-            with (Path(self.args.output_dir) / "README.md").open("a", encoding="utf-8") as card:
-                card.write(_USAGE.format(name=self.hub_model_id or model_name))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the whole model, which transformers omits where checkpoints are sharded."""

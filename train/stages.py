@@ -10,7 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from httpx import HTTPError
 from huggingface_hub import HfApi
@@ -23,15 +23,12 @@ from atommem.train.checkpoints import checkpoint_to_resume
 from atommem.train.console import ASYNC_COLUMNS, GRPO_COLUMNS, SFT_COLUMNS, Column, use_console
 from atommem.train.episode_logs import EpisodeFiles
 from atommem.train.errors import CheckpointError
+from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
 from atommem.train.loops.models import load_tokenizer, loading_whole, model_arguments
+from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
+from atommem.train.rollout.backends import Backend, make_local_backend
+from atommem.train.rollout.rollouts import Rollouts
 from atommem.train.settings import Settings
-
-if TYPE_CHECKING:
-    from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-    from atommem.train.loops.sft import ColdStartTrainer
-    from atommem.train.rollout.backends import Backend
-    from atommem.train.rollout.rollouts import Rollouts
 
 _PRIVATE = ("_*", ".*", "checkpoint-*", "wandb/*", "traces/*", "samples/*", "eval/*", "adapters/*")
 """Files of an output folder that are not pushed: checkpoints, and texts of the data."""
@@ -52,8 +49,6 @@ def run_stage(stage: str, settings: Settings) -> Path:
 
 def make_grpo_trainer(settings: Settings) -> MemoryGRPOTrainer:
     """Make the trainer of the stage ``grpo``."""
-    from atommem.train.loops.grpo_trainer import MemoryGRPOTrainer
-
     args, tokenizer = settings.args, load_tokenizer(settings.model)
     environment = find_environment(settings.run.environment.environment)
     return MemoryGRPOTrainer(
@@ -74,12 +69,10 @@ def make_backend(rollouts: Rollouts, model: Any) -> Backend:
         from atommem.train.rollout.colocate_backend import make_colocate_backend
 
         return make_colocate_backend(rollouts, model)
-    from atommem.train.rollout.backends import make_local_backend
-
     return make_local_backend(rollouts, model)
 
 
-def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
+def make_async_trainer(settings: Settings) -> Any:
     """Make the trainer of the stage ``async``."""
     from atommem.train.loops.async_trainer import AsyncMemoryGRPOTrainer, make_runner
 
@@ -102,8 +95,6 @@ def make_async_trainer(settings: Settings) -> AsyncMemoryGRPOTrainer:
 
 def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
     """Make the trainer of the stage ``sft``."""
-    from atommem.train.loops.sft import ColdStartTrainer, sft_dataset, trace_demonstrations
-
     args, tokenizer = settings.args, load_tokenizer(settings.model)
     rows = trace_demonstrations(args.data, tokenizer, settings.run, args.min_reward)
     return ColdStartTrainer(
@@ -117,8 +108,6 @@ def make_sft_trainer(settings: Settings) -> ColdStartTrainer:
 
 def make_rollouts(settings: Settings, tokenizer: Any) -> Rollouts:
     """Load the embedder, whole on every rank, beside the other parts of an episode."""
-    from atommem.train.rollout.rollouts import Rollouts
-
     with loading_whole():
         embedder = make_embedder(settings.run.embedder)
     return Rollouts(settings.args, settings.run, tokenizer, embedder)

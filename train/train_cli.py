@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from atommem.arguments import find_flag
 from atommem.errors import ConfigError
-from atommem.policy.opening import model_folder
 
 STAGES = ("grpo", "sft", "async")
 USAGE = """usage: atommem train [grpo|sft|async] [--config FILE|NAME] [--FIELD VALUE ...]
@@ -45,10 +43,6 @@ def main(argv: list[str] | None = None) -> int:
         return plot_main(arguments)
     if stage not in STAGES:
         raise ConfigError(f"{stage}: unknown stage. Give one of {', '.join(STAGES)}.")
-    # The most frequent mistake is reported before TRL is imported, which takes seconds.
-    model = find_flag(arguments, "model_name_or_path")
-    if model and not {"-h", "--help", "--help-all", "--dry_run"} & set(arguments):
-        model_folder("model_name_or_path", model)
     # `--resume` is short for a setting that a YAML file can hold.
     resume = ["--resume_from_checkpoint", "auto"]
     arguments = [part for item in arguments for part in (resume if item == "--resume" else [item])]

@@ -100,7 +100,7 @@ def test_train_grpo_then_sft_on_its_traces_then_grpo_resumed(
     train(tmp_path, "grpo", f"{last} --max_steps 1")
     train(tmp_path, "grpo", f"{last} --max_steps 2 --resume_from_checkpoint true")
     assert (tmp_path / "last" / "checkpoint-2" / "atommem_config.json").is_file()
-    assert "atommem serve --policy last" in (tmp_path / "last" / "README.md").read_text()
+    assert (tmp_path / "last" / "README.md").is_file()
     logged = read_metrics(tmp_path / "last" / METRICS_FILE)
     assert [entry["step"] for entry in logged if "reward" in entry] == [1, 2]
 

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object
@@ -37,7 +38,7 @@ from atommem.train.episode_logs import (
     RolloutLog,
 )
 from atommem.train.loops.episode_trainer import EpisodeTrainer, held_out_metrics
-from atommem.train.loops.models import sharding_references, tune_lm_head_for_cpu
+from atommem.train.loops.models import shard_reference, tune_lm_head_for_cpu
 from atommem.train.loops.update_step import (
     Batch,
     UpdateStep,
@@ -98,7 +99,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         self._order = TaskOrder(len(tasks), groups, bool(args.shuffle_dataset), args.seed)
         # With use_vllm TRL would make its own engine.
         use_vllm, args.use_vllm = args.use_vllm, False
-        with sharding_references():
+        with patch("trl.trainer.grpo_trainer.prepare_fsdp", shard_reference):
             super().__init__(
                 model=model,
                 reward_funcs=environment_reward,
