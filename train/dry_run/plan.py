@@ -232,7 +232,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     parts = {part.name: part.bytes for part in plan.parts}
     memory = {"parts": parts, "phases": plan.phases, "fits": plan.fits}
     values = {**asdict(plan), "memory": memory, "hours": plan.hours}
-    text = json.dumps(values, indent=2, default=lambda config: config.to_dict())
+    text = json.dumps(values, indent=2, default=str)  # a model's configuration has its own form
     write_text(path, text + "\n")
 
 
