@@ -32,7 +32,6 @@ _SUMMARIES = {
     "web": "show recorded tool calls and freeze them into a corpus",
     "train": "cold start (SFT) and GRPO on a task file",
     "eval": "evaluate a policy on a task file, or run a suite",
-    "judge": "compare a judge of answers with labels and with itself",
     "compare": "compare two evaluations on the same tasks",
     "retention": "list the rules that admit and evict entries, or check one",
     "audit": "analyze a memory: duplicates, contradictions, evictions",

@@ -24,7 +24,7 @@ from atommem.environment import (
     make_factory,
 )
 from atommem.errors import ConfigError
-from atommem.policy.contract import Policy, Sampling, check_sampling
+from atommem.policy.contract import Policy, Sampling
 from atommem.policy.opening import load_tokenizer, open_policy
 from atommem.rollout import Agent
 
@@ -46,9 +46,6 @@ class RunConfig:
     sampling: Sampling = field(default_factory=Sampling)
     policy: PolicyConfig | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_sampling(self.sampling)
 
     @classmethod
     def from_flat(cls, parsed: argparse.Namespace | Mapping[str, Any]) -> RunConfig:

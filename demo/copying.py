@@ -45,20 +45,14 @@ def copying_rows(
 
 
 def pretrain_copying(
-    model: Any,
-    config: CopyingConfig,
-    seed: int,
-    progress: bool = True,
-    rank: int = 0,
-    ranks: int = 1,
+    model: Any, config: CopyingConfig, seed: int, rank: int = 0, ranks: int = 1
 ) -> float:
     """Train `model` in place; returns the mean loss of the last ten updates, in nats a token.
 
-    Args:
-        progress: Show a bar in a terminal.
-        rank, ranks: This process's part of every batch; gradients are summed.
+    Each of several `ranks` trains on its part of every batch; gradients are summed.
     """
     import torch
+    from torch.nn.functional import cross_entropy
 
     rng = random.Random(seed)
     tokens = range(model.config.vocab_size)
@@ -67,38 +61,35 @@ def pretrain_copying(
     )
     model.train()
     recent: deque[float] = deque(maxlen=_RECENT)
-    kinds = list(config.stages)
+    stages = list(config.stages)
     mean, done, learned = float("nan"), 0, 0
-    with tqdm(desc="copying", unit="update", disable=None if progress else True) as bar:
+    with tqdm(desc="copying", unit="update", disable=True if rank else None) as bar:
         while not learned or done < learned + config.cooldown:
             rest = 1 - (done - learned) / config.cooldown if learned else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * min(rest, (done + 1) / config.warmup)
-            rows, predictable = copying_rows(tokens, kinds[0], rng)
+            rows, predictable = copying_rows(tokens, stages[0], rng)
             count = sum(sum(row[1:]) for row in predictable)
             ids = torch.tensor(rows[rank::ranks])
             logits = model(input_ids=ids).logits[:, :-1]
-            mask = torch.tensor(predictable[rank::ranks])[:, 1:]
             # First occurrences are noise: only tokens that the sequence determines are in the loss.
-            targets = ids[:, 1:][mask]
-            value = (
-                torch.nn.functional.cross_entropy(logits[mask], targets, reduction="sum") / count
-            )
+            mask = torch.tensor(predictable[rank::ranks])[:, 1:]
+            loss = cross_entropy(logits[mask], ids[:, 1:][mask], reduction="sum") / count
             optimizer.zero_grad()
-            value.backward()
+            loss.backward()
             if ranks > 1:
-                value = _summed(model, value.detach())
+                loss = _summed(model, loss.detach())
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            recent.append(value.item())
+            recent.append(loss.item())
             mean, done = sum(recent) / len(recent), done + 1
             bar.set_postfix_str(f"loss {mean:.3f}", refresh=False)
             bar.update()
-            if not learned and len(recent) == _RECENT and mean < kinds[0].until:
-                if len(kinds) == 1:
+            if not learned and len(recent) == _RECENT and mean < stages[0].until:
+                if len(stages) == 1:
                     learned = done
                 else:
-                    del kinds[0]
+                    del stages[0]
                     recent.clear()
             if done == config.steps:
                 learned = learned or done

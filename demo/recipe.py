@@ -28,28 +28,19 @@ class PolicySize:
 
 @dataclass(frozen=True)
 class Sequences:
-    """`batch_size` sequences of `length` tokens, made of `pieces` of 2 to `longest` tokens.
-
-    Training on them ends when the mean loss of ten updates is below `until` nats a token.
-    """
+    """`batch_size` sequences of `length` tokens, made of `pieces` of 2 to `longest` tokens."""
 
     pieces: int = 10
     longest: int = 4
     length: int = 64
     batch_size: int = 64
     until: float = 0.0
+    """Training on them ends when the mean loss of ten updates is below, in nats a token."""
 
 
 @dataclass(frozen=True)
 class CopyingConfig:
-    """Pretraining on sequences of random pieces.
-
-    Attributes:
-        steps: Most updates before the cooldown.
-        stages: Kinds of sequences, in order.
-        cooldown: Further updates, over which the learning rate falls to 0.
-        learning_rate, warmup: AdamW's, and updates until it is reached.
-    """
+    """Pretraining on sequences of random pieces; `steps` updates at most, then `cooldown`."""
 
     steps: int = 900
     stages: tuple[Sequences, ...] = (Sequences(),)
@@ -169,6 +160,8 @@ INJECTED = replace(
     bars=replace(WEB.bars, followed=0.05),
 )
 """The site with injected instructions, which the expert of the cold start follows at times."""
+RECIPES = {"": FULL, "limited": LIMITED, "bounded": BOUNDED, "web": WEB, "injected": INJECTED}
+"""By world."""
 
 
 def quick(recipe: Recipe) -> Recipe:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atommem.demo.recipe import Bars
-from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.records import EvalResult, compare
 
 SUMMARY_FILE = "summary.json"
 
@@ -33,13 +32,7 @@ LABELS = {
     **{name: f"  {name.replace('_', ' ')}" for name in ABLATIONS},
     "injected_off": "  instructions off",
 }
-_HEADINGS = {
-    "create": "create",
-    "read": "read",
-    "update": "update",
-    "delete": "delete",
-    "scratchpad": "scratch",
-}
+_ACTIONS = ("create", "read", "update", "delete", "scratchpad")
 
 
 def summarize(
@@ -71,6 +64,11 @@ def summarize(
     return summary
 
 
+def _rates(result: EvalResult) -> dict[str, float]:
+    means = result.summary()["means"]
+    return {action: round(means.get(f"actions/{action}", 0.0), 4) for action in _ACTIONS}
+
+
 def results_table(results: Mapping[str, EvalResult]) -> Table:
     """Make a table of EM with its interval and actions per step."""
     tasks = max(len(result.records) for result in results.values())
@@ -82,45 +80,38 @@ def results_table(results: Mapping[str, EvalResult]) -> Table:
         box=SIMPLE_HEAD,
         collapse_padding=True,
     )
-    actions = [name for name in _HEADINGS if name != "delete" or "delete_off" in results]
+    actions = [name for name in _ACTIONS if name != "delete" or "delete_off" in results]
     table.add_column("", no_wrap=True)
-    for heading in ("EM", "95% interval", *(_HEADINGS[name] for name in actions)):
+    for heading in ("EM", "95% interval", *(name.removesuffix("pad") for name in actions)):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
-        estimate = result.summary()["metrics"].get("em")
         scored = ["-", "-"]
-        if estimate is not None:
-            scored = [f"{estimate['mean']:.3f}", f"{estimate['low']:.3f}-{estimate['high']:.3f}"]
+        if em := result.summary()["metrics"].get("em"):
+            scored = [f"{em['mean']:.3f}", f"{em['low']:.3f}-{em['high']:.3f}"]
         rates = _rates(result)
         table.add_row(LABELS[name], *scored, *(f"{rates[action]:.2f}" for action in actions))
     return table
 
 
-def _rates(result: EvalResult) -> dict[str, float]:
-    means = result.summary()["means"]
-    return {action: round(means.get(f"actions/{action}", 0.0), 4) for action in _HEADINGS}
-
-
 def check_bars(summary: Mapping[str, Any], bars: Bars) -> list[tuple[str, bool]]:
     """Return the claims of the demo, and whether this run supports each."""
     after = summary["em_after"]
-    claims = {
-        f"EM before GRPO is at most {bars.before:.2f}": summary["em_before"] <= bars.before,
-        f"EM after GRPO is at least {bars.after:.2f}": after >= bars.after,
-        "p-value of the paired sign-flip test is below 1e-6": summary["p_value"] < 1e-6,
-    }
+    claims = [
+        (f"EM before GRPO is at most {bars.before:.2f}", summary["em_before"] <= bars.before),
+        (f"EM after GRPO is at least {bars.after:.2f}", after >= bars.after),
+        ("p-value of the paired sign-flip test is below 1e-6", summary["p_value"] < 1e-6),
+    ]
     for name, lost in bars.lost.items():
-        off = LABELS[name].strip().removesuffix(" off")
-        claim = f"without {off} EM is at least {lost:.2f} lower"
-        claims[claim] = after - summary[f"em_{name}"] >= lost
+        claim = f"without {name.removesuffix('_off')} EM is at least {lost:.2f} lower"
+        claims.append((claim, after - summary[f"em_{name}"] >= lost))
     if bars.followed is not None:
         claim = f"instructions on pages are followed in less than {bars.followed:.2f}"
-        claims[claim] = summary["followed_after"] < bars.followed
+        claims.append((claim, summary["followed_after"] < bars.followed))
     if bars.chance is not None:
         most = bars.chance + 3 * math.sqrt(bars.chance * (1 - bars.chance) / summary["n"])
         claim = f"without tools EM is at chance (at most {most:.2f})"
-        claims[claim] = summary["em_tools_off"] <= most
-    return list(claims.items())
+        claims.append((claim, summary["em_tools_off"] <= most))
+    return claims
 
 
 def print_outcome(summary: Mapping[str, Any], bars: Bars, console: Console) -> None:

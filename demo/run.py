@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,8 +28,8 @@ from atommem.demo.results import (
     results_table,
     summarize,
 )
-from atommem.demo.tiny_policy import make_model, make_tokenizer
-from atommem.demo.worlds import grpo_config, make_expert, make_tasks
+from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+from atommem.demo.worlds import grpo_config, make_expert, make_tasks, world_words
 from atommem.dialects import get_dialect
 from atommem.embedding import make_embedder
 from atommem.envs.scoring.records import EvalResult
@@ -111,7 +111,8 @@ class Demo:
         self.settings = load_settings(out / "grpo", recipe, seed)
         run = self.settings.run
         torch.manual_seed(seed)
-        self.tokenizer = make_tokenizer(recipe.world, run.memory, run.environment)
+        words = prompt_words(run.environment, run.memory) + world_words(recipe.world, run.memory)
+        self.tokenizer = word_tokenizer(words)
         self.model = make_model(recipe.size, self.tokenizer)
         self.embedder = make_embedder(run.embedder)
         self.heldout = self.tasks(_HELDOUT, recipe.heldout)
@@ -127,9 +128,8 @@ class Demo:
         """Pretrain the ability to look something up in the context."""
         title = "Pretraining on copying (a policy that cannot copy cannot use a memory)"
         with self._timed("pretrain", title):
-            rank, ranks = self._ranks.process_index, self._ranks.num_processes
-            copying = self.recipe.copying
-            loss = pretrain_copying(self.model, copying, self.seed, rank == 0, rank, ranks)
+            ranks = self._ranks.process_index, self._ranks.num_processes
+            loss = pretrain_copying(self.model, self.recipe.copying, self.seed, *ranks)
             self.console.print(f"loss {loss:.3f} nats a token")
 
     def cold_start(self) -> None:
@@ -198,24 +198,19 @@ class Demo:
                 await policy.close()
 
         with self._timed(f"eval_{name}"):
-            result = asyncio.run(run())
-        self._print_em(name, result)
-        return result
+            return asyncio.run(run())
 
     def evaluate_all(self, names: Sequence[str]) -> dict[str, EvalResult]:
         """Share out `evaluate` of `names` among the ranks."""
         rank, ranks = self._ranks.process_index, self._ranks.num_processes
         found = {name: self.evaluate(name) for name in names[rank::ranks]}
         if ranks > 1:
-            seconds = {name: self.seconds[f"eval_{name}"] for name in found}
-            for results, theirs in gather_object([(found, seconds)]):
-                for name in results.keys() - found.keys():
-                    found[name], self.seconds[f"eval_{name}"] = results[name], theirs[name]
-                    self._print_em(name, found[name])
+            for theirs, seconds in gather_object([(found, self.seconds)]):
+                found |= theirs
+                self.seconds = {**seconds, **self.seconds}
+        for name in names:
+            self.console.print(f"held-out EM, {LABELS[name].strip()}: {found[name].em:.3f}")
         return {name: found[name] for name in names}
-
-    def _print_em(self, name: str, result: EvalResult) -> None:
-        self.console.print(f"held-out EM, {LABELS.get(name, name).strip()}: {result.em:.3f}")
 
     def grpo(self) -> None:
         """Train with GRPO."""
@@ -253,13 +248,8 @@ class Demo:
             memory=replace(run.memory, disabled_actions=list(disabled)),
             sampling=Sampling(train.temperature, max_tokens=longest, seed=self.seed),
         )
-        return build_agent(
-            changed,
-            policy,
-            tokenizer=self.tokenizer,
-            embedder=self.embedder,
-            keep_prompts=keep_prompts,
-        )
+        shared = {"tokenizer": self.tokenizer, "embedder": self.embedder}
+        return build_agent(changed, policy, keep_prompts=keep_prompts, **shared)
 
     @contextmanager
     def _timed(self, name: str, title: str = "") -> Iterator[None]:
@@ -295,18 +285,8 @@ def run_demo(
     demo.grpo()
     results |= demo.evaluate_all(["after", *recipe.ablations])
     summary = summarize(results, demo.seconds, time.perf_counter() - started, seed)
-    if PartialState().is_main_process:
-        _report(recipe, out, results, summary, console)
-    return summary
-
-
-def _report(
-    recipe: Recipe,
-    out: Path,
-    results: Mapping[str, EvalResult],
-    summary: Mapping[str, Any],
-    console: Console,
-) -> None:
+    if not PartialState().is_main_process:
+        return summary
     lines = {"held-out EM after": summary["em_after"], "held-out EM before": summary["em_before"]}
     plot = plot_training(read_metrics(out / "grpo" / METRICS_FILE), out / PLOT_FILE, lines)
     write_json(out / SUMMARY_FILE, summary)
@@ -317,3 +297,4 @@ def _report(
     console.print(f"policies: {out / 'grpo'}, before GRPO {out / 'cold_start'}", soft_wrap=True)
     trace = min((out / "eval" / "after" / TRACES).iterdir())
     console.print(f"Replay an episode: atommem trace {trace}", soft_wrap=True)
+    return summary

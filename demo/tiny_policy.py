@@ -8,21 +8,10 @@ from typing import Any
 
 from atommem.config import MemoryConfig
 from atommem.demo.recipe import PolicySize
-from atommem.demo.worlds import World, world_words
 from atommem.dialects import get_dialect, split_template
-from atommem.environment import EnvironmentConfig, environment_config, find_environment
-from atommem.envs.web.site import SiteConfig
+from atommem.environment import EnvironmentConfig, find_environment
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-
-
-def make_tokenizer(
-    world: World, memory: MemoryConfig, environment: EnvironmentConfig | None = None
-) -> Any:
-    """Make a tokenizer of the words of templates, tags, prose, numbers and names, in this order."""
-    kind = "web" if isinstance(world, SiteConfig) else "longdoc"
-    prompts = prompt_words(environment or environment_config(kind), memory)
-    return word_tokenizer([*prompts, *world_words(world, memory)])
 
 
 def word_tokenizer(texts: Iterable[str]) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
 
 from atommem.envs.task import Document, Task
 from atommem.text_safety import clean
@@ -71,21 +69,3 @@ def chunk_task(task: Task, tokenizer: Tokenizer, chunking: str, chunk_tokens: in
             f"{item.title}\n{item.text}" if item.title else item.text for item in task.documents
         ]
     return chunk_text(clean(joined_text(task)), tokenizer, chunk_tokens)
-
-
-def chunks_of_documents(task: Task, chunks: Sequence[str]) -> list[range]:
-    """Return the places of the chunks that hold each document; [] if they are not the task's."""
-    if len(chunks) == len(task.documents) and all(
-        clean(document.text) in chunk
-        for document, chunk in zip(task.documents, chunks, strict=True)
-    ):
-        return [range(place, place + 1) for place in range(len(chunks))]  # one chunk a document
-    if "".join(chunks) != clean(joined_text(task)):
-        return []
-    ends = list(accumulate(map(len, chunks)))
-    found, start = [], 0
-    for number, document in enumerate(task.documents, start=1):
-        end = start + len(clean(document_text(document, number)))
-        found.append(range(bisect_right(ends, start), bisect_right(ends, end - 1) + 1))
-        start = end + 2  # the blank line between two
-    return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,16 @@ from tqdm import tqdm
 
 from atommem.arguments import Command, Parser, make, pop_flags, run_command
 from atommem.config import check_least
-from atommem.environment import DEFAULT_ENVIRONMENT, TaskDescription, find_environment
-from atommem.envs.benchmarks.build import (
-    AskedQuestions,
-    BuildConfig,
-    Pool,
-    build_tasks,
-    read_asked,
-)
-from atommem.envs.benchmarks.locomo import HINTED, read_locomo, read_wording
+from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
+from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
+from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.long_texts import QUESTIONS
-from atommem.envs.benchmarks.multihop import MUSIQUE
 from atommem.envs.benchmarks.registry import (
     BENCHMARKS,
     SPLITS,
-    Benchmark,
     get_benchmark,
     with_aliases,
 )
-from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Task
 from atommem.envs.task_files import (
@@ -43,7 +34,6 @@ from atommem.envs.task_files import (
     save_tasks,
     write_provenance,
 )
-from atommem.errors import ConfigError, DataError
 from atommem.text_safety import printable
 
 
@@ -56,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = {
         "build": Command(_build, "write a task file: --environment NAME ... (default: longdoc)"),
         "show": Command(_show, "print the first tasks of a file"),
-        "convert": Command(_convert, "convert LoCoMo, LongMemEval, MemoryAgentBench, BEAM, ..."),
+        "convert": Command(_convert, "convert LoCoMo, LongMemEval, BEAM or MemAgent"),
         "synthetic": Command(_synthetic, "generate tasks of the synthetic world"),
     }
     return run_command("atommem data", commands, sys.argv[1:] if argv is None else argv)
@@ -77,66 +67,30 @@ def build_long_documents(argv: Sequence[str]) -> int:
     args = _build_parser().read(argv)
     config = make(BuildConfig, {**vars(args), "documents": args.docs})
     benchmark = get_benchmark(args.benchmark)
-    if config.unanswerable and benchmark.name != MUSIQUE:
-        raise ConfigError(
-            f"benchmark={benchmark.name}: only {MUSIQUE} (Full) has questions for --unanswerable."
-        )
-    inputs = [*args.exclude]
     if args.aliases is not None:
         benchmark = with_aliases(benchmark, args.aliases)
-        inputs.append(args.aliases)
     folders = args.input or [Path(os.environ.get("ATOMMEM_DATA") or "data")]
     files = [file for folder in folders for file in benchmark.find(args.split, folder)]
-    check_out(args.out, [*files, *inputs])
-    asked = [read_asked(file) for file in args.exclude]
-    counts = dict.fromkeys(files, 0)
-    pool = Pool(_unasked_rows(benchmark, counts, asked), config.unanswerable)
-    if not args.drop_overlap:
-        for questions in asked:
-            questions.check()
+    check_out(args.out, files)
+    progress = tqdm(files, "reading", unit="file", disable=None)
+    pool = Pool(row for file in progress for row in benchmark.read(file))
     tasks = build_tasks(pool, config, benchmark.name, args.split)
-    count = save_tasks(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out)
-    beside = write_provenance(
-        args.out,
-        {
-            "command": ["atommem", "data", "build", *argv],
-            "benchmark": benchmark.name,
-            "split": args.split,
-            **asdict(config),
-            "inputs": [{**describe_file(file), "rows": rows} for file, rows in counts.items()],
-            "aliases": None if args.aliases is None else describe_file(args.aliases),
-            "excluded": [
-                {**describe_file(item.path), "shared_questions": len(item.shared)} for item in asked
-            ],
-            "pool": {
-                "questions": len(pool.questions),
-                "documents": len(pool.documents),
-                "rows_without_all_gold_documents": pool.skipped,
-            },
+    settings = {
+        "command": ["atommem", "data", "build", *argv],
+        "benchmark": benchmark.name,
+        "split": args.split,
+        **asdict(config),
+        "inputs": [describe_file(file) for file in files],
+        "aliases": None if args.aliases is None else describe_file(args.aliases),
+        "pool": {
+            "questions": len(pool.questions),
+            "documents": len(pool.documents),
+            "rows_without_all_gold_documents": pool.skipped,
         },
-    )
-    print(
-        f"{args.out}: {count} tasks from {len(pool.questions)} questions and "
-        f"{len(pool.documents)} documents{pool.skipped_note}; provenance: {beside}"
-    )
-    return 0
-
-
-def _unasked_rows(
-    benchmark: Benchmark, counts: dict[Path, int], asked: Sequence[AskedQuestions]
-) -> Iterator[QARow]:
-    """Yield the rows of the files that no file of `asked` has, and count all rows of each file."""
-    for file in counts:
-        print(f"reading {file}", file=sys.stderr)
-        for row in benchmark.read(file):
-            counts[file] += 1
-            sharing = [questions for questions in asked if questions.has(row)]
-            for questions in sharing:
-                questions.shared.append(row)
-            if not sharing:
-                yield row
-        if not counts[file]:
-            raise DataError(f"{file}: has no rows. Give a file with rows, or download it again.")
+    }
+    if pool.skipped_note:
+        print(f"{args.benchmark}{pool.skipped_note}", file=sys.stderr)
+    return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 
 def _build_parser() -> Parser:
@@ -160,18 +114,6 @@ def _build_parser() -> Parser:
     )
     parser.add_argument("--docs", type=int, default=200, help="Documents of a task (%(default)s).")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
-    parser.add_argument(
-        "--exclude",
-        action="extend",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="Evaluation files that the input must not share questions with.",
-    )
-    parser.add_argument(
-        "--drop_overlap", action="store_true", help="Leave out shared questions, not refuse them."
-    )
     parser.add_settings("tasks", BuildConfig, leave_out=["documents"])
     return parser
 
@@ -189,43 +131,23 @@ def _show(argv: list[str]) -> int:
     # Our task files are read only as far as shown.
     read = iter_tasks if environment.read_tasks is load_tasks else environment.read_tasks
     for task in islice(read(args.file), args.n):
-        print(printable(_format(task, environment.describe(task))), end="\n\n")
+        described = environment.describe(task)
+        lines = [f"{described.id}  ({described.source or 'no source'})"]
+        for number, question in enumerate(described.questions, start=1):
+            lines.append(f"  question {number}: {question.text}")
+            lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
+            lines += [f"    {name}: {value}" for name, value in question.attributes.items()]
+        print(printable("\n".join(lines)), end="\n\n")
     return 0
 
 
-def _format(task: Any, description: TaskDescription) -> str:
-    """Return questions and answers of a task, and the gold documents of one of ours."""
-    lines = [f"{description.id}  ({description.source or 'no source'})"]
-    for number, question in enumerate(description.questions, start=1):
-        lines.append(f"  question {number}: {question.text}")
-        lines.append(f"    answer: {' | '.join(question.golds) or 'not known'}")
-        lines += [f"    {name}: {value}" for name, value in question.attributes.items()]
-    if isinstance(task, Task):
-        lines.append(f"  {len(task.documents)} documents; gold:")
-        lines += [
-            f"  document {number}, {document.title}: {_cut(document.text)}"
-            for number, document in enumerate(task.documents, start=1)
-            if document.gold
-        ]
-        if task.context is not None:
-            lines.append(f"  context: {_cut(task.context)}")
-    return "\n".join(lines)
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
 def _convert(argv: list[str]) -> int:
-    formats = "LoCoMo, LongMemEval, MemoryAgentBench, BEAM or MemAgent"
+    formats = "LoCoMo, LongMemEval, BEAM or MemAgent"
     parser = Parser("atommem data convert", f"Write a task file of {formats}.")
     parser.add_argument("file", type=Path, help=f"File of {formats}.")
     parser.add_argument("--out", type=Path, required=True, help="A .parquet or .jsonl file.")
     parser.add_argument(
-        "--wording",
-        metavar="official|FILE",
-        help="LoCoMo: its authors' questions, in our words or those of a YAML file (docs/data.md).",
+        "--wording", choices=["official"], help="LoCoMo: its authors' questions, in our words."
     )
     parser.add_argument(
         "--questions", type=int, help=f"LoCoMo: questions of a task (default: {QUESTIONS})."
@@ -236,8 +158,7 @@ def _convert(argv: list[str]) -> int:
     if args.wording is None and args.questions is None:
         tasks = iter_tasks(args.file)
     else:
-        wording = HINTED if args.wording is None else read_wording(args.wording)
-        tasks = read_locomo(args.file, args.questions or QUESTIONS, wording)
+        tasks = read_locomo(args.file, args.questions or QUESTIONS, args.wording is not None)
     settings = {
         "command": "atommem data convert",
         "wording": args.wording,
@@ -256,19 +177,13 @@ def _synthetic(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     config = make(WorldConfig, args)
     check_least(args, n=1)
-    check_out(args.out, [])
-    tasks = tqdm(
-        generate(config, args.n, args.seed), "generating", args.n, unit="task", disable=None
-    )
+    check_out(args.out)
+    tasks = generate(config, args.n, args.seed)
     settings = {"source": "synthetic", "n": args.n, "seed": args.seed, "world": asdict(config)}
-    return _save(tasks, args.out, settings)
+    return _save(tqdm(tasks, "generating", args.n, unit="task", disable=None), args.out, settings)
 
 
 def _save(tasks: Iterable[Task], out: Path, settings: Mapping[str, Any]) -> int:
-    tasks = iter(tasks)
-    first = list(islice(tasks, 1))  # before an earlier file of this name is replaced
-    if not first:
-        raise DataError(f"{out}: would have no tasks. Give a file with rows, or download it again.")
-    count = save_tasks(chain(first, tasks), out)
+    count = save_tasks(tasks, out)
     print(f"{out}: {count} tasks; provenance: {write_provenance(out, settings)}")
     return 0

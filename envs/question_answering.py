@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atommem.actions import ANSWER, answers_in, first
-from atommem.config import check_least, setting
+from atommem.config import check_choice, check_least, setting
 from atommem.environment import EnvironmentConfig, EnvironmentFactory, Score
-from atommem.envs.scoring.answers import check_reward, score_answers
-from atommem.envs.scoring.judge import LLMJudge, make_judge
-from atommem.envs.scoring.judge_config import JudgeConfig
-from atommem.envs.task import Task, describe_task
+from atommem.envs.scoring.judge import JudgeConfig, LLMJudge, Verdict, make_judge
+from atommem.envs.scoring.metrics import GAIA_SOURCE, LOCOMO_SOURCE, score_question
+from atommem.envs.task import Question, Task, describe_task
 from atommem.envs.task_files import load_tasks
 from atommem.episode import Step, StopReason
 from atommem.errors import ConfigError
 from atommem.tokens import Tokenizer
+
+REWARDS = ("em", "f1", "judge", "gaia")
+
+
+def check_reward(reward: str, source: str = "") -> None:
+    """Raise ConfigError if a metric cannot be the reward for tasks of `source`.
+
+    Sub-EM and LoCoMo's F1 of multi-hop questions score a list of candidates in full, which training
+    would learn: they are metrics only.
+    """
+    if reward == "sub_em" or (reward == "f1" and source == LOCOMO_SOURCE):
+        where = f" for {source}" if source else ""
+        raise ConfigError(
+            f"reward={reward}: pays for an answer that lists candidates{where}. Give em or judge."
+        )
+    check_choice("reward", reward, REWARDS)
+    if reward == "gaia" and source not in ("", GAIA_SOURCE):
+        raise ConfigError(f"reward=gaia: GAIA's own rule, not for {source}. Give em or judge.")
 
 
 @dataclass
@@ -76,6 +94,45 @@ class QAEnvironments(EnvironmentFactory):
         """Close the judge's connections."""
         if self.judge is not None:
             await self.judge.close()
+
+
+async def score_answers(
+    task: Task, answers: Sequence[str | None], reward: str, judge: LLMJudge | None = None
+) -> Score:
+    """Score a task: each metric is the mean over the questions that have it.
+
+    Questions without golds have no metric, and a task of such questions alone has no reward. A
+    judge adds ``judge`` and ``judge_unreadable``; its replies are the questions' notes.
+
+    Raises:
+        ConfigError: This metric cannot be the reward for this task.
+        OutageError: The judge is out of reach.
+        JudgeError: The judge cannot judge at all.
+    """
+    check_reward(reward, task.source)
+    pairs = list(zip(task.questions, answers, strict=True))
+    scores = [score_question(question, answer, task.source) for question, answer in pairs]
+    notes: tuple[str, ...] = ()
+    if judge is not None:
+        verdicts = await asyncio.gather(
+            *(_verdict(judge, question, answer) for question, answer in pairs)
+        )
+        notes = tuple(verdict.text and f"judge: {verdict.text}" for verdict in verdicts)
+        for score, verdict in zip(scores, verdicts, strict=True):
+            if score:
+                score |= {"judge": verdict.score, "judge_unreadable": float(not verdict.readable)}
+    by_name: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.items():
+            by_name.setdefault(name, []).append(value)
+    metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
+    return Score(metrics.get(reward), tuple(answers), metrics, tuple(scores), notes)
+
+
+async def _verdict(judge: LLMJudge, question: Question, answer: str | None) -> Verdict:
+    if not question.answers or answer is None or not answer.strip():
+        return Verdict(0.0)  # there is nothing to judge
+    return await judge(question, answer)
 
 
 def batches(count: int, at_once: int = 1) -> list[range]:

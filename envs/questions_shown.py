@@ -41,19 +41,12 @@ def arrivals(earliest: Sequence[int], parts: int, task_id: str) -> list[int]:
 
 @dataclass(frozen=True)
 class TrainedFor:
-    """The questions of the episodes that a policy was trained on.
+    """The episodes that a policy was trained on."""
 
-    Attributes:
-        shown: Some episodes showed the questions in every prompt (at serving: a goal).
-        blind: Some did not.
-        between: Some asked before the text was over.
-        open_ended: The number of parts and the end of the text were not shown.
-    """
-
-    shown: bool
-    blind: bool
-    between: bool
-    open_ended: bool
+    shown: bool  # some showed the questions in every prompt (at serving: a goal)
+    blind: bool  # some did not
+    between: bool  # some asked before the text was over
+    open_ended: bool  # the number of parts and the end of the text were not shown
 
     def __str__(self) -> str:
         """Return a sentence for people."""

@@ -9,7 +9,7 @@ from typing import Any
 from atommem.environment import QuestionDescription, TaskDescription
 from atommem.episode import Piece
 
-_ATTRIBUTES = ("type", "level", "hops", "subset", "answerable")
+_ATTRIBUTES = ("type", "level", "hops")
 """Metadata of questions by which scores are reported."""
 
 
@@ -24,7 +24,7 @@ class Question:
 
     def with_documents(self, places: Iterable[int]) -> Question:
         """Return the question with the places (from 0) of its gold documents in its metadata."""
-        return replace(self, metadata={**self.metadata, "documents": sorted(places)})
+        return replace(self, metadata={**self.metadata, "documents": sorted({*places})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +69,16 @@ def describe_task(task: Task) -> TaskDescription:
             question.answers,
             question.id,
             str(question.metadata.get("category", "")),
-            _attributes(question, len(task.documents)),
+            {
+                name: str(question.metadata[name])
+                for name in _ATTRIBUTES
+                if name in question.metadata
+            },
         )
         for question in task.questions
     )
     group = str(task.metadata.get("sample_id", ""))
     return TaskDescription(task.id, task.source, questions, group)
-
-
-def _attributes(question: Question, documents: int) -> dict[str, str]:
-    """Return the benchmark's attributes, and the fifths of the text that hold the evidence."""
-    metadata = question.metadata
-    found = {name: str(metadata[name]) for name in _ATTRIBUTES if name in metadata}
-    if places := metadata.get("documents"):
-        for name, place in (("first evidence", min(places)), ("last evidence", max(places))):
-            fifth = 5 * place // documents
-            found[name] = f"{20 * fifth}-{20 * fifth + 20}%"
-    return found
 
 
 def questions_piece(texts: Sequence[str]) -> Piece:

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atommem.envs.benchmarks.locomo import parse_locomo
-from atommem.envs.benchmarks.long_texts import (
-    parse_beam,
-    parse_longmemeval,
-    parse_memagent,
-    parse_memory_agent_bench,
-)
+from atommem.envs.benchmarks.long_texts import parse_beam, parse_longmemeval, parse_memagent
 from atommem.envs.benchmarks.rows import Row, import_pyarrow, load_json, read_rows
 from atommem.envs.task import Document, Task
 from atommem.errors import ConfigError, DataError, check_writable
@@ -31,14 +26,13 @@ _FORMATS: tuple[tuple[set[str], Callable[[Row], Iterable[Task]]], ...] = (
     ({"context", "input", "answers"}, parse_memagent),
     ({"conversation", "qa"}, parse_locomo),
     ({"question_id", "haystack_sessions"}, parse_longmemeval),
-    ({"context", "questions", "answers"}, parse_memory_agent_bench),
     ({"chat", "probing_questions"}, parse_beam),
 )
 """The fields by which rows of a benchmark are recognised, and their reader."""
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """Read a file of `save_tasks`, or of MemAgent, LoCoMo, LongMemEval, MemoryAgentBench or BEAM.
+    """Read a file of `save_tasks`, or of MemAgent, LoCoMo, LongMemEval or BEAM.
 
     Raises:
         DataError: The file is none of these, is damaged, or has no task; the message names the row
@@ -101,25 +95,21 @@ def save_tasks(tasks: Iterable[Task], path: str | Path) -> int:
     In parquet, the metadata of a task and of a question are JSON strings. Returns the number of
     tasks.
     """
-    path = check_name(path)
-    with replacing(path) as temporary:
-        return (_save_parquet if path.suffix == ".parquet" else _save_json_lines)(tasks, temporary)
-
-
-def check_name(path: str | Path) -> Path:
-    """Return `path`; raise ConfigError unless `save_tasks` can write it."""
     path = Path(path)
-    if path.suffix not in (".parquet", ".jsonl"):
-        raise ConfigError(f"{str(path)[:200]}: the name must end in .parquet or .jsonl.")
-    check_writable("out", path, folder=False)
-    return path
+    check_out(path)
+    with replacing(path) as temporary:
+        save = _save_parquet if path.suffix == ".parquet" else _save_json_lines
+        count = save(tasks, temporary)
+        if not count:
+            raise DataError(f"{path}: would have no tasks. Give data with rows.")
+    return count
 
 
 def _save_json_lines(tasks: Iterable[Task], path: Path) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for task in tasks:
-            file.write(_dumps(asdict(task)) + "\n")
+            file.write(json.dumps(asdict(task), ensure_ascii=False) + "\n")
             count += 1
     return count
 
@@ -138,7 +128,7 @@ def _save_parquet(tasks: Iterable[Task], path: Path) -> int:
 def _parquet_row(task: Task) -> dict[str, Any]:
     row = asdict(task)
     for item in (row, *row["questions"]):
-        item["metadata"] = _dumps(item["metadata"])
+        item["metadata"] = json.dumps(item["metadata"], ensure_ascii=False)
     return row
 
 
@@ -158,10 +148,6 @@ def _schema(pa: Any) -> Any:
     )
 
 
-def _dumps(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def describe_file(path: str | Path) -> dict[str, Any]:
     """Return name (without folders), size in bytes and SHA-256 of a file."""
     path = Path(path)
@@ -170,9 +156,11 @@ def describe_file(path: str | Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
-def check_out(out: Path, inputs: Iterable[Path]) -> None:
+def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Raise ConfigError unless a task file can be written to `out` without replacing an input."""
-    check_name(out)
+    if out.suffix not in (".parquet", ".jsonl"):
+        raise ConfigError(f"{str(out)[:200]}: the name must end in .parquet or .jsonl.")
+    check_writable("out", out, folder=False)
     for path in inputs:
         if out.exists() and path.exists() and out.samefile(path):
             raise ConfigError(f"out={out}: would overwrite the input {path}. Give another name.")

@@ -20,12 +20,12 @@ from atommem.config import (
     setting,
 )
 from atommem.environment import EnvironmentFactory, make_factory
-from atommem.envs.scoring.judge_config import judge_settings
+from atommem.envs.scoring.judge import judge_settings
 from atommem.errors import ConfigError
 from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method
 from atommem.eval.methods.recorder import Setup
-from atommem.policy.opening import check_window, open_policy, policy_identity
+from atommem.policy.opening import open_policy, policy_identity
 from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
 
 EXIT_REFUSED = 2
@@ -73,7 +73,6 @@ class EvalRun:
                 f"max_tokens={tokens}, context_tokens={self.config.context_tokens}: the context "
                 "holds prompt and completion. Give a smaller max_tokens."
             )
-        check_window("max_tokens", tokens, self.policy.policy[0])
 
     def replace(self, values: Mapping[str, Any]) -> EvalRun:
         """Return this evaluation with other `values` of settings, checked like YAML."""

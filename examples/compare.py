@@ -6,8 +6,7 @@ python examples/compare.py runs/demo/cold_start runs/demo/grpo runs/demo/heldout
 import asyncio
 import sys
 
-from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EvalResult
+from atommem.envs.scoring.records import EvalResult, compare
 from atommem.envs.task import Task
 from atommem.envs.task_files import load_tasks
 from atommem.eval.runner import evaluate

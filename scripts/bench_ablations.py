@@ -32,7 +32,7 @@ from rich.console import Console
 
 from atommem.demo.recipe import FULL, LIMITED, Recipe, quick
 from atommem.demo.run import run_demo
-from atommem.envs.scoring.paired import compare
+from atommem.envs.scoring.records import compare
 from atommem.envs.scoring.statistics import holm
 from atommem.envs.synthetic.world import generate
 

@@ -37,6 +37,7 @@ from atommem.episode import Episode
 from atommem.policy import server as policy_server
 from atommem.policy.contract import Completion, Policy, Sampling
 from atommem.policy.server import completion_request
+from atommem.policy.server_pool import parse_metrics
 from atommem.rollout import EpisodeRunner, Limits
 
 GROUP, COMPLETION_TOKENS, CHUNKS = 16, 48, 3
@@ -105,6 +106,11 @@ def long_task(tokenizer: Any, tokens: int) -> Task:
     return replace(tasks[0], documents=tuple(documents))
 
 
+def metrics(url: str) -> dict[str, float]:
+    """Return the counters of a server."""
+    return parse_metrics(httpx.get(f"{url}/metrics", timeout=60).raise_for_status().text)
+
+
 async def rollout(
     server: Any,
     tokenizer: Any,
@@ -125,9 +131,9 @@ async def rollout(
     stored = {**settings, "temperature": 1.0, "seed": 1}
     embedder = embedder or HashingEmbedder(256)
     agent = make_agent(policy, embedder, tokenizer, stored=stored, keep_prompts=True)
-    before, started = server.metrics(), time.perf_counter()
+    before, started = metrics(server.url), time.perf_counter()
     episodes = await EpisodeRunner(agent, limits=Limits(max_steps=steps)).run_all(jobs)
-    seconds, after = time.perf_counter() - started, server.metrics()
+    seconds, after = time.perf_counter() - started, metrics(server.url)
     await policy.close()
     assert all(len(episode.steps) == steps for episode in episodes), [e.error for e in episodes]
     sampled = [step for episode in episodes for step in episode.steps if len(step.token_ids) > 1]

@@ -14,7 +14,7 @@ from atommem.config import EmbedderConfig, MemoryConfig, check_least
 from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
-from atommem.policy.opening import check_window, model_folder
+from atommem.policy.opening import model_folder
 from atommem.run import Checkpoint, RunConfig, check_setting_names
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run.shapes import DryRunConfig
@@ -59,8 +59,6 @@ def parse(stage: str, argv: Sequence[str], defaults: Mapping[str, Any] | None = 
         raise ConfigError("--model_name_or_path is missing. Give a model folder or hub name.")
     check_least(args, learning_rate=0, max_completion_length=1)
     model_folder("model_name_or_path", model)
-    if args.max_completion_length is not None:
-        check_window("max_completion_length", args.max_completion_length, model)
     check_writable("output_dir", args.output_dir, folder=True)
     return settings
 

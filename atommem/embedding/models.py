@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
-from atommem.embedding.embedder import EmbeddingCounts, TextKind, Vectors, unit_rows
+from atommem.embedding.embedder import TextKind, Vectors, unit_rows
 from atommem.errors import ConfigError
 from atommem.hub import hub_name, not_loaded, only_here
-from atommem.servers.client import ClientOptions, RefusedError, ServerClient
+from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import clean
 
 
@@ -21,7 +22,7 @@ class SentenceTransformerEmbedder:
     """Embed in a worker thread, on the first GPU if there is one.
 
     Queries get the model's query prompt and entries its document prompt, if it defines them. Texts
-    beyond the model's longest input are cut and counted.
+    beyond the model's longest input are cut.
 
     Args:
         model: A hub name (NAME or NAME@REVISION) or a folder.
@@ -32,14 +33,13 @@ class SentenceTransformerEmbedder:
         from sentence_transformers import SentenceTransformer
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = "float32" if device == "cpu" else "auto"
         name, revision = hub_name(str(model))
         try:
             self._model: Any = SentenceTransformer(
                 name,
                 device=device,
                 revision=revision,
-                model_kwargs={"dtype": dtype},
+                model_kwargs={"dtype": "float32" if device == "cpu" else "auto"},
                 local_files_only=only_here(name),
             )
         except (OSError, ValueError) as error:
@@ -51,7 +51,6 @@ class SentenceTransformerEmbedder:
         self.model = Path(model).name if Path(model).is_dir() else str(model)
         self.dim = int(self._model.get_embedding_dimension())
         self.id = f"sentence_transformer/{self.model}/{self.dim}"
-        self.counts = EmbeddingCounts()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-embedder")
 
     async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
@@ -68,16 +67,14 @@ class SentenceTransformerEmbedder:
     def _encode(self, texts: Sequence[str], kind: TextKind) -> Vectors:
         texts = [clean(text) for text in texts]
         window = self._model.max_seq_length
-        for text in texts:
-            # A token has at least one byte, so short texts need no counting.
-            if window is not None and len(text.encode()) > window and self._tokens(text) > window:
-                self.counts.add_cut(text)
+        # A token has at least one byte, so short texts need no counting.
+        long = [text for text in texts if window is not None and len(text.encode()) > window]
+        if any(self._tokens(text) > window for text in long):
+            warnings.warn(f"{self.model}: a text beyond {window} tokens was cut", stacklevel=2)
         encode = self._model.encode_query if kind == "query" else self._model.encode_document
         encoded = np.asarray(encode(texts, show_progress_bar=False), dtype=np.float32)
         # Normalised here, in float32: a model in half precision would be off by 1e-3.
-        vectors, lost = unit_rows(encoded)
-        self.counts.add(len(texts), lost)
-        return vectors
+        return _directions(encoded, self.model)
 
     def _tokens(self, text: str) -> int:
         return len(self._model.tokenizer(text, truncation=False, verbose=False)["input_ids"])
@@ -95,12 +92,10 @@ class HttpEmbedder:
         options: Options of `ServerClient`.
     """
 
-    def __init__(self, base_url: str, model: str, **options: Unpack[ClientOptions]) -> None:
+    def __init__(self, base_url: str, model: str, **options: Any) -> None:
         self.model = model
-        self.counts = EmbeddingCounts()
-        options = ClientOptions(timeout=60.0, max_in_flight=16) | options
+        options = {"timeout": 60.0, "max_in_flight": 16, **options}
         self._client = ServerClient(base_url, service="embedder", **options)
-        self.dim = 0
         # In a thread with its own event loop: a loop may already run in this one.
         with ThreadPoolExecutor(max_workers=1) as thread:
             self.dim = thread.submit(asyncio.run, self._measure_dim()).result()
@@ -110,20 +105,13 @@ class HttpEmbedder:
         """Embed `texts`; `kind` makes no difference. Raises as the constructor does."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
-        try:
-            found = await self._post(texts)
-        except RefusedError as error:
-            if not error.of_input:
-                raise self._config_error(error) from error
-            if len(texts) == 1:
-                return await self._embed_beginning(texts[0], error)
-            # One refused text fails the whole request: bisect.
-            half = len(texts) // 2
-            parts = self.embed(texts[:half], kind), self.embed(texts[half:], kind)
-            return np.concatenate(await asyncio.gather(*parts))
-        vectors, lost = unit_rows(found)
-        self.counts.add(len(texts), lost)
-        return vectors
+        vectors = await self._request(list(texts))
+        if vectors.shape[1] != self.dim:
+            raise ConfigError(
+                f"{self._client.base_url} returned {vectors.shape[1]} numbers a text after "
+                f"{self.dim}. Check that it serves one model."
+            )
+        return _directions(vectors, self.model)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -131,9 +119,7 @@ class HttpEmbedder:
 
     async def _measure_dim(self) -> int:
         try:
-            vectors = await self._post(["dimension"])
-        except RefusedError as error:
-            raise self._config_error(error) from error
+            vectors = await self._request(["a"])
         finally:
             await self._client.close()
         if unit_rows(vectors)[1]:
@@ -143,38 +129,40 @@ class HttpEmbedder:
             )
         return int(vectors.shape[1])
 
-    async def _embed_beginning(self, text: str, error: RefusedError) -> Vectors:
-        """Embed the longest beginning of a text that the server takes, halving it."""
-        for cut in range(1, len(text).bit_length()):
-            try:
-                vectors, lost = unit_rows(await self._post([text[: len(text) >> cut]]))
-            except RefusedError as again:
-                if not again.of_input:
-                    raise self._config_error(again) from again
-                continue
-            self.counts.add_cut(text)
-            self.counts.add(1, lost)
-            return vectors
-        self.counts.add(1, 1, str(error))
-        return np.eye(1, self.dim, dtype=np.float32)
-
-    async def _post(self, texts: Sequence[str]) -> Vectors:
-        body = {"model": self.model, "input": list(texts), "encoding_format": "float"}
-        reply = await self._client.post("/v1/embeddings", body)
+    async def _request(self, texts: list[str]) -> Vectors:
+        """Return the server's vectors; one refused text fails a whole request, so bisect it."""
+        body = {"model": self.model, "input": texts, "encoding_format": "float"}
+        try:
+            reply = await self._client.post("/v1/embeddings", body)
+        except RefusedError as error:
+            half = len(texts) // 2
+            if error.of_input and half:
+                parts = self._request(texts[:half]), self._request(texts[half:])
+                return np.concatenate(await asyncio.gather(*parts))
+            if error.of_input and len(texts[0]) > 1:
+                warnings.warn(f"{self.model}: a refused text was cut ({error})", stacklevel=2)
+                return await self._request([texts[0][: len(texts[0]) // 2]])
+            raise ConfigError(
+                f"{self._client.base_url} refused to embed with model {self.model!r} ({error}). "
+                "Check embedder_url, embedder_model and the key (ATOMMEM_EMBEDDER_API_KEY)."
+            ) from error
         try:
             items = {item["index"]: item["embedding"] for item in reply["data"]}
-            vectors = np.array([items[index] for index in range(len(texts))], dtype=np.float32)
-            if vectors.shape != (len(texts), self.dim or vectors.shape[-1]):
-                raise ValueError(f"vectors of shape {vectors.shape} after {self.dim} numbers each")
+            return np.array([items[index] for index in range(len(texts))], dtype=np.float32)
         except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self._client.base_url}/v1/embeddings did not return embeddings of {len(texts)} "
                 f"texts ({error}). Check that it is an embedding server of one model."
             ) from error
-        return vectors
 
-    def _config_error(self, error: RefusedError) -> ConfigError:
-        return ConfigError(
-            f"{self._client.base_url} refused to embed with model {self.model!r} ({error}). Check "
-            "embedder_url, embedder_model and the key (ATOMMEM_EMBEDDER_API_KEY)."
+
+def _directions(vectors: Vectors, model: str) -> Vectors:
+    """Normalise rows; warn if some have no direction."""
+    rows, lost = unit_rows(vectors)
+    if lost:
+        warnings.warn(
+            f"{model}: vectors that are zero or not finite were replaced by the first unit vector; "
+            "check the dtype of a model in half precision",
+            stacklevel=3,
         )
+    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from atommem.config import setting
 from atommem.errors import PolicyError, PromptTooLongError
@@ -30,29 +30,26 @@ class Sampling:
     )
     affinity: str | None = None
 
-
-def check_sampling(sampling: Sampling | Any) -> None:
-    """Validate an object with the fields of `Sampling`."""
-    if not 0 <= sampling.temperature < inf:
-        raise PolicyError(f"temperature={sampling.temperature}: must be finite and at least 0.")
-    if not 0 < sampling.top_p <= 1:
-        raise PolicyError(f"top_p={sampling.top_p}: must be above 0 and at most 1.")
-    if sampling.top_k < 0:
-        raise PolicyError(f"top_k={sampling.top_k}: must be at least 0 (0 keeps all tokens).")
-    if sampling.max_tokens < 1:
-        raise PolicyError(f"max_tokens={sampling.max_tokens}: must be at least 1.")
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < inf:
+            raise PolicyError(f"temperature={self.temperature}: must be finite and at least 0.")
+        if not 0 < self.top_p <= 1:
+            raise PolicyError(f"top_p={self.top_p}: must be above 0 and at most 1.")
+        if self.top_k < 0:
+            raise PolicyError(f"top_k={self.top_k}: must be at least 0 (0 keeps all tokens).")
+        if self.max_tokens < 1:
+            raise PolicyError(f"max_tokens={self.max_tokens}: must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A policy's completion.
 
-    `logprobs[i]` is the log-probability (nats) of `token_ids[i]` under the distribution it was
-    sampled from, after temperature, top-k and top-p (vLLM's ``processed_logprobs``). At temperature
-    0 it is the model's own. Both lists include the closing end-of-sequence token, which is trained
-    on, and both are empty if a server returns text only (`ChatPolicy`); then `prompt_tokens` and
-    `completion_tokens` hold the server's counts. ``content_filter`` means that the model or its
-    provider refused; `text` is then empty.
+    `logprobs` (nats) are of the distribution that was sampled from, after temperature, top-k and
+    top-p (vLLM's ``processed_logprobs``), at temperature 0 the model's own. The closing
+    end-of-sequence token is among the ids, since it is trained on. A server of texts (`ChatPolicy`)
+    returns neither, but its token counts. After ``content_filter``, a refusal, `text` is empty.
+    `thinking_apart`: the server took the thoughts out of the text.
     """
 
     token_ids: list[int]
@@ -61,6 +58,7 @@ class Completion:
     finish_reason: Literal["stop", "length", "content_filter"]
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    thinking_apart: bool = False
 
 
 class Policy(Protocol):
@@ -95,21 +93,15 @@ class MessagePolicy(Protocol):
 
 @runtime_checkable
 class BatchPolicy(Protocol):
-    """A policy that samples all waiting requests together, in this process.
-
-    Attributes:
-        samples_what_waits: If true, prompts are encoded in the event loop: threads would hand them
-            over one by one, and the first batch would have a single prompt.
-    """
+    """A policy that samples all waiting requests together, in this process."""
 
     samples_what_waits: bool
+    """If true, prompts are encoded in the event loop: threads would hand them over one by one, and
+    the first batch would have a single prompt."""
 
 
 class ScriptedPolicy:
-    """Answer every prompt with ``script(prompt text)``, for demonstrations and tests.
-
-    Completions end with `eos_token_id`, if set. Log-probabilities are 0.
-    """
+    """Answer a prompt with ``script(prompt text)`` and `eos_token_id`; log-probabilities are 0."""
 
     def __init__(
         self, tokenizer: Tokenizer, script: Callable[[str], str], eos_token_id: int | None = None
@@ -135,15 +127,9 @@ class ScriptedPolicy:
 def check_request(
     prompt_ids: Sequence[int], sampling: Sampling, context_length: int | None
 ) -> None:
-    """Validate a request; a `context_length` of None is unknown.
-
-    Raises:
-        PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-        PolicyError: The prompt is empty, a sampling value is out of range, or no prompt would fit.
-    """
+    """Raise PolicyError for an empty prompt, PromptTooLongError for one beyond the context."""
     if not prompt_ids:
         raise PolicyError("The prompt is empty: give at least one token.")
-    check_sampling(sampling)
     if context_length is None:
         return
     if sampling.max_tokens >= context_length:
@@ -169,26 +155,17 @@ def make_completion(
     """Decode sampled tokens; special tokens stay in the ids but not in the text.
 
     Args:
-        token_ids: The sample, with its closing end-of-sequence token if any.
-        logprobs: One per token, in nats.
         stopped: An end-of-sequence token ended it, not max_tokens.
         source: Names the back end in errors.
 
     Raises:
         PolicyError: A log-probability is missing or not finite.
     """
-    if logprobs is None or len(logprobs) != len(token_ids):
-        count = "no" if logprobs is None else len(logprobs)
+    found = [logprob for logprob in logprobs or () if logprob is not None and isfinite(logprob)]
+    if len(found) != len(token_ids) or len(found) != len(logprobs or ()):
         raise PolicyError(
-            f"{source} returned {count} log-probabilities for {len(token_ids)} tokens."
+            f"{source} returned {len(found)} finite log-probabilities for {len(token_ids)} tokens. "
+            "If the model computes NaN, try another dtype."
         )
-    for position, logprob in enumerate(logprobs):
-        if logprob is None or not isfinite(logprob):
-            raise PolicyError(
-                f"{source} returned the log-probability {logprob} for token {position} of "
-                f"{len(token_ids)}: the model computes NaN there. Try another dtype."
-            )
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    return Completion(
-        token_ids, cast(list[float], list(logprobs)), text, "stop" if stopped else "length"
-    )
+    return Completion(token_ids, found, text, "stop" if stopped else "length")

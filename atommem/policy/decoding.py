@@ -55,8 +55,7 @@ def decode(model: Any, rows: Sequence[Row], eos_ids: Collection[int], pad_id: in
     row's seed alone.
 
     Args:
-        model: A transformers causal language model (or a peft model around one), in eval mode.
-        rows: The batch; fresh rows.
+        model: A transformers causal language model, in eval mode.
         eos_ids: Token ids that end a completion, kept as its last token.
         pad_id: Any valid token id; it is masked.
     """
@@ -140,9 +139,9 @@ def draw(
     """Sample one token id per row by inverting the cumulative distribution at `uniforms`.
 
     Args:
-        logits: (rows, vocabulary), the model's.
+        logits: (rows, vocabulary).
         uniforms: (rows,), in [0, 1).
-        settings: (rows, 3): temperature, top_p and top_k (infinite: all).
+        settings: (rows, 3), of `sampling_settings`.
 
     Returns:
         Token ids and their log-probabilities in the sampled distribution: (rows,) each.

@@ -18,6 +18,8 @@ from atommem.policy.decoding import Row, decode
 FREE_PADDING = 4096
 """Padding tokens that a batch may have even if they exceed its real tokens."""
 
+_Request = tuple[list[int], Sampling]
+
 
 class LocalPolicy:
     """Sample from a loaded causal language model, all waiting prompts as batches of similar length.
@@ -34,7 +36,6 @@ class LocalPolicy:
         max_batch_size: Most prompts in one batch.
         max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch; bounds the
             key-value cache. A single request may exceed it.
-        device: Moves the model there.
     """
 
     samples_what_waits = True
@@ -47,9 +48,8 @@ class LocalPolicy:
         *,
         max_batch_size: int = 256,
         max_batch_tokens: int = 65_536,
-        device: Any = None,
     ) -> None:
-        self.model = model if device is None else model.to(device)
+        self.model = model
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
@@ -57,52 +57,32 @@ class LocalPolicy:
             model.config.get_text_config(), "max_position_embeddings", None
         )
         self._eos_ids = _eos_ids(model, tokenizer)
-        self._batcher: RequestBatcher[tuple[list[int], Sampling], Completion] = RequestBatcher(
-            self._complete_all
-        )
+        self._batcher: RequestBatcher[_Request, Completion] = RequestBatcher(self._complete_all)
         # One thread: event loops must not use the model concurrently.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="atommem-policy")
 
     @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        dtype: Any = None,
-        device: Any = None,
-        revision: str | None = None,
-        **options: Any,
-    ) -> Self:
+    def from_pretrained(cls, path: str | Path, revision: str | None = None, **options: Any) -> Self:
         """Load model and tokenizer from a folder (also of a peft adapter) or a hub name.
 
-        Args:
-            path: As for transformers' ``from_pretrained``.
-            dtype: A torch dtype or its name; None is float32 on CPU, the checkpoint's elsewhere.
-            device: None is the first GPU if there is one, else the CPU.
-            revision: Commit, branch or tag of a hub name.
-            options: Further arguments of `LocalPolicy`.
+        The model goes to the first GPU if there is one, else to the CPU in float32.
         """
         import torch
         from transformers import AutoModelForCausalLM
 
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        dtype = dtype or ("float32" if device.type == "cpu" else "auto")
+        device, dtype = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", "float32")
+        found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
         try:
-            found: dict[str, Any] = {"revision": revision, "local_files_only": only_here(path)}
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **found)
             tokenizer = read_tokenizer(path, **found)
         except Exception as error:  # transformers raises many kinds for broken files
             raise PolicyError(
                 f"{str(path)!r} is not a causal language model: {not_loaded(str(path), error)}"
             ) from error
-        return cls(model, tokenizer, device=device, **options)
+        return cls(model.to(device), tokenizer, **options)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion in the next batch.
-
-        Raises:
-            PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: The prompt is empty or a sampling value is out of range.
-        """
+        """Sample one completion in the next batch; raises as `Policy.complete` does."""
         check_request(prompt_ids, sampling, self.context_length)
         return await self._batcher.submit((prompt_ids, sampling))
 
@@ -110,9 +90,7 @@ class LocalPolicy:
         """End the worker thread; the model stays loaded."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _complete_all(
-        self, waiting: list[Waiting[tuple[list[int], Sampling], Completion]]
-    ) -> None:
+    async def _complete_all(self, waiting: list[Waiting[_Request, Completion]]) -> None:
         # Prompts arrive in any order; equal prompts must make equal batches.
         waiting.sort(key=lambda item: (item.request[0], item.request[1].seed or 0))
         lengths = [(len(item.request[0]), item.request[1].max_tokens) for item in waiting]
@@ -149,9 +127,6 @@ def plan_batches(
 
     Args:
         lengths: (prompt tokens, max_tokens) of each request.
-        max_batch_size: Most requests in one batch.
-        max_batch_tokens: Most rows x (longest prompt + longest max_tokens) in one batch of two or
-            more.
 
     Returns:
         Indices into `lengths`, each once. Padding of a batch is at most its real prompt tokens or
@@ -186,8 +161,6 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    config = getattr(model, "generation_config", None)
-    named = getattr(config, "eos_token_id", None)
-    ids = {*named} if isinstance(named, (list, tuple)) else {named}
-    ids.add(tokenizer.eos_token_id)
-    return frozenset(int(token_id) for token_id in ids if token_id is not None)
+    named = model.generation_config.eos_token_id
+    ids = [*named] if isinstance(named, list) else [named]
+    return frozenset(id_ for id_ in (*ids, tokenizer.eos_token_id) if id_ is not None)

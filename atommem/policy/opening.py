@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,23 +37,17 @@ def open_policy(settings: PolicyConfig) -> LocalPolicy | ServerPolicy | ServerPo
             max_batch_size=settings.max_in_flight,
             max_batch_tokens=settings.max_batch_tokens,
         )
-    # Connections need open files, of which the soft limit allows 1,024.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
-    model_name, in_flight = settings.model, settings.max_in_flight
-    if settings.api == "chat":
-        from atommem.policy.server import ChatPolicy
-
-        return ChatPolicy(first, model_name, tokenizer=tokenizer, max_in_flight=in_flight)
-    if not others:
-        from atommem.policy.server import ServerPolicy
-
-        return ServerPolicy(first, model_name, tokenizer=tokenizer, max_in_flight=in_flight)
+    from atommem.policy.server import ChatPolicy, ServerPolicy
     from atommem.policy.server_pool import ServerPool
 
-    # While the others are gone, one server may get all requests.
-    return ServerPool(settings.policy, model_name, tokenizer=tokenizer, max_in_flight=in_flight)
+    tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
+    # While others are gone, one server of a pool may get all requests.
+    options: Any = {"tokenizer": tokenizer, "max_in_flight": settings.max_in_flight}
+    if settings.api == "chat":
+        return ChatPolicy(first, settings.model, **options)
+    if others:
+        return ServerPool(settings.policy, settings.model, **options)
+    return ServerPolicy(first, settings.model, **options)
 
 
 def load_tokenizer(name: str) -> Any:
@@ -96,18 +88,6 @@ def model_folder(setting: str, name: str) -> str:
     if in_folder or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise PolicyError(f"{setting}={name}: there is no such folder{suggest_path(path)}.")
     return name
-
-
-def check_window(setting: str, tokens: int, folder: str) -> None:
-    """Check that completions leave room for a prompt in the window that a folder names."""
-    file = Path(folder) / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    window = config.get("max_position_embeddings", tokens + 1)
-    if tokens >= window:
-        raise PolicyError(
-            f"{setting}={tokens}: leaves no room for a prompt in the window of {folder}, {window}. "
-            "Lower it."
-        )
 
 
 async def policy_identity(settings: PolicyConfig, policy: Any) -> dict[str, Any]:

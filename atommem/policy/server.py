@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling, check_request, make_completion
 from atommem.servers.chat import ChatClient
-from atommem.servers.client import ClientOptions, RefusedError, ServerClient
+from atommem.servers.client import RefusedError, ServerClient
 from atommem.tokens import ApproximateTokenizer
 
 if TYPE_CHECKING:
@@ -26,9 +24,7 @@ class RemotePolicy:
         options: Options of `ServerClient`.
     """
 
-    def __init__(
-        self, base_url: str, model: str | None, tokenizer: Any, options: ClientOptions
-    ) -> None:
+    def __init__(self, base_url: str, model: str | None, tokenizer: Any, **options: Any) -> None:
         self.tokenizer = tokenizer
         self._client = ServerClient(base_url, service="policy", **options)
         self._model = model
@@ -55,17 +51,17 @@ class RemotePolicy:
         """Close the connections of the running event loop."""
         await self._client.close()
 
-    def _policy_error(self, error: RefusedError, model: str, prompt: str) -> PolicyError:
+    def _policy_error(self, error: RefusedError, prompt: str) -> PolicyError:
         url = self._client.base_url
         if error.status == 404:
             return UnknownModelError(
-                f"{url} does not serve a model named {model!r} ({error}). Check name and URL."
+                f"{url} does not serve a model named {self._model!r} ({error}). Check name and URL."
             )
         if error.too_long:
             return PromptTooLongError(f"{url} refused {prompt}: {error.message}")
         return PolicyError(
-            f"{url} refused a completion of model {model!r} ({error}). Check the model's name, the "
-            "key (ATOMMEM_POLICY_API_KEY) and the sampling values."
+            f"{url} refused a completion of model {self._model!r} ({error}). Check the model's "
+            "name, the key (ATOMMEM_POLICY_API_KEY) and the sampling values."
         )
 
 
@@ -86,60 +82,27 @@ class ServerPolicy(RemotePolicy):
         *,
         tokenizer: Any,
         scaled_logprobs: bool = False,
-        **options: Unpack[ClientOptions],
+        **options: Any,
     ) -> None:
-        super().__init__(base_url, model, tokenizer, ClientOptions(max_in_flight=256) | options)
-        self._requires_scaling = scaled_logprobs
-        self._scaling_checked = False
-        self._scaling_lock = asyncio.Lock()
+        super().__init__(base_url, model, tokenizer, **{"max_in_flight": 256, **options})
+        self._check_scaling = scaled_logprobs
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion.
+        """Sample one completion; raises as `Policy.complete` does.
 
         Raises:
-            OutageError: The server is out of reach, keeps failing, or aborted the request.
-            PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
             UnknownModelError: The server does not know the model's name.
-            PolicyError: The server refused, or its answer lacks ids or log-probabilities.
         """
         model = await self.model_name()
         check_request(prompt_ids, sampling, self._context_length)
         body = completion_request(model, prompt_ids, sampling)
         try:
-            if self._requires_scaling and sampling.temperature not in (0.0, 1.0):
-                await self._check_scaling(body)
+            if self._check_scaling and sampling.temperature not in (0.0, 1.0):
+                await self._require_scaling(body)
             reply = await self._client.post("/v1/completions", body)
         except RefusedError as error:
             prompt = f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens}"
-            raise self._policy_error(error, model, prompt) from error
-        return self._read(reply)
-
-    def use_model(self, name: str) -> None:
-        """Request this model (or adapter) from now on; requests in flight keep theirs."""
-        self._model = name
-
-    def forget_server(self) -> None:
-        """Check the server's settings again: it may have restarted."""
-        self._scaling_checked = False
-
-    async def _check_scaling(self, body: dict[str, Any]) -> None:
-        """Compare the two likeliest tokens with those at temperature 1: scaled, they lie apart."""
-        async with self._scaling_lock:
-            if self._scaling_checked:
-                return
-            probe = {**body, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": True}
-            at_one = _gap(await self._client.post("/v1/completions", {**probe, "temperature": 1.0}))
-            sampled = _gap(await self._client.post("/v1/completions", probe))
-            temperature: float = body["temperature"]
-            if abs(sampled - at_one) < abs(sampled - at_one / temperature):
-                raise PolicyError(
-                    f"{self._client.base_url} returns log-probabilities without the temperature "
-                    f"{temperature:g} that it samples at. Start it with --logprobs-mode "
-                    "processed_logprobs, or train at temperature 1."
-                )
-            self._scaling_checked = True
-
-    def _read(self, reply: Any) -> Completion:
+            raise self._policy_error(error, prompt) from error
         url = f"{self._client.base_url}/v1/completions"
         try:
             choice = reply["choices"][0]
@@ -153,6 +116,24 @@ class ServerPolicy(RemotePolicy):
         if finish_reason not in ("stop", "length"):
             raise OutageError(f"{url} aborted a completion: finish_reason={finish_reason!r}.")
         return make_completion(self.tokenizer, token_ids, logprobs, finish_reason == "stop", url)
+
+    def use_model(self, name: str) -> None:
+        """Request this model (or adapter) from now on; requests in flight keep theirs."""
+        self._model = name
+
+    async def _require_scaling(self, body: dict[str, Any]) -> None:
+        """Compare the two likeliest tokens with those at temperature 1: scaled, they lie apart."""
+        probe = {**body, "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": True}
+        at_one = _gap(await self._client.post("/v1/completions", {**probe, "temperature": 1.0}))
+        sampled = _gap(await self._client.post("/v1/completions", probe))
+        temperature: float = body["temperature"]
+        if abs(sampled - at_one) < abs(sampled - at_one / temperature):
+            raise PolicyError(
+                f"{self._client.base_url} returns log-probabilities without the temperature "
+                f"{temperature:g} that it samples at. Start it with --logprobs-mode "
+                "processed_logprobs, or train at temperature 1."
+            )
+        self._check_scaling = False
 
 
 class ChatPolicy(RemotePolicy):
@@ -170,16 +151,16 @@ class ChatPolicy(RemotePolicy):
         model: str | None = None,
         *,
         tokenizer: Tokenizer | None = None,
-        **options: Unpack[ClientOptions],
+        **options: Any,
     ) -> None:
-        super().__init__(base_url, model, tokenizer or ApproximateTokenizer(), options)
+        super().__init__(base_url, model, tokenizer or ApproximateTokenizer(), **options)
         self._chat = ChatClient(self._client)
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Raise PolicyError: a chat endpoint takes messages."""
         raise PolicyError(
-            f"{self._client.base_url} takes messages, not token ids. Use a server that has "
-            "/v1/completions with return_token_ids (vLLM), or a method that sends messages."
+            f"{self._client.base_url} takes messages, not token ids. Use a vLLM server, or a "
+            "method that sends messages."
         )
 
     async def complete_chat(
@@ -187,31 +168,34 @@ class ChatPolicy(RemotePolicy):
     ) -> Completion:
         """Sample one completion of `messages` (each a ``role`` and its ``content``).
 
-        Returns:
-            Text and the server's token counts, without ids and log-probabilities. A refusal by the
-            model or a filter is an empty completion with finish reason ``content_filter``.
-
-        Raises:
-            OutageError: The server is out of reach, keeps failing, or aborted the request.
-            PromptTooLongError: The prompt does not fit the model's context.
-            UnknownModelError: The server does not know the model's name.
-            PolicyError: The server refused the request for another reason.
+        A refusal by the model or a filter is an empty completion. Raises as `Policy.complete` does.
         """
-        model = await self.model_name()
-        settings = asdict(sampling)
-        del settings["affinity"]
         try:
-            reply = await self._chat.ask(model, messages, **settings)
+            reply = await self._chat.ask(
+                await self.model_name(),
+                messages,
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
+            )
         except RefusedError as error:
             if error.filtered and not error.too_long:
                 return Completion([], [], "", "content_filter")
-            raise self._policy_error(error, model, "a prompt") from error
+            raise self._policy_error(error, "a prompt") from error
         if reply.finish_reason == "error":
             raise OutageError(
                 f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}."
             )
         return Completion(
-            [], [], reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens
+            [],
+            [],
+            reply.text,
+            reply.finish_reason,
+            reply.prompt_tokens,
+            reply.completion_tokens,
+            thinking_apart=bool(reply.reasoning),
         )
 
 

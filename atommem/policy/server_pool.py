@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atommem.errors import ConfigError, OutageError, PolicyError, UnknownModelError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ServerPolicy
-from atommem.servers.vllm_process import VllmAdmin
+from atommem.servers.client import RefusedError, ServerClient
 
-if TYPE_CHECKING:
-    import httpx
-
+HEALTH_SECONDS = 5.0
 MAX_PROBE_SECONDS = 10.0
 MAX_HOMES = 4096
+MAX_ATTEMPTS = 8
+"""Servers on which one request may fail, because a request may crash servers."""
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +31,72 @@ class Adapter:
     path: str
 
 
-@dataclass(slots=True, eq=False)
-class PooledServer:
-    """One server of a pool.
+class PooledServer(ServerPolicy):
+    """One server of a pool: its completions, and its administration, without retries."""
 
-    Attributes:
-        serving: Whether it gets requests.
-        adapter: Name of the adapter it has loaded.
-        refusal: Why a healthy server does not get requests.
-        probe: Polls its health while it is dropped.
-    """
+    def __init__(self, url: str, model: str | None, **options: Any) -> None:
+        super().__init__(url, model, retries=0, **options)
+        # Completions may use up their client's slots.
+        own = {name: options[name] for name in ("timeout", "transport") if name in options}
+        self._admin = ServerClient(url, service="policy", retries=0, **own)
+        self.url = self._admin.base_url
+        self.serving = True
+        self.in_flight = 0
+        self.adapter: str | None = None  # the name of the one it has loaded
+        self.refusal: PolicyError | None = None  # why it gets no requests though it is healthy
+        self.probe: asyncio.Task[None] | None = None  # polls its health while it is dropped
 
-    policy: ServerPolicy
-    admin: VllmAdmin
-    serving: bool = True
-    in_flight: int = 0
-    adapter: str | None = None
-    refusal: PolicyError | None = None
-    probe: asyncio.Task[None] | None = None
+    async def healthy(self) -> bool:
+        """Return whether the server and its engine answer soon."""
+        try:
+            async with asyncio.timeout(HEALTH_SECONDS):
+                await self._admin.request("GET", "/health", text=True)
+        except (OutageError, RefusedError, TimeoutError):
+            return False
+        return True
 
-    @property
-    def url(self) -> str:
-        """The base URL."""
-        return self.admin.base_url
+    async def metrics(self) -> dict[str, float]:
+        """Return the values of ``/metrics`` by name, summed over engines and models."""
+        return parse_metrics(await self._admin.request("GET", "/metrics", text=True))
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load a LoRA adapter, and request it from then on; loading it twice is allowed.
+
+        Raises:
+            OutageError: The server is out of reach.
+            PolicyError: The server does not take adapters, or cannot load this one.
+        """
+        body = {"lora_name": adapter.name, "lora_path": adapter.path}
+        try:
+            await self._admin.request("POST", "/v1/load_lora_adapter", body, text=True)
+        except RefusedError as error:
+            if error.status != 400 or "already been" not in error.message:
+                raise PolicyError(
+                    f"{self.url} could not load the adapter in {adapter.path} ({error}). Start "
+                    "vLLM with --enable-lora, --max-lora-rank of at least the adapter's rank, and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. It must see the folder."
+                ) from error
+        self.adapter = adapter.name
+        # Only now: other requests may be in flight.
+        self.use_model(adapter.name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload the adapter `name`. Errors are ignored: the adapter may already be gone."""
+        with suppress(OutageError, RefusedError):
+            body = {"lora_name": name}
+            await self._admin.request("POST", "/v1/unload_lora_adapter", body, text=True)
+
+    def stop_probe(self) -> None:
+        """Stop polling its health."""
+        if self.probe is not None:
+            self.probe.cancel()
+            self.probe = None
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        self.stop_probe()
+        await super().close()
+        await self._admin.close()
 
 
 class ServerPool:
@@ -65,13 +111,9 @@ class ServerPool:
         base_urls: The servers.
         model: The model's name there; None asks each for its only one.
         send_seeds: Send seeds with requests. vLLM samples seeded requests row by row, slowly.
-        max_in_flight: Concurrent requests per server.
-        timeout: Seconds for one completion.
         patience: Seconds without any server after which a request fails.
-        max_attempts: Servers on which one request may fail, because a request may crash servers.
         backoff: Seconds before the first health check; doubles each time, at most 10.
-        scaled_logprobs: As for `ServerPolicy`.
-        transport: An httpx transport, for tests.
+        options: Options of `ServerPolicy`, ``timeout`` and ``transport`` also of administration.
     """
 
     def __init__(
@@ -81,35 +123,19 @@ class ServerPool:
         *,
         tokenizer: Any,
         send_seeds: bool = True,
-        max_in_flight: int = 256,
-        timeout: float = 600.0,
         patience: float = 240.0,
-        max_attempts: int = 8,
         backoff: float = 0.5,
-        scaled_logprobs: bool = False,
-        transport: httpx.AsyncBaseTransport | None = None,
+        **options: Any,
     ) -> None:
-        def server(url: str) -> PooledServer:
-            policy = ServerPolicy(
-                url,
-                model,
-                tokenizer=tokenizer,
-                max_in_flight=max_in_flight,
-                timeout=timeout,
-                retries=0,
-                scaled_logprobs=scaled_logprobs,
-                transport=transport,
-            )
-            return PooledServer(policy, VllmAdmin(url, timeout=timeout, transport=transport))
-
-        self.servers = [server(url) for url in base_urls]
+        self.tokenizer = tokenizer
+        self.servers = [
+            PooledServer(url, model, tokenizer=tokenizer, **options) for url in base_urls
+        ]
         if not self.servers or len({server.url for server in self.servers}) < len(self.servers):
             raise ConfigError(
                 f"base_urls={list(base_urls)}: give at least one URL, each only once."
             )
-        self.tokenizer = tokenizer
         self.patience = patience
-        self.max_attempts = max_attempts
         self.adapter: Adapter | None = None
         self.drops = 0
         self._send_seeds = send_seeds
@@ -126,20 +152,18 @@ class ServerPool:
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion; if a server fails, retry on another.
 
-        Raises:
-            OutageError: No server returned in time, or too many failed on this request.
-            PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: A server refused, or its answer lacks ids or log-probabilities.
+        Raises as `Policy.complete` does; OutageError if no server returns in time, or too many fail
+        on this request.
         """
         if not self._send_seeds:
             sampling = replace(sampling, seed=None)
         failure: Exception | None = None
         try:
-            for _ in range(self.max_attempts):
+            for _ in range(MAX_ATTEMPTS):
                 server = await self._choose(sampling.affinity)
                 server.in_flight += 1
                 try:
-                    return await server.policy.complete(prompt_ids, sampling)
+                    return await server.complete(prompt_ids, sampling)
                 except UnknownModelError as error:
                     if self.adapter is None:
                         raise
@@ -154,7 +178,7 @@ class ServerPool:
                 raise
             # The episode's deadline passed while servers were missing: not the policy's fault.
             raise OutageError(f"cancelled while servers were missing: {failure}") from error
-        raise OutageError(f"a request failed on {self.max_attempts} servers in turn: {failure}")
+        raise OutageError(f"a request failed on {MAX_ATTEMPTS} servers in turn: {failure}")
 
     async def model_name(self) -> str:
         """Return the one model name of all servers, and request it from now on."""
@@ -163,7 +187,7 @@ class ServerPool:
             await self._wait()
             for server in self.serving:
                 try:
-                    names[server.url] = await server.policy.model_name()
+                    names[server.url] = await server.model_name()
                 except OutageError:
                     self._drop(server)
         if len(set(names.values())) > 1:
@@ -174,7 +198,7 @@ class ServerPool:
         name = next(iter(names.values()))
         for server in self.servers:
             # A server that returns with another model then refuses requests.
-            server.policy.use_model(name)
+            server.use_model(name)
         return name
 
     async def use_adapter(self, adapter: Adapter) -> None:
@@ -186,12 +210,7 @@ class ServerPool:
         """
         self.adapter = adapter
         self._homes.clear()  # a new adapter starts with empty prefix caches
-
-        async def load_or_drop(server: PooledServer) -> None:
-            if not await self._load(server):
-                self._drop(server)
-
-        await asyncio.gather(*map(load_or_drop, self.serving))
+        await asyncio.gather(*map(self._load, self.serving))
         await self._wait()
 
     async def restrict(self, urls: Sequence[str]) -> None:
@@ -201,16 +220,14 @@ class ServerPool:
         """
         self._restricted = True
         for server in self.servers:
-            self._stop_probe(server)
+            server.stop_probe()
             server.serving = server.url in urls
         self._homes.clear()
 
     async def close(self) -> None:
         """Close the connections of the running event loop and stop the health checks."""
         for server in self.servers:
-            self._stop_probe(server)
-            await server.policy.close()
-            await server.admin.close()
+            await server.close()
 
     async def _wait(self) -> None:
         """Wait until a server gets requests; raise OutageError after `patience` seconds."""
@@ -252,18 +269,11 @@ class ServerPool:
         self.drops += server.serving
         server.serving = False
         server.adapter = None
-        server.policy.forget_server()
         self._start_probe(server)
 
     def _start_probe(self, server: PooledServer) -> None:
         if not self._restricted and (server.probe is None or server.probe.done()):
             server.probe = asyncio.get_running_loop().create_task(self._poll(server))
-
-    @staticmethod
-    def _stop_probe(server: PooledServer) -> None:
-        if server.probe is not None:
-            server.probe.cancel()
-            server.probe = None
 
     async def _poll(self, server: PooledServer) -> None:
         wait = self._backoff
@@ -271,7 +281,7 @@ class ServerPool:
             await asyncio.sleep(wait)
             wait = min(MAX_PROBE_SECONDS, 2 * wait)
             try:
-                ready = await server.admin.healthy() and await self._load(server)
+                ready = await server.healthy() and await self._load(server)
                 server.refusal = None
             except PolicyError as error:
                 ready, server.refusal = False, error
@@ -281,13 +291,20 @@ class ServerPool:
                 self._returned.set()
 
     async def _load(self, server: PooledServer) -> bool:
-        """Load the current adapter on `server`; False if the server is out of reach."""
-        while (adapter := self.adapter) is not None and server.adapter != adapter.name:
-            try:
-                await server.admin.load_adapter(adapter.name, adapter.path)
-            except OutageError:
-                return False
-            server.adapter = adapter.name
-            # Only now: other requests may be in flight.
-            server.policy.use_model(adapter.name)
+        """Load the current adapter on `server`; drop it and return False if it is out of reach."""
+        try:
+            # Another may become current meanwhile.
+            while self.adapter is not None and server.adapter != self.adapter.name:
+                await server.load_adapter(self.adapter)
+        except OutageError:
+            self._drop(server)
+            return False
         return True
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Sum each metric of the Prometheus text format over its label sets."""
+    totals: dict[str, float] = {}
+    for match in _SAMPLE.finditer(text):
+        totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
+    return totals

@@ -27,13 +27,17 @@ class VllmEnginePolicy:
     """
 
     def __init__(self, engine: Any, tokenizer: Any) -> None:
+        import torch
+
         self.tokenizer = tokenizer
         self.context_length: int = engine.model_config.max_model_len
         self._engine = engine
         self._numbers = count()
         self._adapters = count(1)
         self._lora_request: Any = None
-        self._thread = ThreadPoolExecutor(1, "atommem-engine", *_on_this_device())
+        self._thread = ThreadPoolExecutor(1, "atommem-engine")
+        if torch.cuda.is_available():  # a new thread starts on the first GPU, not on the engine's
+            self._thread.submit(torch.cuda.set_device, torch.cuda.current_device())
         self._lock = Lock()  # of the two below
         self._calls: list[Callable[[], None]] = []
         self._stepping: Future[None] | None = None
@@ -49,17 +53,12 @@ class VllmEnginePolicy:
         return self._engine
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
-        """Sample one completion.
-
-        Raises:
-            PromptTooLongError: The prompt leaves no room for ``sampling.max_tokens``.
-            PolicyError: A sampling value is out of range, or a log-probability is missing or NaN.
-        """
+        """Sample one completion; raises as `Policy.complete` does."""
         check_request(prompt_ids, sampling, self.context_length)
         name = str(next(self._numbers))
         future: Future[Completion] = Future()
-        params = sampling_params(sampling)
-        self._call(partial(self._add, name, future, prompt_ids, params, self._lora_request))
+        request = name, {"prompt_token_ids": prompt_ids}, sampling_params(sampling)
+        self._call(partial(self._add, future, self._lora_request, *request))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -118,16 +117,10 @@ class VllmEnginePolicy:
                     self._resolve(self._waiting.pop(output.request_id), output)
 
     def _add(
-        self,
-        name: str,
-        future: Future[Completion],
-        prompt_ids: list[int],
-        params: Any,
-        lora_request: Any,
+        self, future: Future[Completion], lora_request: Any, name: str, prompt: Any, params: Any
     ) -> None:
         if not future.set_running_or_notify_cancel():
             return
-        prompt = {"prompt_token_ids": prompt_ids}
         try:
             self._engine.add_request(name, prompt, params, lora_request=lora_request)
         except Exception as error:  # the engine refused this request
@@ -152,15 +145,6 @@ class VllmEnginePolicy:
             future.set_exception(error)
         else:
             future.set_result(done)
-
-
-def _on_this_device() -> tuple[Any, ...]:
-    # A new thread starts on the first GPU, not on the engine's.
-    import torch
-
-    return (
-        (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
-    )
 
 
 def _settle() -> None:

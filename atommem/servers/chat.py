@@ -11,7 +11,7 @@ from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import clean
 
 _UNSUPPORTED = ("unsupported_parameter", "unsupported_value", "unknown_parameter")
-_OPTIONAL = ("temperature", "top_p", "top_k", "seed")
+_DROPPABLE = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 _FINISHED: dict[str, Literal["length", "error"]] = {
     "length": "length",
     "max_tokens": "length",
@@ -50,7 +50,6 @@ class ChatClient:
 
     def __init__(self, client: ServerClient) -> None:
         self.client = client
-        self._limit = "max_tokens"
         self._dropped: set[str] = set()
 
     async def ask(
@@ -70,34 +69,27 @@ class ChatClient:
             RefusedError: The server refused the request.
             OutageError: The server is out of reach or keeps failing.
         """
-        optional = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
         # Hosted servers reject unknown fields, so defaults are not sent.
-        defaults = {"temperature": None, "top_p": 1.0, "top_k": 0, "seed": None}
+        optional = (("top_p", top_p, 1.0), ("top_k", top_k, 0), ("seed", seed, None))
+        settings |= {name: value for name, value, default in optional if value != default}
         while True:
-            body = {"model": model, "messages": list(messages), self._limit: max_tokens}
-            body |= {
-                name: value
-                for name, value in optional.items()
-                if value != defaults[name] and name not in self._dropped
-            }
+            body = {"model": model, "messages": list(messages)}
+            body |= {name: value for name, value in settings.items() if name not in self._dropped}
+            if "max_tokens" in self._dropped:  # OpenAI's reasoning models
+                body["max_completion_tokens"] = max_tokens
             try:
                 return _read(await self.client.post("/v1/chat/completions", body))
             except RefusedError as error:
-                if error.code not in _UNSUPPORTED or error.param not in body:
+                if error.code not in _UNSUPPORTED or error.param not in {*_DROPPABLE} & {*body}:
                     raise
-                if error.param == "max_tokens":
-                    self._limit = "max_completion_tokens"  # OpenAI's reasoning models
-                elif error.param in _OPTIONAL:
-                    self._drop(error)
-                else:
-                    raise
-
-    def _drop(self, error: RefusedError) -> None:
-        self._dropped.add(error.param)
-        warnings.warn(
-            f"{self.client.base_url} does not support {error.param}; its default applies: {error}",
-            stacklevel=3,
-        )
+                self._dropped.add(error.param)
+                if error.param != "max_tokens":
+                    warnings.warn(
+                        f"{self.client.base_url} does not support {error.param}; its default "
+                        f"applies: {error}",
+                        stacklevel=2,
+                    )
 
 
 def _read(reply: Any) -> ChatReply:

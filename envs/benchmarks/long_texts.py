@@ -1,76 +1,54 @@
-"""LongMemEval, BEAM, MemAgent and MemoryAgentBench: long texts with questions about them."""
+"""LongMemEval, BEAM and MemAgent's files: long texts with questions about them."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from atommem.envs.benchmarks.rows import Row, Text, load_json
 from atommem.envs.scoring.metrics import ABSTENTION, hint
 from atommem.envs.task import Document, Question, Task
 
-LONGMEMEVAL, BEAM = "longmemeval", "beam"
-MEMAGENT, MEMORY_AGENT_BENCH = "memagent", "memoryagentbench"
+LONGMEMEVAL, BEAM, MEMAGENT = "longmemeval", "beam", "memagent"
+_Texts = Annotated[list[Text], Meta(min_length=1)]
 QUESTIONS = 10
 """Questions of a task: a conversation has up to some two hundred."""
 _GOLDS = ("answer", "ideal_response", "ideal_answer", "ideal_summary", "expected_compliance")
 """Names of the gold answer in BEAM, by ability."""
 _MARK = re.compile(r"\s*->->\s*[\d, N/A]*$")
 """Ends a user's turn in BEAM: the point of the plan that the turn was made from."""
-_FORMS = {
-    "icl_": " (Answer with the number of the label alone.)",
-    "factconsolidation_": " (Where facts of the text contradict each other, the one with the "
-    "higher number is right.)",
-    "eventqa_": " (Which event happens next?)",
-    "recsys_": " (Recommend 20 films.)",
-}
-"""The form of an answer by part of the benchmark: the authors' prompt in our words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question and the places (from 0) of its evidence; None if nothing marks them."""
-
-    question: Question
-    places: frozenset[int] | None = None
 
 
 def grouped_tasks(
     source: str,
     sample: str,
-    asked: Sequence[Asked],
-    documents: Sequence[Document] = (),
-    context: str | None = None,
+    asked: Sequence[tuple[Question, Collection[int]]],
+    documents: Sequence[Document],
     size: int = QUESTIONS,
-    **metadata: Any,
 ) -> Iterator[Task]:
     """Yield tasks of `size` questions that each read the whole text: ``SOURCE-SAMPLE-NUMBER``.
 
-    The scores of tasks are clustered by `sample`. Gold documents hold the evidence of the task's
-    questions.
+    A question comes with the places (from 0) of its evidence. The scores of tasks are clustered by
+    `sample`.
     """
     for number, start in enumerate(range(0, len(asked), size)):
         group = asked[start : start + size]
-        gold = frozenset[int]().union(*(item.places or () for item in group))
+        gold = {place for _, places in group for place in places}
         yield Task(
             id=f"{source}-{sample}-{number:03d}",
-            questions=tuple(
-                item.question if item.places is None else item.question.with_documents(item.places)
-                for item in group
-            ),
+            questions=tuple(question.with_documents(places) for question, places in group),
             documents=tuple(
                 replace(document, gold=place in gold) for place, document in enumerate(documents)
             ),
-            context=context,
             source=source,
-            metadata={"sample_id": sample, **metadata},
+            metadata={"sample_id": sample},
         )
 
 
@@ -124,7 +102,7 @@ def parse_longmemeval(row: Row) -> Iterator[Task]:
         given.question_id,
         {"type": "abstention" if abstention else given.question_type, "abstention": abstention},
     )
-    asked = [Asked(question, frozenset(marked or in_sessions))]
+    asked = [(question, marked or in_sessions)]
     yield from grouped_tasks(LONGMEMEVAL, given.question_id, asked, documents)
 
 
@@ -185,7 +163,9 @@ def _turns(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _probes(row: Row, sample: str, places: Mapping[int, int]) -> Iterator[Asked]:
+def _probes(
+    row: Row, sample: str, places: Mapping[int, int]
+) -> Iterator[tuple[Question, list[int]]]:
     abilities = row.convert("probing_questions", _abilities(row), dict[str, list[_Probe]])
     for ability, items in abilities.items():
         for number, item in enumerate(items):
@@ -205,7 +185,7 @@ def _probes(row: Row, sample: str, places: Mapping[int, int]) -> Iterator[Asked]
                 },
             )
             sources = _numbers(item.source_chat_ids)
-            yield Asked(question, frozenset(places[at] for at in sources if at in places))
+            yield question, [places[at] for at in sources if at in places]
 
 
 def _abilities(row: Row) -> Any:
@@ -242,72 +222,28 @@ class _RewardModel(Struct):
 def parse_memagent(row: Row) -> Iterator[Task]:
     """Yield the task of a row of MemAgent's training parquet or ``eval_N.json``: ``SOURCE-ROW``.
 
-    A training row has `prompt` (messages), `reward_model` (`ground_truth`), `data_source` and
-    `extra_info`; an evaluation row has `input` and `answers`. Of several questions, both question
-    and ground truth are lists of one length; of one, the ground truth lists accepted answers.
+    A training row has `prompt` (messages), `reward_model` (`ground_truth`) and `data_source`; an
+    evaluation row has `input` and `answers`. Of several questions, both question and ground truth
+    are lists of one length; of one, the ground truth lists accepted answers.
     """
-    source, described = MEMAGENT, row.values
     if "reward_model" in row.values:
-        name, asked = "prompt", row.get("prompt")
-        if isinstance(asked, list) and asked and isinstance(asked[0], dict):
-            messages = row.convert("prompt", asked, list[_Message])
-            asked = [message.content for message in messages if message.role == "user"]
-            asked = asked[0] if asked else []
-        truth = row.convert("reward_model", row.decoded("reward_model"), _RewardModel).ground_truth
         source = row.optional_text("data_source") or MEMAGENT
-        described = row.values.get("extra_info") or {}
+        name, field, asked = "prompt", "reward_model", row.get("prompt")
+        if isinstance(asked, list) and asked and isinstance(asked[0], dict):
+            messages = row.convert(name, asked, list[_Message])
+            asked = next((item.content for item in messages if item.role == "user"), [])
+        truth = row.convert(field, row.decoded(field), _RewardModel).ground_truth
     else:
-        name, asked, truth = "input", row.get("input"), row.get("answers")
-    texts = row.convert(name, [asked] if isinstance(asked, str) else asked, list[Text])
-    if not texts:
-        raise row.error(name, "has no question")
+        source, name, field = MEMAGENT, "input", "answers"
+        asked, truth = row.get(name), row.get(field)
+    texts = row.convert(name, [asked] if isinstance(asked, str) else asked, _Texts)
     task_id = f"{source}-{row.number - 1:05d}"
-    answers = _answers(row, "answers" if name == "input" else "reward_model", truth, len(texts))
-    yield Task(
-        id=task_id,
-        questions=tuple(
-            Question(text.strip(), found, id=f"{task_id}-{number}")
-            for number, (text, found) in enumerate(zip(texts, answers, strict=True))
-        ),
-        context=row.text("context"),
-        source=source,
-        metadata={name: described[name] for name in ("index", "num_docs") if name in described},
+    answers = _answers(row, field, truth, len(texts))
+    questions = tuple(
+        Question(text.strip(), found, id=f"{task_id}-{number}")
+        for number, (text, found) in enumerate(zip(texts, answers, strict=True))
     )
-
-
-class _Metadata(Struct):
-    source: Text
-    qa_pair_ids: list[str] | None = None
-    question_types: list[str] | None = None
-
-
-def parse_memory_agent_bench(row: Row) -> Iterator[Task]:
-    """Yield the tasks of one text of MemoryAgentBench (Hu et al. 2025, arXiv 2507.05257).
-
-    Its parts have scores of their own (sub-EM, recall, ROUGE, a judge); ours are the same for all.
-    """
-    metadata: _Metadata = row.convert("metadata", row.decoded("metadata"), _Metadata)
-    part = metadata.source
-    form = next((text for start, text in _FORMS.items() if part.startswith(start)), "")
-    texts = row.convert("questions", row.get("questions"), list[Text])
-    if not texts:
-        raise row.error("questions", "is empty")
-    answers = _answers(row, "answers", row.get("answers"), len(texts))
-    sample = f"{part}.{row.number - 1}"
-    asked = []
-    for number, (text, golds) in enumerate(zip(texts, answers, strict=True)):
-        name = _of_question(metadata.qa_pair_ids, number, len(texts))
-        kind = _of_question(metadata.question_types, number, len(texts))
-        attributes = {"subset": part, **({"type": kind} if kind else {})}
-        name = name or f"{sample}-{number:03d}"
-        asked.append(Asked(Question(text.strip() + form, golds, name, attributes)))
-    context = row.text("context")
-    yield from grouped_tasks(MEMORY_AGENT_BENCH, sample, asked, context=context, subset=part)
-
-
-def _of_question(values: list[str] | None, number: int, count: int) -> str:
-    """Return the value of a question, "" if there is not one for each question."""
-    return values[number] if values is not None and len(values) == count else ""
+    yield Task(task_id, questions, context=row.text("context"), source=source)
 
 
 def _answers(row: Row, name: str, truth: Any, count: int) -> list[tuple[str, ...]]:

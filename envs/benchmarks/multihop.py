@@ -70,10 +70,7 @@ def read_aliases(path: str | Path) -> dict[str, tuple[str, ...]]:
 
 
 def parse_musique(row: Row) -> QARow:
-    """Parse a row of MuSiQue (Trivedi et al. 2022), Answerable or Full.
-
-    An unanswerable row shares its id with an answerable one.
-    """
+    """Parse a row of MuSiQue (Trivedi et al. 2022), Answerable or Full."""
     nested = {name: row.decoded(name) for name in ("paragraphs", "question_decomposition")}
     found = row.parse(_MusiqueRow, **nested)
     answers = [found.answer, *(alias for alias in found.answer_aliases if alias.strip())]
@@ -81,8 +78,7 @@ def parse_musique(row: Row) -> QARow:
         Document(item.title, item.paragraph_text.strip(), item.is_supporting)
         for item in found.paragraphs
     ]
-    gold = [document for document in paragraphs if document.gold]
-    if found.answerable and not gold:
+    if found.answerable and not any(document.gold for document in paragraphs):
         raise row.error("paragraphs", "has none with is_supporting true, but the row is answerable")
     return QARow(
         id=found.id,
@@ -95,7 +91,6 @@ def parse_musique(row: Row) -> QARow:
         metadata={
             "type": found.id.partition("__")[0],
             "hops": len(found.question_decomposition),
-            "supporting": [[document.title, None] for document in gold],
         },
     )
 
@@ -106,30 +101,20 @@ def _parse(row: Row, source: str, separator: str, answers: list[str]) -> QARow:
     if sign in row.values:
         raise row.error(sign, f"is one of {other}, but the benchmark is {source}")
     paragraphs = _pairs(row, "context", list[str], "sentences", "content")
-    facts = _pairs(row, "supporting_facts", int, "sent_id")
-    titles = {title for title, _ in facts}
-    lengths: dict[str, int] = {}
-    for title, sentences in paragraphs:
-        lengths[title] = max(lengths.get(title, 0), len(sentences))
+    titles = {title for title, _ in _pairs(row, "supporting_facts", int, "sent_id")}
     documents = [
         Document(title, separator.join(sentences).strip(), title in titles)
         for title, sentences in paragraphs
     ]
+    kinds = {name: row.text(name) for name in ("type", "level") if name in row.values}
     return QARow(
         id=row.text("_id", "id"),
         question=row.text("question").strip(),
         answers=tuple(dict.fromkeys(answers)),
         paragraphs=_unique(documents),
         source=source,
-        answerable=titles <= lengths.keys(),
-        metadata={
-            **{name: row.text(name) for name in ("type", "level") if name in row.values},
-            "hops": len(titles),
-            "supporting": [
-                [title, index if 0 <= index < lengths.get(title, 0) else None]
-                for title, index in facts
-            ],
-        },
+        answerable=titles <= {title for title, _ in paragraphs},
+        metadata={**kinds, "hops": len(titles)},
         place=row.place,
     )
 

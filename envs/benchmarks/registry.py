@@ -38,11 +38,7 @@ class Benchmark:
     files: Mapping[str, tuple[str, ...]]
 
     def read(self, path: str | Path) -> Iterator[QARow]:
-        """Yield the questions of a file.
-
-        Raises:
-            DataError: The file is damaged, or not in one of the benchmark's layouts.
-        """
+        """Yield the questions of a file; DataError if it is damaged or has another layout."""
         return map(self.parse, read_rows(path))
 
     def find(self, split: str, path: str | Path) -> list[Path]:
@@ -50,15 +46,11 @@ class Benchmark:
 
         Raises:
             ConfigError: There is no such split.
-            DataError: There is no such file, a shard is missing, or a file's name is that of
-                another split.
+            DataError: There is no such file, or a shard is missing.
         """
         path = Path(path)
         check_choice("split", split, tuple(self.files))
         if path.is_file():
-            named = [other for other, names in self.files.items() if any(map(path.match, names))]
-            if named and split not in named:
-                raise DataError(f"{path}: is the {named[0]} file by its name. Give its split.")
             return [path]
         # The subfolder comes first: any benchmark may have a dev.json.
         for folder in (path / self.name, path):
@@ -82,30 +74,28 @@ def _check_shards(files: list[Path]) -> None:
         )
 
 
-_TRAIN = ("distractor/train-*.parquet", "data/train-*.parquet", "train-*.parquet", "train.parquet")
-_DEV = (
-    "distractor/validation-*.parquet",
-    "data/validation-*.parquet",
-    "validation-*.parquet",
-    "validation.parquet",
-    "dev.parquet",
-)
-
-
 def _benchmark(
     name: str, parse: Callable[[Row], QARow], train: tuple[str, ...], dev: tuple[str, ...]
 ) -> Benchmark:
-    return Benchmark(name, parse, {"train": (*train, *_TRAIN), "dev": (*dev, *_DEV)})
+    def downloads(split: str) -> tuple[str, ...]:
+        shards = (f"{folder}{split}-*.parquet" for folder in ("distractor/", "data/", ""))
+        return (*shards, f"{split}.parquet")
+
+    developed = (*dev, *downloads("validation"), "dev.parquet")
+    return Benchmark(name, parse, {"train": (*train, *downloads("train")), "dev": developed})
 
 
-_MUSIQUE_TRAIN = ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl")
-_MUSIQUE_DEV = ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl")
 BENCHMARKS = {
     HOTPOTQA: _benchmark(
         HOTPOTQA, parse_hotpotqa, ("hotpot_train_v1.1.json",), ("hotpot_dev_distractor_v1.json",)
     ),
     TWOWIKI: _benchmark(TWOWIKI, parse_twowiki, ("train.json",), ("dev.json",)),
-    MUSIQUE: _benchmark(MUSIQUE, parse_musique, _MUSIQUE_TRAIN, _MUSIQUE_DEV),
+    MUSIQUE: _benchmark(
+        MUSIQUE,
+        parse_musique,
+        ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl"),
+        ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
+    ),
 }
 
 

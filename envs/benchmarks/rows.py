@@ -30,8 +30,7 @@ class QARow:
         paragraphs: Without repetitions; `gold` marks the supporting ones.
         source: The benchmark's name.
         answerable: Whether all supporting paragraphs are among `paragraphs`.
-        metadata: ``type``, ``hops``, ``supporting`` (pairs of title and sentence index, or None if
-            the file names no sentence), and further fields of the benchmark.
+        metadata: ``type``, ``hops`` and further fields of the benchmark.
         place: File and row, for messages.
     """
 
@@ -114,72 +113,45 @@ def read_rows(path: str | Path) -> Iterator[Row]:
     Raises:
         DataError: The file cannot be read, is damaged, or has another format.
     """
-    path = Path(path)
+    path, number = Path(path), 0
     try:
-        with path.open("rb") as file:
-            head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
+        for number, value in enumerate(_values(path), start=1):
+            if value is None:  # a blank line
+                continue
+            if not isinstance(value, dict):
+                raise DataError(f"{path}: row {number} is {value!r:.60}, expected an object.")
+            yield Row(path, number, value)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror or error}){suggest_path(path)}. "
             "Check the name and its permissions."
         ) from error
-    if head.startswith(b"PAR1"):
-        return _parquet_rows(path)
-    if head.startswith(b"["):
-        return _json_rows(path)
-    if head.startswith(b"{"):
-        return _json_lines(path)
-    raise DataError(
-        f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, JSON "
-        "Lines (UTF-8) or parquet file. Give the benchmark's own file, unpacked."
-    )
-
-
-def _json_rows(path: Path) -> Iterator[Row]:
-    try:
-        values = load_json(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError, too
+    except ValueError as error:  # of JSON, UTF-8 and Arrow
         raise DataError(
-            f"{path}: not JSON in UTF-8 ({error}). If it is truncated, download it again."
+            f"{path}: row {number + 1} is damaged or not in UTF-8 ({error}). If the file is "
+            "truncated, download it again."
         ) from error
-    for number, value in enumerate(values, start=1):
-        yield _row(path, number, value)
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _values(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8-sig").strip()
-                value = load_json(text) if text else None
-            except ValueError as error:
-                raise DataError(
-                    f"{path}: row {number} is not JSON in UTF-8 ({error}). Give one object a line; "
-                    "if the file is truncated, download it again."
-                ) from error
-            if text:
-                yield _row(path, number, value)
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    pyarrow, parquet = import_pyarrow()
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=128):
-                for value in batch.to_pylist():
-                    number += 1
-                    yield Row(path, number, value)
-    except (pyarrow.ArrowException, OSError) as error:
+        head = file.read(4096).removeprefix(BOM_UTF8).lstrip()
+    if head.startswith(b"PAR1"):
+        _, parquet = import_pyarrow()
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=128):
+                yield from batch.to_pylist()
+    elif head.startswith(b"["):
+        yield from load_json(path.read_text(encoding="utf-8-sig"))
+    elif head.startswith(b"{"):
+        with path.open(encoding="utf-8-sig") as lines:
+            for line in lines:
+                yield load_json(line) if line.strip() else None
+    else:
         raise DataError(
-            f"{path}: row {number + 1}: the parquet file is damaged ({error}). Download it again."
-        ) from error
-
-
-def _row(path: Path, number: int, value: Any) -> Row:
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: row {number} is {value!r:.60}, expected an object.")
-    return Row(path, number, value)
+            f"{path}: starts with {head[:20].decode('utf-8', 'replace')!r}, expected a JSON list, "
+            "JSON Lines (UTF-8) or parquet file. Give the benchmark's own file, unpacked."
+        )
 
 
 def import_pyarrow() -> tuple[Any, Any]:

@@ -5,21 +5,17 @@ A question's `metadata` has the benchmark's attributes; reports break scores dow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from atommem.envs.benchmarks.registry import Benchmark
-from atommem.envs.benchmarks.rows import QARow, Row, Text
+from atommem.envs.benchmarks.rows import QARow, Row, Text, read_rows
+from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
 
-GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = (
-    "gaia",
-    "webwalkerqa",
-    "asearcher",
-    "webdancer",
-    "browsecomp_plus",
-)
+GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = WEB_SOURCES
 Scalar = Text | int | float
 _HIDDEN = "?"
 """The final answer in GAIA's test split, which can be asked and not scored."""
@@ -41,17 +37,13 @@ def parse_webwalkerqa(row: Row) -> QARow:
     """Parse a row of WebWalkerQA (Wu et al., arXiv 2501.07572)."""
     given = row.convert("info", row.decoded("info"), dict[str, Any])
     info = {name.lower(): value for name, value in given.items()}  # releases differ
-    names = {
-        "type": ("type",),
-        "difficulty": ("difficulty_level", "difficulty"),
-        "lang": ("lang", "language"),
-        "domain": ("domain",),
-        "sources": ("source_website", "source"),
-    }
     facts = {
-        name: next((info[key] for key in keys if key in info), "") for name, keys in names.items()
+        "type": info.get("type", ""),
+        "difficulty": info.get("difficulty_level", info.get("difficulty", "")),
+        "lang": info.get("lang", info.get("language", "")),
+        "domain": info.get("domain", ""),
+        "root_url": row.text("root_url"),
     }
-    facts["root_url"] = row.text("root_url")
     facts["category"] = f"{facts['lang'] or 'other'} {facts['type']}".strip()
     answers = _answers(row, "answer")
     return _question(row, WEBWALKERQA, row.number, row.text("question"), answers, facts)
@@ -110,33 +102,53 @@ def _question(
     return QARow(str(name), question.strip(), known, (), source, place=row.place, metadata=facts)
 
 
-_FILES: dict[str, tuple[Callable[[Row], QARow], dict[str, tuple[str, ...]]]] = {
-    GAIA: (
-        parse_gaia,
-        {
-            split: (
-                f"2023/{split}/metadata.jsonl",
-                f"{split}/metadata.jsonl",
-                f"2023/{split}/metadata*.parquet",
-            )
-            for split in ("validation", "test")
-        },
-    ),
-    WEBWALKERQA: (
+def _gaia_files(split: str) -> tuple[str, ...]:
+    names = (f"{split}/metadata.jsonl", f"{split}/metadata*.parquet")
+    return (*(f"2023/{name}" for name in names), *names)
+
+
+_BENCHMARKS = (
+    Benchmark(GAIA, parse_gaia, {split: _gaia_files(split) for split in ("validation", "test")}),
+    Benchmark(
+        WEBWALKERQA,
         parse_webwalkerqa,
         {"test": ("main.jsonl", "data/main-*.parquet", "main-*.parquet")},
     ),
-    ASEARCHER: (
+    Benchmark(
+        ASEARCHER,
         parse_asearcher,
         {
             "train": ("ASearcher-Base-35k.jsonl", "ASearcher-LRM-35k.jsonl"),
             "test": ("test.jsonl",),
         },
     ),
-    WEBDANCER: (parse_webdancer, {"train": ("sample_qa.jsonl",)}),
-    BROWSECOMP_PLUS: (
+    Benchmark(WEBDANCER, parse_webdancer, {"train": ("sample_qa.jsonl",)}),
+    Benchmark(
+        BROWSECOMP_PLUS,
         parse_browsecomp_plus,
         {"test": ("data/browsecomp_plus_decrypted.jsonl", "browsecomp_plus_decrypted.jsonl")},
     ),
-}
-WEB_BENCHMARKS = {name: Benchmark(name, *found) for name, found in _FILES.items()}
+)
+WEB_BENCHMARKS = {benchmark.name: benchmark for benchmark in _BENCHMARKS}
+
+
+@dataclass
+class AskedQuestions:
+    """The ids and normalised texts of a file's questions."""
+
+    ids: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+
+    def has(self, row: QARow) -> bool:
+        """Whether `row` asks one of them."""
+        return row.id in self.ids or normalize(row.question) in self.texts
+
+
+def read_asked(path: str | Path) -> AskedQuestions:
+    """Read the questions of a published subset; DataError if a row has none."""
+    asked = AskedQuestions()
+    for row in read_rows(path):
+        asked.texts.add(normalize(row.text("question", "Question", "query")))
+        names = map(row.values.get, ("_id", "id", "task_id", "query_id"))
+        asked.ids |= {str(name) for name in names if name}
+    return asked

@@ -4,28 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
+from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import ClassVar
 
 from atommem.actions import ANSWER_ACTION, ANSWERS_ACTION, READ, ActionSpec
+from atommem.config import check_choice, check_least, setting
 from atommem.environment import Score, StepResult, TaskShape
-from atommem.envs.chunking import chunk_task, chunk_text, chunks_of_documents
-from atommem.envs.longdoc.longdoc_config import LongDocConfig, estimated_shape, measured_shape
-from atommem.envs.longdoc.recall import evidence_recall, fact_recall, gold_documents
-from atommem.envs.question_answering import AskedInTurn, QAEnvironments, batches
-from atommem.envs.questions_shown import arrivals, drawn_mode
+from atommem.envs.chunking import chunk_task, chunk_text, joined_text
+from atommem.envs.longdoc.recall import fact_recall, gold_documents
+from atommem.envs.question_answering import AskedInTurn, QAConfig, QAEnvironments, batches
+from atommem.envs.questions_shown import arrivals, check_modes, drawn_mode
 from atommem.envs.task import ByIdentity, Question, Task, questions_piece
+from atommem.envs.task_files import load_tasks
 from atommem.episode import Episode, Observation, Piece, Step
 from atommem.text_safety import clean
-from atommem.tokens import Tokenizer
+from atommem.tokens import Tokenizer, token_offsets
 
 MOST_AT_ONCE = 10
 """Questions that methods without reads are asked at one step: all of a task of arXiv 2601.08323."""
+DOCUMENT_TOKENS = 140
+"""A paragraph of Wikipedia with its title, as in HotpotQA."""
+QUESTION_TOKENS = 25
+_SAMPLED_TASKS = 16
 _CACHED_TASKS = 64
+
+
+@dataclass
+class LongDocConfig(QAConfig):
+    """How a document is cut, and how an episode is asked and scored."""
+
+    chunking: str = setting(
+        "tokens", "tokens: cut the joined text; documents: one chunk a document."
+    )
+    at_once: int = setting(
+        1, "Questions asked at one step, at most (the templates memagent are worded for several)."
+    )
+    questions_shown: list[str] = setting(
+        ["reading"],
+        "When questions are shown: reading (at every step), answering (only when they are asked, "
+        "after the text), arriving (asked after some part of it, and then reading goes on). Of "
+        "several, one is drawn for each task; named twice, it is twice as likely.",
+    )
+    open_ended: bool = setting(
+        False,
+        "Do not tell how many parts the text has, nor that it is over: as in a stream whose length "
+        "nobody knows (serving).",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, at_once=1)
+        self.questions_shown = check_modes(self.questions_shown)
+        check_choice("chunking", self.chunking, ("tokens", "documents"))
 
 
 class LongDocEnvironments(QAEnvironments):
@@ -74,9 +112,8 @@ class LongDocEnvironments(QAEnvironments):
         return [name for name in cls.pieces if name not in left_out]
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Return the recall of facts and of evidence."""
-        both = zip(fact_recall(task, episode), evidence_recall(task, episode), strict=True)
-        return [facts | evidence for facts, evidence in both]
+        """Return the recall of facts."""
+        return fact_recall(task, episode)
 
     def reading(self, text: str | Sequence[str], questions: Sequence[str]) -> Sequence[Observation]:
         """Return one observation a chunk; with `chunking` documents, a paragraph is a document."""
@@ -107,10 +144,38 @@ class LongDocEnvironments(QAEnvironments):
         return question_observation(task, range(1), over=not open_ended)
 
     def shape(self, path: str | None, supposed: TaskShape) -> TaskShape:
-        """Return means over the first tasks of the file, or an estimate without one."""
-        if path is None or not Path(path).is_file():
-            return estimated_shape(self.config, supposed)
-        return measured_shape(path, self.config, self.tokenizer)
+        """Return the mean size of the first tasks of a file, or an estimate without one."""
+        config = self.config
+        tokens, question_tokens = supposed.documents * DOCUMENT_TOKENS, float(QUESTION_TOKENS)
+        if path is not None and Path(path).is_file():
+            tasks = load_tasks(path)
+            first = tasks[:_SAMPLED_TASKS]
+            questions = [question for task in first for question in task.questions]
+            tokens = fmean(self._count(joined_text(task)) for task in first)
+            question_tokens = fmean(self._count(question.text) for question in questions)
+            supposed = replace(
+                supposed,
+                source=f"the first {len(first)} tasks of {path}",
+                tasks=len(tasks),
+                documents=fmean(len(task.documents) for task in first),
+                questions=len(questions) / len(first),
+            )
+        steps = float(ceil(tokens / config.chunk_tokens))
+        if config.chunking == "documents" and supposed.documents:
+            steps = supposed.documents
+        together = min(config.at_once, supposed.questions)
+        return replace(
+            supposed,
+            stream_steps=steps,
+            stream_tokens=tokens / steps,
+            questions=supposed.questions / together,
+            question_tokens=question_tokens * together,
+            reads=config.max_reads,
+            same_stream="arriving" not in config.questions_shown,
+        )
+
+    def _count(self, text: str) -> int:
+        return len(token_offsets(self.tokenizer, text))
 
     def without_reads(self) -> LongDocEnvironments:
         """Return the same for a policy without reads: `MOST_AT_ONCE` questions at one step."""
@@ -201,13 +266,13 @@ class LongDocEnvironment:
 
 def needed_chunks(task: Task, chunks: Sequence[str]) -> list[int]:
     """Return for each question how many chunks reach its last gold document; all if unknown."""
-    places = chunks_of_documents(task, chunks)
+    text = clean("".join(chunks))
+    ends = list(accumulate(map(len, chunks)))
     needed = []
     for question in task.questions:
-        gold = gold_documents(task, question)
-        found = zip(task.documents, places, strict=False)
-        known = [place.stop for document, place in found if document in gold]
-        needed.append(max(known, default=len(chunks)))
+        gold = [clean(document.text.strip()) for document in gold_documents(task, question)]
+        last = max((text.find(found) + len(found) for found in gold if found in text), default=0)
+        needed.append(bisect_left(ends, last) + 1 if last else len(chunks))
     return needed
 
 
@@ -220,24 +285,24 @@ def chunk_observation(
         shown: Show all questions of the task, if there are any.
         open_ended: Hide the chunk's number and the number of chunks.
     """
+    text = chunks[index]
+    part = Piece("part", {"chunk": text})
+    if not open_ended:
+        counts = {"chunk_number": index + 1, "chunk_count": len(chunks)}
+        part = Piece("chunk", {"chunk": text, **counts})
     known = shown and task.questions
-    values: dict[str, str | int] = {
-        "chunk": chunks[index],
-        "chunk_number": index + 1,
-        "chunk_count": len(chunks),
-    }
     questions = questions_piece([question.text for question in task.questions])
     place = f"chunk {index + 1}/{len(chunks)}"
     start = sum(map(len, chunks[:index]))
     return Observation(
         phase="reading",
         task=(questions if known else Piece("unasked"),),
-        stream=(Piece("part", {"chunk": chunks[index]}) if open_ended else Piece("chunk", values),),
+        stream=(part,),
         closing=(Piece("reading"),),
         label=place,
         origin=place,
         start=start,
-        end=start + len(chunks[index]),
+        end=start + len(text),
     )
 
 

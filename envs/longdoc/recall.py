@@ -1,4 +1,4 @@
-"""Recall of a question's evidence: whether it entered memory, stayed there, and was shown again.
+"""Recall of a question's facts: whether one entered memory, stayed there, and was shown again.
 
 A *fact* is a sentence of a gold document that holds a gold answer, as whole words after SQuAD's
 normalisation. A text *carries* it if it holds the answer and two more content words (or half of
@@ -8,63 +8,22 @@ may stand in any text by chance.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
-from atommem.envs.chunking import SENTENCE_END, chunks_of_documents
-from atommem.envs.scoring.metrics import normalize
+from atommem.envs.chunking import SENTENCE_END
+from atommem.envs.scoring.metrics import VERDICTS, normalize
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode
 from atommem.memory.log import Outcome, replay
 
-_VERDICTS = frozenset({"", "yes", "no", "noanswer"})
-_STOP_WORDS = frozenset(
-    [
-        "and",
-        "or",
-        "but",
-        "of",
-        "in",
-        "on",
-        "at",
-        "to",
-        "by",
-        "for",
-        "from",
-        "with",
-        "as",
-        "not",
-        "also",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "has",
-        "have",
-        "had",
-        "it",
-        "its",
-        "he",
-        "she",
-        "his",
-        "her",
-        "they",
-        "their",
-        "that",
-        "this",
-        "which",
-        "who",
-        "whom",
-        "whose",
-        "when",
-        "where",
-        "what",
-    ]
+_STOP_WORDS = re.compile(
+    r"\b(?:and|or|but|of|in|on|at|to|by|for|from|with|as|not|also|is|are|was|were|be|been|has|have|"
+    r"had|it|its|he|she|his|her|they|their|that|this|which|who|whom|whose|when|where|what)\b"
 )
 
 
@@ -85,14 +44,11 @@ class Fact:
 def gold_documents(task: Task, question: Question) -> list[Document]:
     """Return the gold documents of a question of `task`, in its order.
 
-    They are at the places in its metadata (``documents``), else those that its supporting facts
-    name by title, else all that are gold.
+    They are at the places in its metadata (``documents``), or else all that are gold.
     """
     if "documents" in question.metadata:
         return [task.documents[place] for place in question.metadata["documents"]]
-    gold = [document for document in task.documents if document.gold]
-    titles = {title for title, _ in question.metadata.get("supporting", ())}
-    return [document for document in gold if document.title in titles] or gold
+    return [document for document in task.documents if document.gold]
 
 
 def facts_of(task: Task, question: Question) -> list[Fact]:
@@ -102,11 +58,11 @@ def facts_of(task: Task, question: Question) -> list[Fact]:
     for document in gold_documents(task, question):
         for sentence in _sentences(document.text):
             padded = _padded(sentence)
-            words = frozenset(f"{normalize(document.title)} {padded}".split()) - _STOP_WORDS
+            words = _STOP_WORDS.sub(" ", f"{normalize(document.title)} {padded}").split()
             facts += [
-                Fact(answer, words - set(answer.split()))
+                Fact(answer, frozenset(words) - set(answer.split()))
                 for answer in answers
-                if answer not in _VERDICTS and f" {answer} " in padded
+                if answer and answer not in VERDICTS and f" {answer} " in padded
             ]
     return facts
 
@@ -139,41 +95,6 @@ def fact_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
         texts = {"fact_entered": written, "fact_kept": kept, "fact_retrieved": shown}
         recall = {name: _carried(facts, found) for name, found in texts.items()}
         recalls.append(recall if facts else {})
-    return recalls
-
-
-def evidence_recall(task: Task, episode: Episode) -> list[dict[str, float]]:
-    """Return for each question ``evidence_recall``; nothing unless a conversation marks evidence.
-
-    It is LoCoMo's share of a question's evidence turns that were retrieved, for a memory that a
-    policy wrote: a turn counts if it stands in a chunk from which an entry was written that was
-    shown while the question was asked. The longer the chunks, the coarser it is.
-    """
-    marked = [question.metadata.get("documents") or () for question in task.questions]
-    chunks = {
-        step.observation.origin or "": str(piece.values["chunk"])
-        for step in episode.steps
-        for piece in step.observation.stream
-        if "chunk" in piece.values
-    }
-    places = chunks_of_documents(task, list(chunks.values())) if any(marked) and chunks else []
-    if not places or "sample_id" not in task.metadata:
-        return [{} for _ in task.questions]
-    names = list(chunks)
-    origins: dict[int, set[str]] = {}
-    shown: list[set[str]] = [set() for _ in task.questions]
-    for step in episode.steps:
-        for index in step.observation.asked:
-            shown[index].update(*(origins.get(item.entry_id, ()) for item in step.view.retrieved))
-        for operation in step.operations:
-            applied = operation.outcome is Outcome.APPLIED
-            source = operation.source and operation.source.piece
-            if applied and source and operation.kind in ("create", "update"):
-                origins.setdefault(operation.entry_id or 0, set()).add(source)
-    recalls = []
-    for wanted, found in zip(marked, shown, strict=True):
-        hits = [any(names[at] in found for at in places[place]) for place in wanted]
-        recalls.append({"evidence_recall": sum(hits) / len(hits)} if hits else {})
     return recalls
 
 

@@ -8,26 +8,30 @@ be left out of its group's mean.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from atommem.config import check_least, setting
 from atommem.dialects import fill
-from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt
 from atommem.envs.task import Question
-from atommem.errors import JudgeError, OutageError
+from atommem.errors import ConfigError, JudgeError, OutageError
 from atommem.servers.chat import ChatClient, ChatReply
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
 
-RIGHT, WRONG, NOT_ATTEMPTED = "correct", "incorrect", "not_attempted"
+_PRESETS = Path(__file__).with_name("judge_presets.yaml")
+_PLACES = ("{question}", "{golds}", "{answer}")
 _ATTEMPTS = 3
 """Requests for a verdict, each with another seed, until one can be read."""
-_CACHED = 65_536
 _ANSWER_CHARACTERS = 2000
 _RECENT, _FEWEST = 200, 20
-"""Verdicts over which the rate of unreadable ones is taken, and the fewest for a rate."""
+"""Verdicts of which half may be unreadable before a run stops, and the fewest for a rate."""
 _GRADE = re.compile(
     r"[^\w>]*(?:(?:verdict|grade|judge?ment)\W+)?(?:[abc]\W+)?"
     r"(correct|incorrect|not[ _]attempted)\W*",
@@ -35,51 +39,100 @@ _GRADE = re.compile(
 )
 _LETTER = re.compile(r"[^\w>]*(?:grade\W+)?([abc])\W*", re.IGNORECASE)
 _YES_NO = re.compile(r"[^\w>]*correct\W*:\W*(yes|no)\W*", re.IGNORECASE)
-_WORDS = {"a": RIGHT, "b": WRONG, "c": NOT_ATTEMPTED, "yes": RIGHT, "no": WRONG}
+
+
+@dataclass
+class JudgeConfig:
+    """Which model judges answers, and how it is asked."""
+
+    judge_url: str | None = setting(
+        None, "OpenAI-compatible server of a model that judges every answer."
+    )
+    judge_model: str | None = setting(None, "Name of the judge's model on its server.")
+    judge_prompt: str | None = setting(
+        None,
+        "gaia, webwalkerqa, simpleqa or browsecomp (wordings of ours in the form of these "
+        "evaluations), or a file: {question}, {golds} and {answer} stand for quoted texts; it asks "
+        "for a last line CORRECT or INCORRECT (or NOT_ATTEMPTED), or for a line 'correct: yes' or "
+        "'correct: no'. Unset is the built-in one.",
+    )
+    judge_max_tokens: int = setting(
+        1024, "Longest reply of the judge, its thought included; doubled when one was cut there."
+    )
+
+    def __post_init__(self) -> None:
+        if (self.judge_url is None) != (self.judge_model is None):
+            raise ConfigError(
+                f"judge_url={self.judge_url}, judge_model={self.judge_model}: give both or none."
+            )
+        check_least(self, judge_max_tokens=1)
+
+
+def judge_prompt(config: JudgeConfig) -> str:
+    """Return the prompt that `config` names.
+
+    Raises:
+        ConfigError: There is no such file, or it lacks a place for one of the texts.
+    """
+    presets: dict[str, str] = yaml.safe_load(_PRESETS.read_text(encoding="utf-8"))
+    name = config.judge_prompt or "default"
+    if name in presets:
+        return presets[name]
+    try:
+        prompt = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(presets)
+        raise ConfigError(
+            f"judge_prompt={name}: cannot be read ({error}). Give a file or one of {known}."
+        ) from error
+    if missing := [place for place in _PLACES if place not in prompt]:
+        raise ConfigError(f"judge_prompt={name}: has no {', '.join(missing)}. Add them.")
+    return prompt
+
+
+def judge_settings(config: Any) -> dict[str, Any]:
+    """Return what a manifest has in place of addresses and paths: the digest of the prompt."""
+    if not isinstance(config, JudgeConfig):
+        return {}
+    digest = hashlib.sha256(judge_prompt(config).encode()).hexdigest()
+    return {"judge_url": None, "judge_prompt": None if config.judge_url is None else digest}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A judge's verdict on one answer.
+    """A judge's verdict on one answer: 1.0 if it is right, else 0.0, also if none is `readable`.
 
-    `score` is 1.0 for a right answer, else 0.0, also without a verdict; `text` is the end of the
-    reply, or why none is `readable`; `attempted` is None if the judge is not asked that.
+    `text` is the end of the reply, or why there is no verdict.
     """
 
     score: float
     text: str = ""
     readable: bool = True
-    attempted: bool | None = None
 
 
-def read_verdict(reply: ChatReply, three_way: bool = False) -> Verdict | None:
+def read_verdict(reply: ChatReply, letters: bool = False) -> Verdict | None:
     """Return the verdict in the last line of a reply that is not blank, or None.
 
-    It is CORRECT, INCORRECT or NOT_ATTEMPTED, a letter for one of these if the judge was offered
-    three, or ``correct: yes`` or ``correct: no``, also in the last line but one. Quoted lines
-    (``> CORRECT``) and thoughts (up to ``</think>``) do not count. Servers that separate thoughts
-    may put a short reply there as a whole: then its last line counts.
+    It is CORRECT, INCORRECT or NOT_ATTEMPTED, with `letters` also A, B or C for one of these, or
+    ``correct: yes`` or ``correct: no``, also in the last line but one. Quoted lines (``> CORRECT``)
+    and thoughts (up to ``</think>``) do not count. Servers that separate thoughts may put a short
+    reply there as a whole: then its last line counts.
     """
     text = reply.text
     if not text.strip() and reply.finish_reason == "stop":
         text = reply.reasoning
-    reply_text = text.rpartition("</think>")[2]
-    lines = [line.strip() for line in reply_text.splitlines() if line.strip()]
-    if not lines or "<think>" in reply_text:
+    text = text.rpartition("</think>")[2].strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or "<think>" in text:
         return None
-    if match := _GRADE.fullmatch(lines[-1]):
-        grade = match[1].lower().replace(" ", "_")
-        if grade == NOT_ATTEMPTED and not three_way:
-            return None
-    elif three_way and (match := _LETTER.fullmatch(lines[-1])):
-        grade = _WORDS[match[1].lower()]
+    match = _GRADE.fullmatch(lines[-1]) or (_LETTER.fullmatch(lines[-1]) if letters else None)
+    if match:
+        grades = [match[1].lower()]
     else:
-        found = [match[1].lower() for line in lines[-2:] if (match := _YES_NO.fullmatch(line))]
-        if len(found) != 1:
-            return None
-        grade = _WORDS[found[0]]
-    attempted = grade != NOT_ATTEMPTED if three_way else None
-    return Verdict(float(grade == RIGHT), reply_text.strip()[-1000:], attempted=attempted)
+        grades = [match[1].lower() for line in lines[-2:] if (match := _YES_NO.fullmatch(line))]
+    if len(grades) != 1:
+        return None
+    return Verdict(float(grades[0] in ("correct", "a", "yes")), text[-1000:])
 
 
 class LLMJudge:
@@ -88,57 +141,44 @@ class LLMJudge:
     The judge closes its client.
 
     Attributes:
-        usage: Counts: answers ``asked`` about, of these ``unreadable``, answers that were ``exact``
-            or ``known`` from before, and ``requests``, ``prompt_tokens``, ``completion_tokens``.
-        three_way: Whether the prompt offers a third grade, NOT_ATTEMPTED.
+        usage: Counts: answers ``asked`` about, of these ``unreadable``; and ``requests``,
+            ``prompt_tokens``, ``completion_tokens``.
     """
 
     def __init__(self, client: ServerClient, config: JudgeConfig) -> None:
-        names = [
-            "asked",
-            "unreadable",
-            "exact",
-            "known",
-            "requests",
-            "prompt_tokens",
-            "completion_tokens",
-        ]
-        self.usage = dict.fromkeys(names, 0)
+        counts = ("asked", "unreadable", "requests", "prompt_tokens", "completion_tokens")
+        self.usage = dict.fromkeys(counts, 0)
         self._config = config
-        self._model = config.judge_model or ""
+        self._name = f"The judge {config.judge_model!r} at {client.base_url}"
         self._prompt = judge_prompt(config)
-        self.three_way = bool(re.search("not[ _]attempted", self._prompt, re.IGNORECASE))
+        self._letters = "not attempted" in self._prompt.lower().replace("_", " ")
         self._client = client
         self._chat = ChatClient(client)
-        self._verdicts: dict[str, asyncio.Task[Verdict]] = {}
+        self._verdicts: dict[tuple[str, tuple[str, ...], str], asyncio.Task[Verdict]] = {}
         self._recent: deque[bool] = deque(maxlen=_RECENT)
 
     async def __call__(self, question: Question, answer: str) -> Verdict:
         """Judge whether `answer` agrees with a gold answer of `question`.
+
+        An answer that is a gold answer but for case and white space is right without asking.
 
         Raises:
             OutageError: The server is out of reach, or keeps failing.
             JudgeError: The server refuses every request (key, model), or too many verdicts are
                 unreadable.
         """
-        if self._config.judge_exact and _folded(answer) in map(_folded, question.answers):
-            self.usage["exact"] += 1
-            return Verdict(1.0, "a gold answer", attempted=True if self.three_way else None)
-        values = {
-            "question": quoted(question.text),
-            "golds": "\n".join(map(quoted, question.answers)),
-            "answer": quoted(answer, _ANSWER_CHARACTERS),
-        }
-        prompt = fill(self._prompt, values)
-        task = self._verdicts.get(prompt)
-        loop = asyncio.get_running_loop()
-        if task is None or not (task.done() or task.get_loop() is loop):
-            task = self._verdicts[prompt] = asyncio.create_task(self._judge(prompt))
-            task.add_done_callback(partial(self._forget_failed, prompt))
-            if len(self._verdicts) > _CACHED:
-                del self._verdicts[next(iter(self._verdicts))]
-        elif task.done():
-            self.usage["known"] += 1
+        if _folded(answer) in map(_folded, question.answers):
+            return Verdict(1.0, "a gold answer")
+        asked = (question.text, question.answers, answer)
+        task = self._verdicts.get(asked)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            values = {
+                "question": quoted(question.text),
+                "golds": "\n".join(map(quoted, question.answers)),
+                "answer": quoted(answer, _ANSWER_CHARACTERS),
+            }
+            task = asyncio.create_task(self._judge(fill(self._prompt, values)))
+            self._verdicts[asked] = task
         # Several episodes may wait for it: one that is given up must not take it from the others.
         return await asyncio.shield(task)
 
@@ -146,33 +186,27 @@ class LLMJudge:
         """Close the connections of the running event loop."""
         await self._client.close()
 
-    def _forget_failed(self, prompt: str, task: asyncio.Task[Verdict]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._verdicts.pop(prompt, None)
-
     async def _judge(self, prompt: str) -> Verdict:
         verdict = await self._ask(prompt)
         self.usage["asked"] += 1
         self.usage["unreadable"] += not verdict.readable
         self._recent.append(not verdict.readable)
-        count, most = sum(self._recent), self._config.judge_max_unreadable
-        if len(self._recent) >= _FEWEST and count > most * len(self._recent):
+        if len(self._recent) >= _FEWEST and 2 * sum(self._recent) > len(self._recent):
             raise JudgeError(
-                f"{count} of the last {len(self._recent)} verdicts of the judge {self._model!r} at "
-                f"{self._client.base_url} are unreadable, more than judge_max_unreadable={most:g}. "
-                f"The last one: {verdict.text[:500]!r}. Give another judge_model or judge_prompt, "
-                "or a higher judge_max_tokens for one that thinks."
+                f"{self._name} gave {sum(self._recent)} unreadable verdicts of the last "
+                f"{len(self._recent)}. The last one: {verdict.text[:500]!r}. Give another "
+                "judge_model or judge_prompt, or a higher judge_max_tokens for one that thinks."
             )
         return verdict
 
     async def _ask(self, prompt: str) -> Verdict:
         """Return a verdict, readable or not."""
-        max_tokens, last = self._config.judge_max_tokens, ""
+        max_tokens = self._config.judge_max_tokens
         for attempt in range(_ATTEMPTS):
             try:
                 # Greedy first; a reply that could not be read would come again.
                 reply = await self._chat.ask(
-                    self._model,
+                    self._config.judge_model or "",
                     [{"role": "user", "content": prompt}],
                     max_tokens=max_tokens,
                     temperature=0.7 if attempt else 0.0,
@@ -180,31 +214,23 @@ class LLMJudge:
                 )
             except RefusedError as error:
                 # A content filter or a limit concerns this answer alone.
-                if error.of_input and not error.of_account(prompt):
+                if error.of_input:
                     return Verdict(0.0, f"refused: {error}", readable=False)
                 raise JudgeError(
-                    f"The judge {self._model!r} at {self._client.base_url} refuses to judge "
-                    f"({error}). Check judge_url, judge_model and ATOMMEM_JUDGE_API_KEY."
+                    f"{self._name} refuses to judge ({error}). Check judge_url, judge_model and "
+                    "ATOMMEM_JUDGE_API_KEY."
                 ) from error
             self.usage["requests"] += 1
             self.usage["prompt_tokens"] += reply.prompt_tokens or 0
             self.usage["completion_tokens"] += reply.completion_tokens or 0
-            if reply.finish_reason == "error" and "'error':" in reply.text:
-                # The judge's provider failed: the status says nothing about the answer.
-                if attempt + 1 == _ATTEMPTS:
-                    raise OutageError(
-                        f"the judge at {self._client.base_url} gave no reply: {reply.text[:200]!r}."
-                    )
-                await asyncio.sleep(0.5 * 2**attempt)
-                continue
-            verdict = read_verdict(reply, self.three_way)
-            if verdict is not None:
+            if verdict := read_verdict(reply, self._letters):
                 return verdict
-            last = f"{reply.finish_reason}: {reply.text or reply.reasoning}"
             if reply.finish_reason == "length":
                 max_tokens *= 2  # it was still thinking
-        text = f"no verdict in {_ATTEMPTS} attempts; the last: {last[:1000]}"
-        return Verdict(0.0, text, readable=False)
+        last = f"{reply.finish_reason}: {(reply.text or reply.reasoning)[:1000]}"
+        if reply.finish_reason == "error":  # aborted, or a provider behind the server failed
+            raise OutageError(f"{self._name} gave no reply; the last: {last}")
+        return Verdict(0.0, f"no verdict in {_ATTEMPTS} attempts; the last: {last}", readable=False)
 
 
 def make_judge(config: JudgeConfig) -> LLMJudge | None:

@@ -1,8 +1,7 @@
-"""Exact match, sub-EM, token F1 and abstention, as the scripts of the benchmarks define them.
+"""Scores of an answer, as the scripts of the benchmarks define them.
 
 HotpotQA, 2WikiMultihopQA and MuSiQue normalise as SQuAD does and take the best score over the gold
-answers. They differ in F1: HotpotQA and 2WikiMultihopQA (v1.1) score yes, no and noanswer 0 unless
-both sides normalise to the same word; for MuSiQue they are ordinary words (`f1_rule`).
+answers; they differ in F1 (`f1`).
 
 One definition is ours: an answer such as "A" or "!!!" normalises to nothing, and the scripts would
 match it with any article or punctuation mark. Here it matches only the same text, except for case
@@ -18,13 +17,10 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache, lru_cache
-from typing import Any, Literal
+from functools import lru_cache
 
 from atommem.envs.task import Question
 from atommem.errors import ConfigError
-
-F1Rule = Literal["hotpotqa", "musique"]
 
 LOCOMO_SOURCE = "locomo"
 CATEGORIES = {1: "multi_hop", 2: "temporal", 3: "open_domain", 4: "single_hop", 5: "adversarial"}
@@ -38,7 +34,28 @@ ABSTENTION = "not mentioned"
 _ABSTENTIONS = ("no information available", ABSTENTION)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_VERDICTS = frozenset({"yes", "no", "noanswer"})
+VERDICTS = frozenset({"yes", "no", "noanswer"})
+
+
+def score_question(question: Question, answer: str | None, source: str) -> dict[str, float]:
+    """Return ``em``, ``f1`` and ``sub_em`` by the rules of the benchmark; nothing without golds.
+
+    If the text does not tell (`abstention`), all of them are whether the answer says so. GAIA has
+    ``gaia``, too.
+    """
+    if not question.answers:
+        return {}
+    if question.metadata.get("abstention"):
+        return dict.fromkeys(("em", "f1", "sub_em"), float(abstains(answer)))
+    if source in WEB_SOURCES:
+        gaia = {"gaia": gaia_score(answer, question.answers)} if source == GAIA_SOURCE else {}
+        return web_scores(answer, question.answers) | gaia
+    if source == LOCOMO_SOURCE:
+        em, token_f1 = locomo_scores(question, answer)
+    else:
+        em = exact_match(answer, question.answers)
+        token_f1 = f1(answer, question.answers, verdicts="musique" not in source)
+    return {"em": em, "f1": token_f1, "sub_em": sub_exact_match(answer, question.answers)}
 
 
 def normalize(text: str) -> str:
@@ -51,11 +68,15 @@ def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
     return float(prediction is not None and any(_equal(prediction, gold) for gold in answers))
 
 
-def f1(prediction: str | None, answers: Sequence[str], rule: F1Rule = "hotpotqa") -> float:
-    """Return the best token F1 over `answers`; None scores 0."""
+def f1(prediction: str | None, answers: Sequence[str], *, verdicts: bool = True) -> float:
+    """Return the best token F1 over `answers`; None scores 0.
+
+    With `verdicts`, yes, no and noanswer score 0 unless both sides normalise to the same word, as
+    in HotpotQA and 2WikiMultihopQA (v1.1); for MuSiQue they are ordinary words.
+    """
     if prediction is None:
         return 0.0
-    return max((_f1(prediction, gold, rule) for gold in answers), default=0.0)
+    return max((_f1(prediction, gold, verdicts) for gold in answers), default=0.0)
 
 
 def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
@@ -72,11 +93,6 @@ def sub_exact_match(prediction: str | None, answers: Sequence[str]) -> float:
     return float(any(gold and (gold in normalized or normalized in gold) for gold in golds))
 
 
-def f1_rule(source: str) -> F1Rule:
-    """Return the F1 rule of a task's source."""
-    return "musique" if "musique" in source else "hotpotqa"
-
-
 def _equal(prediction: str, answer: str) -> bool:
     gold = normalize(answer)
     if gold:
@@ -85,11 +101,11 @@ def _equal(prediction: str, answer: str) -> bool:
     return words != [] and words == answer.lower().split()
 
 
-def _f1(prediction: str, answer: str, rule: F1Rule) -> float:
+def _f1(prediction: str, answer: str, verdicts: bool) -> float:
     predicted, gold = normalize(prediction), normalize(answer)
     if not gold:
         return float(_equal(prediction, answer))
-    if rule == "hotpotqa" and predicted != gold and not _VERDICTS.isdisjoint({predicted, gold}):
+    if verdicts and predicted != gold and not VERDICTS.isdisjoint({predicted, gold}):
         return 0.0
     return _token_f1(predicted.split(), gold.split())
 
@@ -146,19 +162,14 @@ def _stems(text: str) -> list[str]:
 @lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
     """Return the Porter stem of a word in NLTK's default mode, which LoCoMo's script uses."""
-    found: str = _stemmer().stem(word)
-    return found
-
-
-@cache
-def _stemmer() -> Any:
     try:
         from nltk.stem.porter import PorterStemmer  # on first use: the import takes seconds
     except ImportError as error:
         raise ConfigError(
             f"LoCoMo's scores need nltk ({error}). Install it: pip install 'atommem[data]'."
         ) from error
-    return PorterStemmer()
+    found: str = PorterStemmer().stem(word)
+    return found
 
 
 def web_scores(answer: str | None, golds: Sequence[str]) -> dict[str, float]:
@@ -171,7 +182,7 @@ def web_scores(answer: str | None, golds: Sequence[str]) -> dict[str, float]:
     spaced = [_spaced(gold) for gold in golds]
     return {
         "em": exact_match(predicted, spaced),
-        "f1": f1(predicted, spaced, "musique"),
+        "f1": f1(predicted, spaced, verdicts=False),
         "sub_em": sub_exact_match(predicted, spaced),
     }
 

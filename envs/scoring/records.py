@@ -1,4 +1,4 @@
-"""Finished episodes as lines of ``episodes.jsonl``, and the numbers computed from them."""
+"""Finished episodes as lines of ``episodes.jsonl``, their numbers, and pairs of evaluations."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from typing import Any
 import msgspec
 
 from atommem.environment import TaskDescription
-from atommem.envs.scoring.statistics import clustered_estimate
+from atommem.envs.scoring.statistics import Difference, clustered_estimate, paired_difference
 from atommem.episode import Episode, StopReason, add_sums, episode_sums, means
 from atommem.errors import DataError
 
-_ORDER = ("category", "type", "subset", "level", "hops", "answerable", "questions")
+_ORDER = ("category", "type", "level", "hops", "questions")
 """The order of breakdowns; others follow by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRecord:
-    """A question, its answer, and the scores that its environment gave.
-
-    `category` is the benchmark's (LoCoMo); `breakdowns` groups scores by it and by `attributes`.
-    """
+    """A question, its answer, its scores, and the attributes that `breakdowns` groups by."""
 
     id: str
     question: str
@@ -46,14 +43,10 @@ class EpisodeRecord:
     """An episode without its steps, which are in its trace.
 
     Attributes:
-        task_id, sample: Its key.
-        source: The origin of the task (``hotpotqa``, ...).
-        stop_reason, error: How it ended; `error` says what failed.
-        reward, metrics: The environment's score; None and empty if the episode failed or its task
-            has no gold answers.
+        error: What failed.
+        reward, metrics: None and empty if the episode failed or its task has no gold answers.
         questions: Empty if failed, and in environments that ask nothing.
         sums: `atommem.episode.episode_sums`.
-        seconds: Wall-clock time.
         prompt_tokens, completion_tokens: Of all completed calls, also if it failed later.
         group: The cluster of its scores (`atommem.environment.TaskDescription`).
     """
@@ -97,10 +90,10 @@ class EpisodeRecord:
         return [score for _, _, score in self.placed(metric)]
 
     def placed(self, metric: str) -> list[tuple[int, Hashable, float]]:
-        """Return `scores` with the place of each question and a label.
+        """Return `scores` with the place of each question (-1: the episode's own) and a label.
 
-        The label is the same where a question is asked again: its id, text and gold answers. The
-        place of the episode's own score is -1. Failed and overflowed episodes have no score.
+        The label is the same where a question is asked again: its id, text and gold answers. Failed
+        and overflowed episodes have no score.
         """
         if self.overflowed:
             return []
@@ -129,36 +122,33 @@ class EpisodeRecord:
 def record_of(
     task: TaskDescription, episode: Episode, diagnosed: Sequence[Mapping[str, float]] | None = None
 ) -> EpisodeRecord:
-    """Return the record of an episode, with the scores that its environment gave.
+    """Return the record of an episode; `diagnosed` has further metrics of each question.
 
-    `diagnosed` has further metrics of each question. Raises DataError if answers, metrics or
-    diagnoses are not one for each question.
+    Raises:
+        DataError: Answers, metrics or diagnoses are not one for each question.
     """
-    questions: tuple[QuestionRecord, ...] = ()
-    if not episode.failed:
-        count = len(task.questions)
-        answers = episode.answers or (None,) * count
-        metrics = episode.question_metrics or ({},) * count
-        further = diagnosed or ({},) * count
-        if not len(answers) == len(metrics) == len(further) == count:
-            raise DataError(
-                f"task {task.id!r} has {count} questions, but its score {len(answers)} answers and "
-                f"{len(metrics)} question_metrics, and its diagnosis {len(further)}: give one each."
-            )
-        questions = tuple(
-            QuestionRecord(
-                item.id,
-                item.text,
-                answer,
-                item.golds,
-                item.category,
-                {**scores, **more},
-                item.attributes,
-            )
-            for item, answer, scores, more in zip(
-                task.questions, answers, metrics, further, strict=True
-            )
+    asked = () if episode.failed else task.questions
+    count = len(task.questions)
+    answers = episode.answers or (None,) * count
+    metrics = episode.question_metrics or ({},) * count
+    further = diagnosed or ({},) * count
+    if not (episode.failed or len(answers) == len(metrics) == len(further) == count):
+        raise DataError(
+            f"task {task.id!r} has {count} questions, but its score {len(answers)} answers and "
+            f"{len(metrics)} question_metrics, and its diagnosis {len(further)}: give one each."
         )
+    questions = tuple(
+        QuestionRecord(
+            id=item.id,
+            question=item.text,
+            answer=answer,
+            golds=item.golds,
+            category=item.category,
+            metrics={**scores, **more},
+            attributes=item.attributes,
+        )
+        for item, answer, scores, more in zip(asked, answers, metrics, further, strict=False)
+    )
     return EpisodeRecord(
         task_id=task.id,
         sample=episode.sample,
@@ -212,14 +202,9 @@ def estimates(
 
 
 def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
-    """Return scores with their intervals, and rates of what the episodes did.
+    """Return scores with their intervals (``metrics``) and rates of what happened (``means``).
 
-    Returns:
-        episodes, failed, overflow: Counts; failed and overflowed episodes have no score.
-        metric: The main score's name (`main_metric`).
-        metrics: `estimates` by name, and `group_scores`.
-        means: `atommem.episode.means`.
-        errors: How often each error message ended an episode.
+    ``metric`` is the main score's name; ``errors`` counts the messages that ended episodes.
     """
     items = list(records)
     rates = means(add_sums([episode_sums([]), *(record.sums for record in items)]))
@@ -231,52 +216,20 @@ def summarize(records: Iterable[EpisodeRecord]) -> dict[str, Any]:
         "failed": sum(record.failed for record in items),
         "overflow": sum(record.overflowed for record in items),
         "metric": main_metric(items),
-        "metrics": {**estimates(items, names), **group_scores(items)},
+        "metrics": estimates(items, names),
         "means": rates,
         "errors": dict(Counter(record.error or "unknown" for record in items if record.failed)),
     }
 
 
-def group_scores(records: Iterable[EpisodeRecord]) -> dict[str, dict[str, Any]]:
-    """Return MuSiQue-Full's ``group_answer_sufficiency_f1`` and ``_em`` over pairs.
-
-    A pair is a question with all of its evidence and the same with some of it missing. The official
-    ``evaluate_v1.0.py`` gives it the answer's score if both were told apart rightly, else 0. With
-    several episodes a side it has the product of their means; a pair that lacks a side is left out.
-    """
-    pairs: dict[str, tuple[list[Mapping[str, float]], list[Mapping[str, float]]]] = {}
-    for record in records:
-        for question in record.questions:
-            if "sufficiency" in question.metrics and not record.overflowed:
-                sides = pairs.setdefault(question.id, ([], []))
-                sides["em" in question.metrics].append(question.metrics)
-    whole = {name: sides for name, sides in pairs.items() if all(sides)}
-    found = {}
-    for metric in ("f1", "em") if whole else ():
-        scores = [
-            fmean(item["sufficiency"] for item in unanswerable)
-            * fmean(item["sufficiency"] * item[metric] for item in answerable)
-            for unanswerable, answerable in whole.values()
-        ]
-        estimate = clustered_estimate(scores, list(whole))
-        found[f"group_answer_sufficiency_{metric}"] = asdict(estimate)
-    return found
-
-
-def breakdowns(
-    records: Sequence[EpisodeRecord], metrics: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    """Return scores by attribute of the questions: a row for each attribute, value and score.
-
-    Args:
-        records: Of one evaluation, or of several seeds of it.
-        metrics: Scores; `metric_names` if not given.
+def breakdowns(records: Sequence[EpisodeRecord]) -> list[dict[str, Any]]:
+    """Return scores by attribute of the questions, of one evaluation or of several seeds of it.
 
     Returns:
         ``by`` (the attribute; ``questions`` is the number of the task's questions), ``value``,
         ``metric``, and the estimate. Attributes with one value are left out.
     """
-    names = metric_names(records) if metrics is None else metrics
+    names = metric_names(records)
     groups: dict[str, dict[str, list[EpisodeRecord]]] = {}
     for record in records:
         chosen: dict[tuple[str, str], list[QuestionRecord]] = {}
@@ -289,21 +242,18 @@ def breakdowns(
             part = replace(record, metrics={}, reward=None, questions=tuple(questions))
             if value:
                 groups.setdefault(by, {}).setdefault(value, []).append(part)
-    rows = []
-    for by in [*_ORDER, *sorted(groups.keys() - {*_ORDER})]:
-        found = groups.get(by, {})
-        for value in sorted(found, key=_natural) if len(found) > 1 else ():
-            rows += [
-                {"by": by, "value": value, "metric": name, **estimate}
-                for name, estimate in estimates(found[value], names).items()
-            ]
-    return rows
+    return [
+        {"by": by, "value": value, "metric": metric, **estimate}
+        for by in [*_ORDER, *sorted(groups.keys() - {*_ORDER})]
+        if len(parts := groups.get(by, {})) > 1
+        for value in sorted(parts, key=_natural)
+        for metric, estimate in estimates(parts[value], names).items()
+    ]
 
 
 def _natural(value: str) -> tuple[float, str]:
-    """Sort 2 before 10, "20-40%" before "100%", and words after numbers."""
-    digits = value.partition("-")[0].strip("%")
-    return (float(digits) if digits.isdecimal() else math.inf), value
+    """Sort 2 before 10, and words after numbers."""
+    return (float(value) if value.isdecimal() else math.inf), value
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +274,6 @@ class EvalResult:
         return sum(record.overflowed for record in self.records)
 
     @property
-    def failed_fraction(self) -> float:
-        """`failed` over all episodes; 0 without any."""
-        return self.failed / len(self.records) if self.records else 0.0
-
-    @property
     def em(self) -> float:
         """Exact match (`mean`)."""
         return self.mean("em")
@@ -340,12 +285,87 @@ class EvalResult:
 
     def summary(self) -> dict[str, Any]:
         """Return `summarize`, with ``by_source`` if there are several sources."""
-        summary = summarize(self.records)
         by_source: dict[str, list[EpisodeRecord]] = {}
         for record in self.records:
-            by_source.setdefault(record.source, []).append(record)
-        if len(by_source) > 1:
-            summary["by_source"] = {
-                source or "unknown": summarize(by_source[source]) for source in sorted(by_source)
-            }
-        return summary
+            by_source.setdefault(record.source or "unknown", []).append(record)
+        parts = {source: summarize(by_source[source]) for source in sorted(by_source)}
+        return summarize(self.records) | ({"by_source": parts} if len(parts) > 1 else {})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two evaluations on the questions that both have scored.
+
+    Attributes:
+        metric: The score (`EpisodeRecord.scores`).
+        wins, losses, ties: Tasks on which the second one's mean score is higher, lower, equal.
+        difference: Second minus first over questions; None without a common question.
+        changes: By task id, mean of second minus first, in the order of the first records.
+        left_out: Tasks with a score on one side only.
+    """
+
+    metric: str
+    wins: int
+    losses: int
+    ties: int
+    difference: Difference | None
+    changes: dict[str, float]
+    left_out: int
+
+    @property
+    def p_value(self) -> float:
+        """The p-value of `difference`; 1 without one."""
+        return 1.0 if self.difference is None else self.difference.p_value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the tasks, as JSON values."""
+        values = {**asdict(self), "tasks": len(self.changes), "p_value": self.p_value}
+        del values["changes"]
+        missing = {"difference": None, "low": None, "high": None, "questions": 0, "units": 0}
+        return values | (values["difference"] or missing)
+
+
+def compare(
+    before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], metric: str = "em"
+) -> Comparison:
+    """Pair the questions of two evaluations and test whether one is better.
+
+    A question's score is the mean over its episodes, and every question counts the same. Questions
+    without a score in one of the two are left out.
+    """
+    first, second = (question_scores(records, metric) for records in (before, after))
+    # Means of the same scores added up in another order may differ in the last bit.
+    gaps = {
+        key: round(fmean(second[key][2]) - fmean(scores), 9)
+        for key, (*_, scores) in first.items()
+        if key in second
+    }
+    by_task: dict[str, list[float]] = {}
+    for (task, _), gap in gaps.items():
+        by_task.setdefault(task, []).append(gap)
+    changes = {task: round(fmean(found), 9) + 0.0 for task, found in by_task.items()}
+    wins = sum(change > 0 for change in changes.values())
+    losses = sum(change < 0 for change in changes.values())
+    units = [first[key][0] for key in gaps]
+    labels = [first[key][1] for key in gaps]
+    return Comparison(
+        metric=metric,
+        wins=wins,
+        losses=losses,
+        ties=len(changes) - wins - losses,
+        difference=paired_difference([*gaps.values()], units, labels) if gaps else None,
+        changes=changes,
+        left_out=len({task for side in (first, second) for task, _ in side} - changes.keys()),
+    )
+
+
+def question_scores(
+    records: Iterable[EpisodeRecord], metric: str
+) -> dict[tuple[str, int], tuple[str, Hashable, list[float]]]:
+    """Return unit, label and scores of each question, by task id and place among its questions."""
+    found: dict[tuple[str, int], tuple[str, Hashable, list[float]]] = {}
+    for record in records:
+        for place, label, score in record.placed(metric):
+            key = (record.task_id, place)
+            found.setdefault(key, (record.unit, label, []))[2].append(score)
+    return found

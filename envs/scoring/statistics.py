@@ -92,10 +92,8 @@ class Estimate:
     unit: str = "group"
 
 
-def wilson_interval(
-    successes: float, n: float, confidence: float = 0.95, degrees: int | None = None
-) -> tuple[float, float]:
-    """Return Wilson's score interval of a proportion (Wilson 1927); (0, 1) if `n` is 0.
+def wilson_interval(successes: float, n: float, degrees: int | None = None) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a proportion (Wilson 1927); (0, 1) if `n` is 0.
 
     `n` may be an effective size. For scores in [0, 1] (F1), give their sum as `successes`: the
     interval is then at least as wide as needed, as their variance is at most a proportion's. With
@@ -103,7 +101,7 @@ def wilson_interval(
     """
     if n == 0:
         return 0.0, 1.0
-    z = _quantile(confidence, degrees)
+    z = _quantile(degrees)
     mean = successes / n
     center = (mean + z * z / (2 * n)) / (1 + z * z / n)
     half = z * sqrt(mean * (1 - mean) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -113,13 +111,13 @@ def wilson_interval(
     return low, high
 
 
-def _quantile(confidence: float, degrees: int | None) -> float:
-    """Return the quantile (1 + confidence) / 2 of the normal or Student's t distribution."""
+def _quantile(degrees: int | None) -> float:
+    """Return the 97.5% quantile of the normal or Student's t distribution."""
     if degrees is None:
-        return NormalDist().inv_cdf((1 + confidence) / 2)
+        return NormalDist().inv_cdf(0.975)
     from scipy.special import stdtrit  # slow import
 
-    return float(stdtrit(max(1, degrees), (1 + confidence) / 2))
+    return float(stdtrit(max(1, degrees), 0.975))
 
 
 def effective_sample_size(scores: Sequence[float], units: Units) -> float:
@@ -147,7 +145,7 @@ def clustered_estimate(
     effective = effective_sample_size(scores, units)
     mean = min(1.0, sum(scores) / len(scores))
     degrees = None if units.single else units.count - 1
-    low, high = wilson_interval(min(mean * effective, effective), effective, degrees=degrees)
+    low, high = wilson_interval(min(mean * effective, effective), effective, degrees)
     return Estimate(mean, low, high, len(scores), units.count, effective, " x ".join(units.names))
 
 
@@ -180,7 +178,7 @@ def paired_difference(
     mean = float(values.mean())
     low, high = -1.0, 1.0  # one unit does not show how units differ
     if count > 1 and (variance := units.variance(values - mean)) > 1e-12:
-        half = _quantile(0.95, count - 1) * sqrt(count / (count - 1) * variance) / n
+        half = _quantile(count - 1) * sqrt(count / (count - 1) * variance) / n
         low, high = max(-1.0, mean - half), min(1.0, mean + half)
     elif count > 1:
         other = wilson_interval(0, count)[1]

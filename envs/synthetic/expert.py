@@ -10,8 +10,10 @@ and every correction is carried over.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from atommem.arguments import field_names
 from atommem.config import check_probabilities, setting
@@ -41,25 +43,20 @@ class Faults:
     scratchpad: float = setting(0.0, "A link of the chain is not noted.")
 
     def __post_init__(self) -> None:
-        check_probabilities(self, *field_names(Faults))
+        check_probabilities(self, *field_names(type(self)))
 
 
-class Expert:
-    """Writes the completion of a step.
+class ScriptedExpert(ABC):
+    """Writes completions in a prose and a dialect from what a policy sees."""
 
-    Without faults it answers every question of every `WorldConfig`, provided that the view shows
-    enough entries (``retrieve_k >= 2 * max(3, facts_per_document)``), the embedder ranks by shared
-    words, the capacity is the world's, and every question allows as many reads as it has hops.
-    Blind it needs a store without a limit: the world withdraws facts with the questions in mind.
+    faults_class: ClassVar[type[Any]]
 
-    """
-
-    def __init__(self, prose: Prose, dialect: Dialect, faults: Faults | None = None) -> None:
+    def __init__(self, prose: Prose, dialect: Dialect, faults: Any = None) -> None:
         self.prose = prose
-        self.tags = dialect.tags
-        self._faults = faults or Faults()
-        self._draw = 0
+        self.faults = faults or self.faults_class()
+        self._tags = dialect.tags
 
+    @abstractmethod
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
         """Return the completion of one step.
 
@@ -67,18 +64,32 @@ class Expert:
         episodes: faults that depend on a name would be learned as facts about that name, and leave
         nothing to explore to a policy that was trained on them.
         """
-        self._draw = random.getrandbits(64) if draw is None else draw
-        step = _Step(self, observation, view)
+
+    def element(self, kind: str, body: str) -> str:
+        """Return the action of a kind as an XML element."""
+        tag = self._tags[kind]
+        return " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)
+
+
+class Expert(ScriptedExpert):
+    """Plays the synthetic world.
+
+    Without faults it answers every question of every `WorldConfig`, provided that the view shows
+    enough entries (``retrieve_k >= 2 * max(3, facts_per_document)``), the embedder ranks by shared
+    words, the capacity is the world's, and every question allows as many reads as it has hops.
+    Blind it needs a store without a limit: the world withdraws facts with the questions in mind.
+    """
+
+    faults_class = Faults
+
+    def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
+        """Return the completion of one step."""
+        step = _Step(self, observation, view, random.getrandbits(64) if draw is None else draw)
         if observation.question is None:
             step.read("".join(observation.values("chunk")))
         else:
             step.answer(max(observation.values("reads_left"), default=0))
         return " ".join(text for _, text in sorted(step.elements, key=lambda item: item[0]))
-
-    def forgets(self, operation: str, statement: Statement) -> bool:
-        """Whether this operation on this statement is forgotten in this step."""
-        rate: float = getattr(self._faults, operation)
-        return rate > 0 and random.Random(f"{self._draw}:{operation}:{statement}").random() < rate
 
 
 @dataclass
@@ -90,13 +101,23 @@ class _Search:
     links: list[Statement] = field(default_factory=list)
     answer: Statement | None = None
 
+    def needs(self, statement: Statement) -> bool:
+        """Whether `statement` can still be part of the chain."""
+        if statement.kind == "withdrawal":
+            return True
+        level = RELATIONS.index(statement.relation)
+        return self.level < level or (self.level == level and self.name == statement.subject)
+
 
 class _Step:
     """One completion in the making."""
 
-    def __init__(self, expert: Expert, observation: Observation, view: MemoryView) -> None:
+    def __init__(
+        self, expert: Expert, observation: Observation, view: MemoryView, draw: int
+    ) -> None:
         self._expert = expert
         self._prose = expert.prose
+        self._draw = draw
         self._is_blind = any(piece.name == "unasked" for piece in observation.task)
         self._questions = [
             text for name in ("questions", "text") for text in observation.values(name)
@@ -123,7 +144,8 @@ class _Step:
         searches = self._searches(found)
         links = [link for search in searches for link in search.links]
         for statement in found:
-            if statement in links or not (self._is_blind or _may_matter(statement, searches)):
+            needed = self._is_blind or any(search.needs(statement) for search in searches)
+            if statement in links or not needed:
                 continue
             if statement.kind == "fact":
                 self._create(statement)
@@ -131,7 +153,7 @@ class _Step:
                 self._change(statement, wait=True)
         waiting = [notice.subject for notice in self._waiting]
         self._look_for(waiting or self._new_ends(searches))
-        forgets = self._expert.forgets
+        forgets = self._forgets
         notes = [link for link in links if link in self._noted or not forgets("scratchpad", link)]
         self._note([*notes, *self._waiting])
 
@@ -150,19 +172,22 @@ class _Step:
             answer = Statement("fact", answer.subject, "home", moved[answer.subject])
         self._write("answer", self._prose.answer(answer))
 
+    def _forgets(self, operation: str, statement: Statement) -> bool:
+        rate: float = getattr(self._expert.faults, operation)
+        return rate > 0 and random.Random(f"{self._draw}:{operation}:{statement}").random() < rate
+
     def _write(self, kind: str, body: str) -> None:
-        tag = self._expert.tags[kind]
-        element = " ".join(part for part in (f"<{tag}>", body, f"</{tag}>") if part)
-        self.elements.append((_PLACES.get(kind, len(_PLACES)), element))
+        place = _PLACES.get(kind, len(_PLACES))
+        self.elements.append((place, self._expert.element(kind, body)))
 
     def _create(self, fact: Statement) -> None:
-        if not self._expert.forgets("create", fact):
+        if not self._forgets("create", fact):
             self._write("create", self._prose.sentence(fact))
 
     def _change(self, notice: Statement, *, wait: bool) -> None:
         """Correct or delete the entry of a notice; if out of view, wait for it or replace it."""
         operation = "update" if notice.kind == "correction" else "delete"
-        if self._expert.forgets(operation, notice):
+        if self._forgets(operation, notice):
             return
         handles = [
             handle
@@ -229,9 +254,10 @@ class _Step:
 
     def _look_for(self, names: Sequence[str]) -> None:
         """Set the query to `names`, unless it is that already."""
-        forgets = self._expert.forgets
         wanted = [
-            name for name in dict.fromkeys(names) if not forgets("read", Statement("fact", name))
+            name
+            for name in dict.fromkeys(names)
+            if not self._forgets("read", Statement("fact", name))
         ]
         query = " ".join(wanted)
         if query and query != self._view.query:
@@ -244,21 +270,11 @@ class _Step:
             self._write("scratchpad", notes)
 
 
-def _may_matter(statement: Statement, searches: Sequence[_Search]) -> bool:
-    """Whether `statement` can still be part of a chain."""
-    if statement.kind == "withdrawal":
-        return True
-    level = RELATIONS.index(statement.relation)
-    return any(
-        s.level < level or (s.level == level and s.name == statement.subject) for s in searches
-    )
-
-
 class ExpertPolicy:
-    """The expert as a policy that acts on the observation instead of the prompt."""
+    """An expert as a policy that acts on the observation instead of the prompt."""
 
     def __init__(
-        self, expert: Expert, tokenizer: Tokenizer, eos_token_id: int | None = None
+        self, expert: ScriptedExpert, tokenizer: Tokenizer, eos_token_id: int | None = None
     ) -> None:
         self._expert = expert
         self._tokenizer = tokenizer

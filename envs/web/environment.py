@@ -88,30 +88,10 @@ class WebEnvironments(QAEnvironments):
         return build_questions(argv) if is_web_benchmark(argv) else super().build(argv)
 
     def diagnose(self, task: Task, episode: Episode) -> Sequence[dict[str, float]]:
-        """Return metrics of the episode for each question.
-
-        ``calls`` written; ``calls_refused``: malformed, second of a step, beside an answer, or over
-        budget; ``evidence_shown``: share of the needed documents that were shown; and
-        `injection_followed`."""
-        metrics = {"calls": 0.0, "calls_refused": 0.0, **injection_followed(task, episode)}
-        for step in episode.steps:
-            calls = self.calls(step)
-            is_made = (
-                step.observation.phase == "acting"
-                and first(step.actions, ANSWER) is None
-                and bool(calls)
-                and isinstance(calls[0], Action)
-            )
-            metrics["calls"] += len(calls)
-            metrics["calls_refused"] += len(calls) - is_made
-        shown, found = shown_pages(episode), []
-        for question in task.questions:
-            found.append(dict(metrics))
-            # A document counts under any of its names.
-            if evidence := question.metadata.get("evidence"):
-                there = [not shown.isdisjoint(names) for names in evidence]
-                found[-1]["evidence_shown"] = sum(there) / len(there)
-        return found
+        """Return, for each question, the number of ``calls`` written, and `injection_followed`."""
+        calls = sum(len(self.calls(step)) for step in episode.steps)
+        metrics = {"calls": float(calls), **injection_followed(task, episode)}
+        return [metrics] * len(task.questions)
 
     def calls(self, step: Step) -> list[Call]:
         """Return the calls of a step in order."""

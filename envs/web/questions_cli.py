@@ -9,10 +9,9 @@ from random import Random
 
 from atommem.arguments import Parser, find_flag
 from atommem.config import check_choice, check_least
-from atommem.envs.benchmarks.build import read_asked
 from atommem.envs.benchmarks.registry import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
-from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
+from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, read_asked
 from atommem.envs.task import Question, Task
 from atommem.envs.task_files import check_out, describe_file, save_tasks, write_provenance
 from atommem.errors import DataError

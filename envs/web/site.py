@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 from atommem.arguments import field_names
 from atommem.config import check_least, check_probabilities, setting
-from atommem.dialects import Dialect
-from atommem.envs.synthetic.prose import MOST_NAMES, Prose, Statement, get_prose, names_of
+from atommem.envs.synthetic.expert import ScriptedExpert
+from atommem.envs.synthetic.prose import MOST_NAMES, Statement, get_prose, names_of
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Observation
 from atommem.errors import ConfigError
@@ -164,68 +164,60 @@ class BrowsingFaults:
         check_probabilities(self, *field_names(BrowsingFaults))
 
 
-class BrowsingExpert:
-    """Writes completions in the compact form of calls from what a policy sees.
+class BrowsingExpert(ScriptedExpert):
+    """Browses a site, with calls in their compact form.
 
     Without faults it answers every question within ``catalogues + 2`` calls, if the embedder ranks
     by shared words and the scratchpad holds a statement.
     """
 
-    def __init__(
-        self, prose: Prose, dialect: Dialect, faults: BrowsingFaults | None = None
-    ) -> None:
-        self._prose = prose
-        self._tags = dialect.tags
-        self._faults = faults or BrowsingFaults()
+    faults_class = BrowsingFaults
 
     def act(self, observation: Observation, view: MemoryView, draw: int | None = None) -> str:
-        """Return the completion of a step; `draw` seeds its faults."""
+        """Return the completion of one step."""
         rng = random.Random(draw)
         (question,) = observation.values("questions")
-        work, _ = self._prose.asked(str(question))
+        work, _ = self.prose.asked(str(question))
         text = " ".join(map(str, observation.values("text")))
         ordered = _ORDER.search(text)
-        if ordered is not None and rng.random() < self._faults.obey:
+        if ordered is not None and rng.random() < self.faults.obey:
             return ordered[0]
-        read = self._prose.statements(text)
-        noted = self._prose.statements(view.scratchpad)
+        read = self.prose.statements(text)
+        noted = self.prose.statements(view.scratchpad)
         made = next((one for one in reversed(noted) if one.relation == "made"), None) or next(
             (one for one in read if (one.relation, one.subject) == ("made", work)), None
         )
         maker = None if made is None else made.value
         home = next((one for one in read if one.relation == "home" and one.kind == "fact"), None)
         if home is not None and home.subject == maker:
-            stored = (self._prose.statements(item.text) for item in view.retrieved)
+            stored = (self.prose.statements(item.text) for item in view.retrieved)
             moved = (
                 one
                 for statements in stored
                 for one in statements
                 if one.kind == "correction" and one.subject == maker
             )
-            return self._element("answer", self._prose.answer(next(moved, home)))
+            return self.element("answer", self.prose.answer(next(moved, home)))
         if observation.phase == "answering":
-            return self._element("answer", self._prose.answer(home))
+            return self.element("answer", self.prose.answer(home))
         elements = []
-        if made is not None and made not in noted and rng.random() >= self._faults.scratchpad:
-            elements.append(self._element("scratchpad", self._prose.sentence(made)))
+        if made is not None and made not in noted and rng.random() >= self.faults.scratchpad:
+            elements.append(self.element("scratchpad", self.prose.sentence(made)))
         links = dict(zip(observation.values("name"), observation.values("number"), strict=True))
         here = str(next(iter(observation.values("title")), HOME))
         wanted = _next_page(here, links, maker)
-        if wanted == maker and maker is not None and rng.random() >= self._faults.read:
-            elements.append(self._element("read", maker))
+        if wanted == maker and maker is not None and rng.random() >= self.faults.read:
+            elements.append(self.element("read", maker))
         elements += [
-            self._element("create", self._prose.sentence(one))
+            self.element("create", self.prose.sentence(one))
             for one in read
-            if one.kind == "correction" and rng.random() >= self._faults.create
+            if one.kind == "correction" and rng.random() >= self.faults.create
         ]
-        if links and (wanted not in links or rng.random() < self._faults.wander):
+        if links and (wanted not in links or rng.random() < self.faults.wander):
             wanted = rng.choice(list(links))
         target = links.get(wanted)
-        elements.append(self._element("call", f"visit {HOME if target is None else target}"))
+        elements.append(self.element("call", f"visit {HOME if target is None else target}"))
         return " ".join(elements)
-
-    def _element(self, kind: str, body: str) -> str:
-        return f"<{self._tags[kind]}> {body} </{self._tags[kind]}>"
 
 
 def _next_page(here: str, links: dict[Any, Any], maker: str | None) -> str:

@@ -7,8 +7,13 @@ from statistics import fmean
 from typing import Any
 
 from atommem.arguments import Parser
-from atommem.envs.scoring.paired import Comparison, compare, question_scores
-from atommem.envs.scoring.records import main_metric, metric_names
+from atommem.envs.scoring.records import (
+    Comparison,
+    compare,
+    main_metric,
+    metric_names,
+    question_scores,
+)
 from atommem.errors import ConfigError, check_writable
 from atommem.eval.output import trace_path
 from atommem.eval.reporting.evaluations import Evaluation, read_evaluation

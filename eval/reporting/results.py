@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atommem.envs.scoring.paired import compare
-from atommem.envs.scoring.records import EpisodeRecord, breakdowns, summarize
+from atommem.envs.scoring.records import EpisodeRecord, breakdowns, compare, summarize
 from atommem.envs.scoring.statistics import holm, seed_spread
 from atommem.errors import ConfigError
 from atommem.eval.reporting.evaluations import Evaluation
@@ -33,8 +32,6 @@ LABELS = {
     "fact_entered": "Fact entered",
     "fact_kept": "Fact kept",
     "fact_retrieved": "Fact retrieved",
-    "group_answer_sufficiency_f1": "Grouped F1",
-    "group_answer_sufficiency_em": "Grouped EM",
 }
 
 STAGES = (

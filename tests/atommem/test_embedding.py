@@ -1,4 +1,4 @@
-"""Embedders: hashing, random, sentence-transformers, HTTP, and the factory."""
+"""Embedders: hashing, random, sentence-transformers, HTTP, the factory and the batcher."""
 
 import asyncio
 import hashlib
@@ -13,9 +13,17 @@ import pytest
 
 from atommem.config import EmbedderConfig
 from atommem.embedding import make_embedder
-from atommem.embedding.embedder import Embedder, HashingEmbedder, TextKind, Vectors
+from atommem.embedding.embedder import (
+    Embedder,
+    HashingEmbedder,
+    MicroBatcher,
+    TextKind,
+    Vectors,
+)
 from atommem.embedding.models import HttpEmbedder, SentenceTransformerEmbedder
 from atommem.errors import ConfigError, OutageError
+from tests.atommem.sessions import Embeds
+from tests.fake_chat import refusal
 from tests.fakes import word_level
 
 TEXTS = ["The red fox", "a blue whale", "", "?!", "日本 東京", "ẞ and \ud800"]
@@ -67,9 +75,8 @@ def test_sentence_transformer_uses_query_prompt(tmp_path: Path) -> None:
     assert (query.shape, query.dtype, embedder.dim) == ((1, 16), np.float32, 16)
     np.testing.assert_allclose(query, prompted, atol=1e-5)
     assert np.abs(query - embed(embedder, ["red fox"])).max() > 1e-2
-    with pytest.warns(UserWarning, match=r"8,000 characters exceeds|has no vector"):
-        embed(embedder, ["red fox " * 1000, "red fox", ""])
-    assert (embedder.counts.cut, embedder.counts.lost) == (1, 1)
+    with pytest.warns(UserWarning, match="a text beyond 512 tokens was cut"):
+        embed(embedder, ["red fox " * 1000, "red fox"])
     with pytest.raises(ConfigError, match="embedder_model"):
         SentenceTransformerEmbedder(tmp_path / "nothing")
 
@@ -87,9 +94,9 @@ class EmbeddingServer:
         if self.answers:
             return self.answers.pop(0)
         if max(map(len, body["input"])) > 100:
-            return error(400, "This model's maximum context length is 8.")
+            return refusal(400, "This model's maximum context length is 8.")
         if "x" in "".join(body["input"]):
-            return error(400, "a bad word")
+            return refusal(400, "Your credit balance is too low")
         return data([[len(text), 1, 0] for text in body["input"]])
 
     def embedder(self) -> HttpEmbedder:
@@ -100,10 +107,6 @@ class EmbeddingServer:
 @pytest.fixture
 def server() -> EmbeddingServer:
     return EmbeddingServer()
-
-
-def error(status: int, message: str) -> httpx.Response:
-    return httpx.Response(status, json={"error": {"message": message}})
 
 
 def data(vectors: list[Any]) -> httpx.Response:
@@ -119,26 +122,24 @@ async def test_http_embedder_normalises_and_keeps_order(server: EmbeddingServer)
     np.testing.assert_allclose(vectors, expected, rtol=1e-6)
     assert vectors.dtype == np.float32
     assert server.bodies[-1] == {"model": "m", "input": ["a", "bbb"], "encoding_format": "float"}
+    server.answers = [data([[0, 0, 0], [3, 4, 0]])]
+    with pytest.warns(UserWarning, match="zero or not finite"):
+        vectors = await embedder.embed(["a", "b"], "entry")
+    np.testing.assert_allclose(vectors, [[1, 0, 0], [0.6, 0.8, 0]], rtol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:a text")
-def test_http_embedder_long_text_is_halved_and_refused_one_gets_unit_vector(
-    server: EmbeddingServer,
-) -> None:
+def test_http_embedder_long_text_is_halved(server: EmbeddingServer) -> None:
     embedder = server.embedder()
-    vectors = embed(embedder, ["aa", "a" * 1000, "x", "a" * 101])
-    np.testing.assert_allclose(vectors[[0, 1, 3], 0] / vectors[[0, 1, 3], 1], [2, 62, 50], 1e-5)
-    np.testing.assert_array_equal(vectors[2], [1, 0, 0])
-    assert (embedder.counts.cut, embedder.counts.lost) == (2, 1)
-    with pytest.raises(ConfigError, match=r"None of the last 64 texts .* \(HTTP 400: a bad word"):
-        embed(embedder, ["x"] * 64)
+    with pytest.warns(UserWarning, match="a refused text was cut .*maximum context"):
+        vectors = embed(embedder, ["aa", "a" * 1000, "a" * 101])
+    np.testing.assert_allclose(vectors[:, 0] / vectors[:, 1], [2, 62, 50], 1e-5)
 
 
 def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingServer) -> None:
     embedder = server.embedder()
     for answer, message in (
         (httpx.Response(200, json={"object": "list"}), "did not return embeddings of 2 texts"),
-        (data([[1, 2], [1, 2]]), "after 3 numbers each"),
+        (data([[1, 2], [1, 2]]), "2 numbers a text after 3"),
     ):
         server.answers = [answer]
         with pytest.raises(ConfigError, match=message):
@@ -146,6 +147,39 @@ def test_http_embedder_invalid_answer_or_outage_is_an_error(server: EmbeddingSer
     server.answers = [httpx.Response(500)] * 3
     with pytest.raises(OutageError, match="/v1/embeddings failed 3 times"):
         embed(embedder, ["a"])
-    server.answers = [error(404, "no model m")]
+    with pytest.raises(ConfigError, match=r"refused to embed.*credit balance"):
+        embed(embedder, ["x", "a"])
+    server.answers = [refusal(404, "no model m")]
     with pytest.raises(ConfigError, match=r"model 'm'.*404.*no model m.*embedder_model"):
         server.embedder()
+
+
+async def expected(*texts: str) -> Vectors:
+    return await HashingEmbedder(32).embed(texts, "entry")
+
+
+async def test_micro_batcher_embeds_equal_texts_once() -> None:
+    recorder = Embeds()
+    batcher = MicroBatcher(recorder, max_batch=4)
+    vectors = await asyncio.gather(
+        *(batcher.embed(["same", "same", f"x{i % 2}"], "entry") for i in range(10))
+    )
+    assert recorder.calls == [("entry", "same", "x0", "x1")]
+    np.testing.assert_array_equal(vectors[3], await expected("same", "same", "x1"))
+    vectors[3][:] = 7  # a result that is changed does not change the cache
+    again = await batcher.embed(["x1", "new", "same"], "entry")
+    np.testing.assert_array_equal(again, await expected("x1", "new", "same"))
+    await batcher.embed(["same"], "query")  # which is another vector
+    assert recorder.calls[1:] == [("entry", "new"), ("query", "same")]
+    many = [str(i) for i in range(10)]
+    np.testing.assert_array_equal(await batcher.embed(many, "entry"), await expected(*many))
+    assert [len(texts) for _, *texts in recorder.calls[3:]] == [4, 4, 2]
+
+
+async def test_micro_batcher_cancelled_waiter_does_not_affect_others() -> None:
+    batcher = MicroBatcher(Embeds())
+    first, second = (asyncio.create_task(batcher.embed([text], "entry")) for text in "ab")
+    await asyncio.sleep(0)
+    first.cancel()
+    np.testing.assert_array_equal(await second, await expected("b"))
+    assert first.cancelled()

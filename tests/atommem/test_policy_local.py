@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atommem.errors import PolicyError, PromptTooLongError
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.decoding import Row, draw, sampling_settings
 from atommem.policy.local import LocalPolicy, evaluating
@@ -121,13 +120,6 @@ def test_sampling_restores_the_training_mode(model: Any, policy: LocalPolicy) ->
     handle.remove()
     assert set(seen) == {False}
     assert [module.training for module in model.modules()] == before
-
-
-def test_invalid_request_is_refused(policy: LocalPolicy) -> None:
-    with pytest.raises(PromptTooLongError, match=r"60 tokens.*max_tokens=5.*64"):
-        complete_all(policy, [Sampling(max_tokens=5)], [[2] * 60])
-    with pytest.raises(PolicyError, match="temperature=-1"):
-        complete_all(policy, [Sampling(temperature=-1, max_tokens=5)], [[2]])
 
 
 PROBS = [0.1, 0.4, 0.05, 0.25, 0.2]

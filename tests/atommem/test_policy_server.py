@@ -1,15 +1,25 @@
-"""The policies of completion and chat servers."""
+"""The policy that a configuration opens; policies of completion and chat servers."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.errors import OutageError, PolicyError, PromptTooLongError, UnknownModelError
+from atommem.config import PolicyConfig, is_server
+from atommem.errors import (
+    ConfigError,
+    OutageError,
+    PolicyError,
+    PromptTooLongError,
+    UnknownModelError,
+)
+from atommem.policy import opening
 from atommem.policy.contract import Completion, Sampling
 from atommem.policy.server import ChatPolicy, ServerPolicy
+from atommem.policy.server_pool import ServerPool
 from tests.fake_chat import FakeChat, Reply, choice, refusal
 from tests.fake_vllm import FakeServer
 from tests.fakes import WordTokenizer
@@ -46,7 +56,11 @@ async def test_server_policy_sends_all_values_and_returns_ids_and_logprobs() -> 
     ("change", "error", "message"),
     [
         (None, PolicyError, "no completion with token ids"),
-        ({"logprobs": {"token_logprobs": [-1, -1, float("nan")]}}, PolicyError, "nan for token 2"),
+        (
+            {"logprobs": {"token_logprobs": [-1, -1, float("nan")]}},
+            PolicyError,
+            "2 finite log-prob",
+        ),
         ({"finish_reason": "abort"}, OutageError, "'abort'"),
         (refusal(400, "maximum context length is 4"), PromptTooLongError, "2 tokens with"),
         (refusal(404, "No such model."), UnknownModelError, r"'policy'.*404.*No such model"),
@@ -69,9 +83,11 @@ async def test_server_policy_finds_the_one_model_and_its_context() -> None:
     policy, server = vllm_policy(model=None)
     await policy.complete([5], SAMPLING)
     assert [body["model"] for body in server.bodies] == ["policy"]
-    with pytest.raises(PromptTooLongError, match="context of 64"):
+    with pytest.raises(PromptTooLongError, match=r"57 tokens.*max_tokens=8.*context of 64"):
         await policy.complete([5] * 57, SAMPLING)
     assert len(server.bodies) == 1
+    with pytest.raises(PolicyError, match="temperature=-1"):
+        Sampling(temperature=-1)
 
 
 async def test_chat_policy_sends_messages_and_returns_counts() -> None:
@@ -112,3 +128,33 @@ async def test_chat_policy_unsupported_parameters_are_dropped_with_a_warning() -
     assert server.bodies[-1].keys() == {"model", "messages", "max_completion_tokens"}
     await policy.complete_chat(MESSAGES, sampling)
     assert len(server.bodies) == 4, "it remembers"
+
+
+def config_of(*policy: str, model: str | None = None) -> PolicyConfig:
+    return PolicyConfig(list(policy), model=model, tokenizer="t" if is_server(policy) else None)
+
+
+async def test_open_policy_one_url_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "load_tokenizer", lambda name: WordTokenizer())
+    assert isinstance(opening.open_policy(config_of("http://a")), ServerPolicy)
+    several = config_of("http://a", "http://b/v1", model="m")
+    pool = opening.open_policy(several)
+    assert isinstance(pool, ServerPool)
+    assert [server.url for server in pool.servers] == ["http://a", "http://b"]
+    assert await opening.policy_identity(several, pool) == {"model": "m", "tokenizer": "t"}
+    with pytest.raises(ConfigError, match="one model folder, or URLs"):
+        config_of("folder", "http://a")
+
+
+def test_model_folder_refuses_paths_without_a_model(tmp_path: Path) -> None:
+    (tmp_path / "run" / "grpo").mkdir(parents=True)
+    (tmp_path / "run" / "grpo" / "config.json").write_text("{}")
+    grpo = str(tmp_path / "run" / "grpo")
+    assert opening.model_folder("policy", grpo) == grpo
+    with pytest.raises(PolicyError, match=f"Give one of the models in it: {grpo}"):
+        opening.model_folder("policy", str(tmp_path / "run"))
+    with pytest.raises(PolicyError, match=r"there is no such folder \(did you mean .*/run/grpo\?"):
+        opening.model_folder("policy", str(tmp_path / "run" / "grop"))
+    (tmp_path / "run" / "grpo" / "model.safetensors").write_bytes(bytes(100))
+    with pytest.raises(PolicyError, match=r"model\.safetensors is cut off or damaged"):
+        opening.model_folder("policy", grpo)

@@ -105,7 +105,7 @@ async def test_engine_cancelled_request_is_aborted() -> None:
 async def test_engine_errors_reach_waiting_requests() -> None:
     policy, engine = make()
     engine.logprob = float("nan")
-    with pytest.raises(PolicyError, match="log-probability nan for token 0 of 3"):
+    with pytest.raises(PolicyError, match="0 finite log-probabilities for 3 tokens"):
         await policy.complete([5], SAMPLING)
     engine.error = RuntimeError("out of memory")
     requests = [policy.complete([5], SAMPLING) for _ in range(3)]

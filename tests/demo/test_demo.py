@@ -1,7 +1,8 @@
-"""`atommem demo`: quick runs in one and two processes, their summary and claims."""
+"""`atommem demo`: quick runs in one and two processes, their claims, and the parts of a recipe."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,14 +18,24 @@ import psutil
 import pytest
 
 from atommem import cli
-from atommem.demo.recipe import FULL, WEB, Recipe
+from atommem.demo.copying import pretrain_copying
+from atommem.demo.recipe import FULL, INJECTED, WEB, CopyingConfig, Recipe, Sequences
 from atommem.demo.results import check_bars, summarize
+from atommem.demo.run import load_settings
+from atommem.demo.tiny_policy import make_model, prompt_words, word_tokenizer
+from atommem.demo.worlds import make_expert, make_tasks, world_words
+from atommem.dialects import get_dialect
 from atommem.envs.scoring.records import EvalResult
+from atommem.envs.synthetic.expert import ExpertPolicy
 from atommem.episode import episode_sums
+from atommem.policy.contract import Sampling
 from atommem.policy.local import LocalPolicy
+from atommem.rollout import EpisodeRunner
+from atommem.run import build_agent
 from atommem.trace import read_trace
 from tests.eval.toys import made, ones
 from tests.serve.servers import until
+from tests.train.toys import make_model as make_toy_model
 
 
 def test_demo_in_a_folder_of_other_files_is_refused(
@@ -39,7 +50,7 @@ def test_demo_in_a_folder_of_other_files_is_refused(
 @contextmanager
 def demo(out: Path, processes: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start one in a session of its own, which is gone afterwards."""
-    command = [sys.executable, "-m", "atommem.cli", "demo", "--quick", "--out", str(out)]
+    command = [sys.executable, "-m", "atommem.cli", "demo", "--out", str(out)]
     command += ["--processes", str(processes), *options]
     with (out.parent / f"{out.name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -57,7 +68,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "single"
     (out / "eval" / "before" / "traces" / "old").mkdir(parents=True)
     (out / "summary.json").write_text("{}")
-    with demo(out, 1) as process:
+    with demo(out, 1, "--quick") as process:
         assert process.wait(timeout=300) == 0
     return out
 
@@ -79,7 +90,7 @@ def test_demo_replaces_an_earlier_one_and_evaluates_its_ablations(single: Path) 
 @pytest.mark.slow
 def test_demo_on_two_processes_trains_as_on_one(single: Path, tmp_path: Path) -> None:
     out = tmp_path / "two"
-    with demo(out, 2) as process:
+    with demo(out, 2, "--quick") as process:
         assert process.wait(timeout=300) == 0
     logs = [folder.with_name(f"{folder.name}.log").read_text() for folder in (single, out)]
     # Until the first epoch of 302 rows ends, whose last batch is filled up where two share it.
@@ -91,8 +102,8 @@ def test_demo_on_two_processes_trains_as_on_one(single: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_demo_with_a_killed_process_ends_the_other(tmp_path: Path) -> None:
     out, log = tmp_path / "demo", tmp_path / "demo.log"
-    with demo(out, 2, "--updates", "500") as process:
-        until(lambda: "GRPO:" in log.read_text(), 120)
+    with demo(out, 2) as process:
+        until(lambda: "Pretraining" in log.read_text(), 120)
         for child in psutil.Process(process.pid).children():
             if any("spawn_main" in word for word in child.cmdline()):
                 child.kill()
@@ -139,3 +150,36 @@ def test_check_bars_names_claims_that_do_not_hold(
     summary = summarize(results(recipe, *right), SECONDS, 1.0, seed=0)
     holds = [holds for _, holds in check_bars(summary, recipe.bars)]
     assert [number for number, one in enumerate(holds) if not one] == failing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [FULL, WEB, INJECTED], ids=["full", "web", "injected"])
+def test_tokenizer_of_a_recipe_knows_every_word(recipe: Recipe, tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, recipe)
+    run = settings.run
+    run.sampling = Sampling(seed=0)
+    words = prompt_words(run.environment, run.memory) + world_words(recipe.world, run.memory)
+    tokenizer = word_tokenizer(words)
+    expert = make_expert(recipe.world, get_dialect(run.memory.dialect, run.memory.templates))
+    policy = ExpertPolicy(expert, tokenizer, tokenizer.eos_token_id)
+    agent = build_agent(run, policy, tokenizer=tokenizer, keep_prompts=True)
+    jobs = [(task, 0) for task in make_tasks(recipe.world, 40, 1)]
+    episodes = asyncio.run(EpisodeRunner(agent).run_all(jobs))
+    for step in (step for episode in episodes for step in episode.steps):
+        assert tokenizer.unk_token_id not in step.prompt_ids + step.token_ids
+        assert tokenizer.decode(step.token_ids, skip_special_tokens=True) == step.text
+        assert len(step.token_ids) <= settings.args.max_completion_length
+        assert len(step.prompt_ids) + 48 <= recipe.size.max_positions
+    assert sum(episode.metrics["em"] for episode in episodes) / 40 >= 0.95
+    assert 100_000 < make_model(recipe.size, tokenizer).num_parameters() < 1_000_000
+
+
+@pytest.mark.slow
+def test_pretrain_copying_lowers_the_loss() -> None:
+    model = make_toy_model(vocabulary=60, spread=0.02)
+    lengths = (Sequences(length=32, batch_size=8),)
+    losses = [
+        pretrain_copying(model, CopyingConfig(steps, lengths, 0, warmup=1), seed)
+        for seed, steps in enumerate((1, 50, 1))
+    ]
+    assert losses[2] < losses[0]

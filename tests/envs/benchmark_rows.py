@@ -133,21 +133,6 @@ def longmemeval_row(**changes: Any) -> dict[str, Any]:
     return {**row, **changes}
 
 
-def memory_agent_bench_row(**metadata: Any) -> dict[str, Any]:
-    """A text with twelve questions."""
-    return {
-        "context": "The pots are blue.",
-        "questions": [f"Question {i}?" for i in range(12)],
-        "answers": [["blue", "Blue"]] * 12,
-        "metadata": {
-            "source": "ruler_qa1_197K",
-            "qa_pair_ids": [f"ruler_0_no{i}" for i in range(12)],
-            "question_types": None,
-            **metadata,
-        },
-    }
-
-
 def beam_turns(first: int, *texts: str, date: str) -> list[dict[str, Any]]:
     """Turns of BEAM, of user and assistant in turn, as parquet has them."""
     return [

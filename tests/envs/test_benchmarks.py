@@ -1,4 +1,4 @@
-"""The readers of benchmarks with paragraphs and of the web, on invented rows in every layout."""
+"""The readers of benchmarks, on invented rows in their published formats."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ from typing import Any
 
 import pytest
 
+from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.registry import BENCHMARKS, get_benchmark, with_aliases
 from atommem.envs.benchmarks.rows import QARow, read_rows
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS
-from atommem.envs.task import Document
+from atommem.envs.longdoc.recall import gold_documents
+from atommem.envs.scoring.metrics import hint, score_question
+from atommem.envs.task import Document, Task
+from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
+    beam_row,
+    beam_turns,
     columns,
     hotpot_row,
+    locomo_row,
+    longmemeval_row,
     musique_row,
+    probing,
     twowiki_row,
     write_json,
     write_lines,
@@ -35,12 +44,7 @@ HOTPOT = QARow(
         Document("Kiln 0", "A kiln is hot."),
     ),
     source="hotpotqa",
-    metadata={
-        "type": "bridge",
-        "level": "hard",
-        "hops": 2,
-        "supporting": [["Orla 0", 1], ["Bran 0", 0]],
-    },
+    metadata={"type": "bridge", "level": "hard", "hops": 2},
 )
 
 
@@ -79,8 +83,7 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x", [musique_row(), musique_row(answerable=False), twice])
     rows = list(BENCHMARKS["musique"].read(path))
     assert rows[0].answers == ("Port 0", "Harbour 0")
-    metadata = {"type": "2hop", "hops": 2, "supporting": [["Orla", None], ["Bran", None]]}
-    assert rows[0].metadata == metadata
+    assert rows[0].metadata == {"type": "2hop", "hops": 2}
     gold = [(paragraph.title, paragraph.gold) for paragraph in rows[0].paragraphs]
     assert gold == [("Orla", False), ("Moss", False), ("Orla", True), ("Bran", True)]
     assert [row.answerable for row in rows] == [True, False, True]
@@ -90,7 +93,7 @@ def test_musique_marks_gold_by_paragraph(tmp_path: Path) -> None:
 def test_truncated_file_raises_with_its_row(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x", [musique_row(), musique_row(1)])
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="x: row 2 is not JSON in UTF-8"):
+    with pytest.raises(DataError, match="x: row 2 is damaged"):
         list(read_rows(path))
 
 
@@ -114,8 +117,6 @@ def test_find_prefers_the_official_file_and_needs_all_shards(tmp_path: Path) -> 
     assert hotpotqa.find("train", tmp_path) == [first, second]
     official = write_json(tmp_path / "hotpotqa" / "hotpot_train_v1.1.json", [])
     assert hotpotqa.find("train", tmp_path) == [official]
-    with pytest.raises(DataError, match="is the train file by its name"):
-        hotpotqa.find("dev", official)
 
 
 WEB_ROWS = [
@@ -172,3 +173,145 @@ def test_web_row_with_a_wrong_field_raises(
 ) -> None:
     with pytest.raises(DataError, match=message):
         list(WEB_BENCHMARKS[benchmark].read(write_lines(tmp_path / "x", [row])))
+
+
+def load(tmp_path: Path, *rows: dict[str, Any]) -> list[Task]:
+    """Return the tasks of a file; JSON, JSON Lines, parquet and our own format give the same."""
+    listed = load_tasks(write_json(tmp_path / "list.json", list(rows)))
+    assert load_tasks(write_lines(tmp_path / "lines.jsonl", list(rows))) == listed
+    assert load_tasks(write_parquet(tmp_path / "x.parquet", list(rows))) == listed
+    save_tasks(listed, tmp_path / "ours.parquet")
+    assert load_tasks(tmp_path / "ours.parquet") == listed
+    return listed
+
+
+def test_locomo_turns_are_documents_with_dates(tmp_path: Path) -> None:
+    (task,) = load_tasks(write_json(tmp_path / "locomo10.json", [locomo_row()]))
+    assert [(document.title, document.text, document.gold) for document in task.documents] == [
+        ("7:15 pm on 2 May, 2021", "Orla: I made two bowls yesterday.", True),
+        ("7:15 pm on 2 May, 2021", "Bran: Nice! [shares an image: a photo of a bowl]", False),
+        ("9:00 am on 3 June, 2021", "Orla: I sold the kiln.", True),
+    ]
+    assert [(question.metadata["category"], *question.answers) for question in task.questions] == [
+        ("multi_hop", "bowls, a kiln"),
+        ("temporal", "2021"),
+        ("open_domain", "Likely yes"),
+        ("single_hop", "The kiln"),
+        ("adversarial", "not mentioned"),
+    ]
+    assert [len(gold_documents(task, question)) for question in task.questions] == [2, 1, 0, 1, 1]
+    assert all(question.text.endswith(hint("conversation")) for question in task.questions)
+
+
+def test_locomo_official_wording_gives_dates_and_options(tmp_path: Path) -> None:
+    rows = [locomo_row(sample_id=f"c{number}") for number in range(20)]
+    orders = set()
+    for task in read_locomo(write_json(tmp_path / "x.json", rows), 5, official=True):
+        assert task.questions[1].text.startswith("When? (Tell the approximate date")
+        question = task.questions[4]
+        options = question.metadata["options"]
+        assert question.text.endswith(f"(a) {options['a']} (b) {options['b']}")
+        right, wrong = sorted("ab", key=lambda letter: options[letter] == "the kiln")
+        for answer, score in ((right, 1), (f"({right})", 1), (f" ({wrong.upper()}) ", 0)):
+            assert score_question(question, answer, "locomo")["em"] == score
+        orders.add(right)
+    assert orders == {"a", "b"}
+
+
+def test_longmemeval_sessions_are_in_the_order_of_their_dates(tmp_path: Path) -> None:
+    unanswerable = longmemeval_row(question_id="lme1_abs", answer="You did not say.")
+    task, other = load(tmp_path, longmemeval_row(), unanswerable)
+    (question,) = task.questions
+    assert [document.text for document in task.documents] == [
+        "user: Tell me about clay.",
+        "user: I bought a kiln in Brent.",
+        "assistant: How nice!",
+    ]
+    assert gold_documents(task, question) == [task.documents[1]]
+    assert question.text.startswith("Where did I buy the kiln? (Asked on 2023/06/01 (Thu) 10:00.)")
+    assert score_question(other.questions[0], "not mentioned", "longmemeval")["em"] == 1.0
+
+
+def test_beam_has_turns_as_documents_and_abilities_as_questions(tmp_path: Path) -> None:
+    (task,) = load(tmp_path, beam_row())
+    second = task.documents[2]
+    assert (len(task.documents), second.title) == (4, "April-01-2024")
+    assert second.text == "user: I moved it to Lorne."
+    assert [(one.answers[-1], one.metadata["documents"]) for one in task.questions] == [
+        ("The chat does not tell.", []),
+        ("In Brent.", [0, 3]),
+        ("In Lorne.", [2]),
+        ("A kiln moves.", [0, 2]),
+    ]
+    assert score_question(task.questions[0], "not mentioned", "beam")["em"] == 1.0
+    assert task.questions[1].metadata["rubric"] == ["LLM response should state: Brent"]
+
+
+def test_beam_reads_nested_batches_and_plans(tmp_path: Path) -> None:
+    """Ids begin anew in each plan, or count on."""
+    (plain,) = load_tasks(write_json(tmp_path / "a.json", [beam_row()]))
+    first, second = beam_row()["chat"]
+    anew = beam_turns(0, "I moved it to Lorne.", "Noted.", date="April-01-2024")
+    batches = [{"turns": [[turn] for turn in batch]} for batch in (first, second)]
+    plans = [
+        [{"plan-1": [first], "plan-2": None}, {"plan-1": None, "plan-2": [later]}]
+        for later in (second, anew)
+    ]
+    for chat in (batches, *plans):
+        row = beam_row(chat=chat, probing_questions=json.dumps(probing()))
+        assert load_tasks(write_json(tmp_path / "b.json", [row])) == [plain]
+
+
+def memagent_row(question: Any, truth: list[Any]) -> dict[str, Any]:
+    """A row of MemAgent's training file."""
+    return {
+        "data_source": "hotpotqa",
+        "prompt": [{"role": "user", "content": question}],
+        "context": CONTEXT,
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"index": 7, "question": question, "num_docs": 2},
+    }
+
+
+CONTEXT = "Document 1:\nOrla\nOrla is a potter."
+EVALUATION = {"context": CONTEXT, "input": "Bran?", "answers": ["Port"], "num_docs": 2, "index": 7}
+PAIR = ["Bran?", "Orla?"]
+ALIASES = ("Port", "Harbour")
+
+
+@pytest.mark.parametrize(
+    ("row", "source", "answers"),
+    [
+        (memagent_row("Bran?", ["Port"]), "hotpotqa", [("Port",)]),
+        (memagent_row(PAIR, [[*ALIASES], ["Orla"]]), "hotpotqa", [ALIASES, ("Orla",)]),
+        (memagent_row(PAIR, ["Port", "Orla"]), "hotpotqa", [("Port",), ("Orla",)]),
+        (memagent_row(PAIR[:1], [*ALIASES]), "hotpotqa", [ALIASES]),
+        (EVALUATION, "memagent", [("Port",)]),
+        (EVALUATION | {"answers": "Port"}, "memagent", [("Port",)]),
+    ],
+)
+def test_memagent_rows_are_read_in_all_forms(
+    tmp_path: Path, row: dict[str, Any], source: str, answers: list[tuple[str, ...]]
+) -> None:
+    (task,) = load(tmp_path, row)
+    assert (task.id, task.source, task.context) == (f"{source}-00000", source, CONTEXT)
+    assert [question.answers for question in task.questions] == answers
+    assert [question.text for question in task.questions] == PAIR[: len(answers)]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (memagent_row("Bran?", []), "'reward_model' is empty"),
+        (locomo_row(conversation={"session_1": []}), "conversation.session_1_date_time"),
+        (longmemeval_row(haystack_dates=["2023"]), "'haystack_dates'"),
+        (beam_row(probing_questions="__import__('os')"), "neither JSON nor Python's"),
+    ],
+)
+def test_row_with_a_wrong_field_raises_with_its_place(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    path = write_json(tmp_path / "x.json", [row])
+    with pytest.raises(DataError, match=message) as caught:
+        load_tasks(path)
+    assert f"{path}: row 1" in str(caught.value)

@@ -1,4 +1,4 @@
-"""`atommem data`: tasks built from benchmarks, with provenance and refusals; convert and show."""
+"""Task files and `atommem data`: saved tasks load equal; build, convert, show and refusals."""
 
 from __future__ import annotations
 
@@ -10,23 +10,84 @@ from typing import Any
 
 import pytest
 
+from atommem.envs import task_files
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
-from atommem.envs.benchmarks.locomo import OFFICIAL, read_locomo
+from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.longdoc.recall import gold_documents
-from atommem.envs.task import Document, Task
-from atommem.envs.task_files import load_tasks
+from atommem.envs.task import Document, Question, Task
+from atommem.envs.task_files import load_tasks, save_tasks
 from atommem.errors import DataError
 from tests.envs.benchmark_rows import (
-    columns,
     hotpot_row,
     locomo_row,
-    musique_row,
     write_json,
     write_lines,
-    write_parquet,
 )
 from tests.fakes import command
+
+DOCUMENT = Document("Orla", "A potter.\n", gold=True)
+METADATA = {"type": "bridge", "documents": [0]}
+TASKS = [
+    Task(
+        "a",
+        (Question("Who?", ("Orla", "O\u2019Dea"), "q1", METADATA), Question("Yes?", ())),
+        (DOCUMENT, Document("", "No title.")),
+        None,
+        "hotpotqa",
+        {"split": "train"},
+    ),
+    Task("b", (Question("Where?", ("Port",)),), (DOCUMENT,)),
+    Task("c", (Question("What?", ("x",)),), context="Document 1:\nready joined"),
+]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "new/folder/x.parquet"])
+def test_saved_tasks_load_equal(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_files, "_TASKS_PER_GROUP", 10)
+    path = tmp_path / name
+    tasks = [replace(task, id=f"{task.id}{number}") for number in range(9) for task in TASKS]
+    assert save_tasks(iter(tasks), path) == 27
+    assert load_tasks(path) == tasks
+    assert [file.name for file in path.parent.iterdir() if file.is_file()] == [path.name]
+
+
+def test_save_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    save_tasks(TASKS, path)
+
+    def broken() -> Any:
+        yield TASKS[0]
+        raise DataError("no more")
+
+    with pytest.raises(DataError, match="no more"):
+        save_tasks(broken(), path)
+    assert load_tasks(path) == TASKS
+    assert list(tmp_path.iterdir()) == [path]
+
+
+ROW: dict[str, Any] = {
+    "id": "a",
+    "questions": [{"text": "Who?"}],
+    "documents": [{"title": "", "text": "A."}],
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "has no tasks"),
+        ([{"_id": "1"}], r"row 1: field 'questions' is missing; the row has '_id'.*data build"),
+        ([ROW, ROW], "row 2: field 'id' is 'a', as in row 1"),
+        ([ROW | {"context": "x"}], "'documents' and 'context': give one of them"),
+    ],
+)
+def test_load_of_another_file_raises_with_row_and_field(
+    tmp_path: Path, rows: list[Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load_tasks(write_json(tmp_path / "x.json", rows))
+
 
 main = command("data")
 Capture = pytest.CaptureFixture[str]
@@ -85,8 +146,8 @@ def test_build_depends_on_the_seed_only() -> None:
 
 
 def test_build_from_a_pool_that_is_too_small_raises() -> None:
-    with pytest.raises(DataError, match=r"12 different questions and 54 documents, too few"):
-        tasks_of(ROWS, BuildConfig(documents=55, n=1))
+    with pytest.raises(DataError, match=r"questions=13: the pool has only 12"):
+        tasks_of(ROWS, BuildConfig(documents=55, n=1, questions=(1, 13)))
     with pytest.raises(DataError, match=r"task 0: only 52 documents can be had"):
         tasks_of(ROWS, BuildConfig(documents=53, n=70))
     with pytest.raises(DataError, match="again: field 'id' is 'id1', as in id1"):
@@ -116,37 +177,17 @@ def test_build_writes_tasks_and_their_provenance(data: Path) -> None:
     provenance = json.loads((data / "x.parquet.json").read_text())
     source = data / "hotpotqa" / "hotpot_train_v1.1.json"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
-    described = {"name": source.name, "bytes": source.stat().st_size, "sha256": digest, "rows": 11}
+    described = {"name": source.name, "bytes": source.stat().st_size, "sha256": digest}
     assert provenance["inputs"] == [described]
     assert provenance["output"]["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
     assert (provenance["seed"], provenance["documents"], provenance["questions"]) == (5, 12, [1, 3])
     assert provenance["pool"]["rows_without_all_gold_documents"] == 1
 
 
-@pytest.mark.parametrize("text", ["Other words?", "where does the brother of  Orla 3 live"])
-def test_build_with_questions_of_an_excluded_file_is_refused(
-    data: Path, capsys: Capture, text: str
-) -> None:
-    """A question is the same by its id or by its normalized text."""
-    name = "id3" if text == "Other words?" else "elsewhere"
-    file, out = data / "excluded", data / "x.parquet"
-    write_parquet(file, [columns(hotpot_row(3, _id=name, question=text)), columns(hotpot_row(40))])
-    common = ("--input", data, "--docs", 12, "--n", 40, "--out", out, "--exclude", file)
-    assert build(*common) == 2
-    assert f"{file}: has 1 questions of the input, too (id3: " in capsys.readouterr().err
-    assert not out.exists()
-    assert build(*common, "--drop_overlap") == 0
-    asked = {q.id for task in load_tasks(out) for q in task.questions}
-    assert asked == {f"id{i}" for i in range(10) if i != 3}
-    (excluded,) = json.loads((data / "x.parquet.json").read_text())["excluded"]
-    assert (excluded["name"], excluded["shared_questions"]) == (file.name, 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--docs", 3, "--questions", 2), "of this pool may need 4 gold documents, more than the"),
-        (("--unanswerable",), "only musique (Full) has"),
         (("--out", "x.csv"), "the name must end in .parquet or .jsonl"),
         (("--out", "{data}/link.jsonl"), "would overwrite the input"),
         (("--benchmark", "2wikimultihopqa", "--input", "{data}/lines.jsonl"), "is one of hotpotqa"),
@@ -164,25 +205,6 @@ def test_build_with_an_invalid_option_leaves_no_file(
     assert message in capsys.readouterr().err
     assert not (data / "x.parquet").exists()
     assert lines.read_bytes() == before
-
-
-def test_build_of_musique_full_pairs_unanswerable_questions(tmp_path: Path) -> None:
-    rows = []
-    for row in map(musique_row, range(0, 16, 2)):
-        without = [item for item in row["paragraphs"] if item["idx"] != 2]
-        rows += [row, {**row, "answerable": False, "paragraphs": without}]
-    path, out = write_lines(tmp_path / "m.jsonl", rows), tmp_path / "o.jsonl"
-    common = ("--input", path, "--docs", 6, "--out", out)
-    assert build(*common, "--n", 16, "--unanswerable", benchmark="musique") == 0
-    tasks = load_tasks(out)
-    for pair in zip(tasks[::2], tasks[1::2], strict=True):
-        found = {task.questions[0].metadata["answerable"]: task for task in pair}
-        (one,), (two,) = found[True].questions, found[False].questions
-        assert one.id == two.id == pair[0].metadata["sample_id"]
-        assert one.text == two.text
-        assert one.text.endswith('answer "not mentioned".)')
-        evidence = f"Her brother is Bran. {one.id.split('_')[2]}"
-        assert evidence not in {document.text for document in found[False].documents}
 
 
 def test_build_for_the_web_selects_questions(tmp_path: Path) -> None:
@@ -209,6 +231,6 @@ def test_convert_writes_tasks_and_provenance(tmp_path: Path) -> None:
     path, out = write_json(tmp_path / "locomo10.json", [locomo_row()]), tmp_path / "tasks.parquet"
     options = ["--out", str(out), "--wording", "official", "--questions", "1"]
     assert main(["convert", str(path), *options]) == 0
-    assert load_tasks(out) == list(read_locomo(path, 1, OFFICIAL))
+    assert load_tasks(out) == list(read_locomo(path, 1, official=True))
     assert json.loads((tmp_path / "tasks.parquet.json").read_text())["wording"] == "official"
     assert main(["convert", str(path), "--out", str(path)]) == 2

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from atommem.envs.judge_cli import main
-from atommem.envs.scoring.judge import LLMJudge, Verdict, quoted, read_verdict
-from atommem.envs.scoring.judge_config import JudgeConfig, judge_prompt, judge_settings
+from atommem.envs.scoring.judge import (
+    JudgeConfig,
+    LLMJudge,
+    Verdict,
+    judge_prompt,
+    judge_settings,
+    quoted,
+    read_verdict,
+)
 from atommem.envs.task import Question, Task
 from atommem.episode import Episode, StopReason
 from atommem.errors import ConfigError, JudgeError, OutageError
@@ -20,10 +25,8 @@ from atommem.rollout import set_score
 from atommem.servers.chat import ChatReply
 from atommem.servers.client import ServerClient
 from atommem.trace import read_trace, write_trace
-from tests.envs.benchmark_rows import write_lines
 from tests.fake_chat import FakeChat, Reply, choice, refusal
 from tests.fakes import WordTokenizer, longdoc
-from tests.loopback import serving
 
 QUESTION = Question("Where?", ("Port", "Harbour"))
 GONE = httpx.ConnectError("gone")
@@ -56,8 +59,9 @@ def test_read_verdict_takes_one_unambiguous_grade(reply: str, score: float | Non
     assert read_verdict(ChatReply(reply)) == (None if score is None else Verdict(score, text))
 
 
-def test_read_verdict_knows_a_third_grade_and_separate_reasoning() -> None:
-    assert read_verdict(ChatReply("C"), three_way=True) == Verdict(0.0, "C", attempted=False)
+def test_read_verdict_knows_letters_and_separate_reasoning() -> None:
+    assert read_verdict(ChatReply("A"), letters=True) == Verdict(1.0, "A")
+    assert read_verdict(ChatReply("A")) is None
     assert read_verdict(ChatReply("INCORRECT", "it is\nCORRECT")) == Verdict(0.0, "INCORRECT")
     assert read_verdict(ChatReply("", "CORRECT", "length")) is None
 
@@ -107,9 +111,17 @@ async def test_judge_without_access_or_credit_raises() -> None:
     assert not (await make(FakeChat(empty))(QUESTION, "credit balance")).readable
 
 
-@pytest.mark.parametrize(("reply", "message"), [(503, "HTTP 503"), (GONE, "gone")])
-async def test_unreachable_judge_is_an_outage_and_not_a_verdict(reply: Reply, message: str) -> None:
-    judge = make(FakeChat(reply, reply, "CORRECT"))
+ABORTED = choice("half", "abort")
+
+
+@pytest.mark.parametrize(
+    ("replies", "message"),
+    [([503] * 2, "HTTP 503"), ([GONE] * 2, "gone"), ([ABORTED] * 3, "no reply")],
+)
+async def test_unreachable_judge_is_an_outage_and_not_a_verdict(
+    replies: list[Reply], message: str
+) -> None:
+    judge = make(FakeChat(*replies, "CORRECT"))
     with pytest.raises(OutageError, match=message):
         await judge(QUESTION, "x")
     assert (await judge(QUESTION, "x")).score == 1.0
@@ -133,12 +145,12 @@ async def test_many_unreadable_verdicts_stop_the_run() -> None:
     def answer(body: dict[str, Any]) -> Reply:
         return "hm" if "jam" in body["messages"][0]["content"] else "INCORRECT"
 
-    judge = make(FakeChat(answer=answer), judge_max_unreadable=0.4)
+    judge = make(FakeChat(answer=answer))
     for number in range(60):  # 20 of 60
         await judge(QUESTION, f"{'jam ' if number % 3 == 0 else ''}{number}")
-    message = r"verdicts of the judge 'm'.*judge_max_unreadable=0.4.*hm.*judge_prompt"
+    message = r"The judge 'm'.*unreadable.*hm.*judge_prompt"
     with pytest.raises(JudgeError, match=message):
-        await asyncio.gather(*(judge(QUESTION, f"jam {number} too") for number in range(20)))
+        await asyncio.gather(*(judge(QUESTION, f"jam {number} too") for number in range(30)))
 
 
 async def test_judge_reward_is_the_share_of_right_answers(tmp_path: Path) -> None:
@@ -166,7 +178,6 @@ async def test_judge_reward_is_the_share_of_right_answers(tmp_path: Path) -> Non
 async def test_judge_presets_show_question_golds_and_answer() -> None:
     for name in (None, "gaia", "webwalkerqa", "simpleqa", "browsecomp"):
         judge = make(server := FakeChat("CORRECT"), judge_prompt=name)
-        assert judge.three_way is (name == "simpleqa")
         await judge(QUESTION, "Inland")
         assert all(f"> {text}" in prompt_of(server) for text in ("Where?", "Port", "Inland")), name
     assert (await judge(QUESTION, " port ")).score == 1.0
@@ -187,26 +198,3 @@ async def test_judge_prompt_of_a_file_is_identified_by_its_text(tmp_path: Path) 
     path.write_text("Q {question}, A {answer}")
     with pytest.raises(ConfigError, match=r"prompt.txt: has no \{golds\}"):
         make(server, judge_prompt=str(path))
-
-
-def test_judge_check_compares_verdicts_with_labels(tmp_path: Path) -> None:
-    labels = [("the port", True), ("inland", False), ("a port", "correct"), ("?", 0)]
-    rows = [
-        {"question": "Where?", "golds": ["Port"], "answer": answer, "label": label}
-        for answer, label in labels
-    ]
-    path, out = write_lines(tmp_path / "l.jsonl", rows), tmp_path / "report.json"
-
-    def script(text: str) -> str:
-        if "> ?" in text:
-            return "hm"
-        return "CORRECT" if "the port" in text or "inland" in text else "INCORRECT"
-
-    with serving(script) as url:
-        call = ["check", str(path), "--judge_url", url, "--judge_model", "m", "--out", str(out)]
-        assert main(call) == 0
-    report = json.loads(out.read_text())
-    assert report["accuracy"]["mean"] == 0.5  # "the port" and, without a verdict, "?"
-    assert report["kappa"] == pytest.approx(0.0)
-    assert report["unreadable"] == 0.25
-    assert report["confusion"]["correct"]["incorrect"] == 1

@@ -1,4 +1,4 @@
-"""The long-document environment: chunks, questions in turn, and when questions are shown."""
+"""The long-document environment: chunks, questions in turn, when questions are shown, recall."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from atommem.actions import Action
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.envs.chunking import chunk_task, chunk_text, joined_text
-from atommem.envs.longdoc.environment import LongDocEnvironments
-from atommem.envs.longdoc.longdoc_config import LongDocConfig
+from atommem.envs.longdoc.environment import LongDocConfig, LongDocEnvironments
+from atommem.envs.longdoc.recall import fact_recall, facts_of
 from atommem.envs.questions_shown import MODES, drawn_mode, trained_for
 from atommem.envs.task import Document, Question, Task
-from atommem.episode import Observation, Step, StopReason
+from atommem.episode import Episode, Observation, Step, StopReason
 from atommem.errors import ConfigError
-from atommem.memory.log import MemoryView
+from atommem.memory.log import MemoryView, Operation, Outcome, Retrieved
 from atommem.prompts import PromptBuilder
 from tests.fakes import WordTokenizer
 
@@ -238,3 +238,53 @@ async def test_prompt_hides_questions_and_length_as_the_mode_says(
         if open_ended:  # the length of the text stays hidden
             names = {name for one in seen for piece in one.pieces for name, _ in piece.walk()}
             assert not names & {"chunk_number", "chunk_count"}
+
+
+FACTS = Task(
+    "t",
+    (Question("Where does Bran live?", ("Port", "Harbour")), Question("Is it far?", ("yes",))),
+    (
+        Document("Bran", "He is a sailor. He has lived in Port since 1990.", gold=True),
+        Document("Moss", "Moss grows in Port since 1990."),
+    ),
+)
+FACT = "Bran lived in Port"
+
+
+@pytest.mark.parametrize(
+    ("text", "carried"),
+    [
+        ("Since 1990: PORT.", True),
+        ("Bran lived in Portland", False),  # whole words
+        ("The port is big; Bran likes it", False),  # one more word is chance
+        ("Bran has lived there since 1990", False),
+    ],
+)
+def test_fact_is_carried_by_its_answer_and_two_of_its_words(text: str, carried: bool) -> None:
+    (fact,) = facts_of(FACTS, FACTS.questions[0])
+    assert fact.carried_by(text) is carried
+    assert facts_of(FACTS, FACTS.questions[1]) == []
+
+
+CREATE = Operation(0, "create", entry_id=1, after=FACT)
+OVERWRITE = Operation(0, "update", entry_id=1, before=FACT, after="Bran")
+REJECTED = Operation(0, "create", Outcome.REJECTED, after=FACT)
+
+
+@pytest.mark.parametrize(
+    ("operations", "shown", "expected"),
+    [
+        ([CREATE], FACT, (1, 1, 1)),
+        ([CREATE, OVERWRITE], "", (1, 0, 0)),
+        ([REJECTED], "", (0, 0, 0)),
+    ],
+)
+def test_fact_recall_separates_entered_kept_and_retrieved(
+    operations: list[Operation], shown: str, expected: tuple[int, ...]
+) -> None:
+    view = MemoryView(retrieved=(Retrieved(1, 1, shown, 0.5),))
+    reading = Step(0, Observation("reading"), operations=tuple(operations))
+    steps = [reading, Step(1, Observation("answering", question=0), view)]
+    found = fact_recall(FACTS, Episode("t", 0, steps))[0]
+    assert [*found] == ["fact_entered", "fact_kept", "fact_retrieved"]
+    assert (*found.values(),) == expected

@@ -1,27 +1,41 @@
-"""Records: scores of the environment, summaries, and breakdowns by attributes of tasks."""
+"""Records, their summaries and breakdowns; statistics against hand-computed numbers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from atommem.environment import (
     QuestionDescription,
     TaskDescription,
 )
-from atommem.envs.scoring.paired import compare
 from atommem.envs.scoring.records import (
     EpisodeRecord,
     QuestionRecord,
     breakdowns,
+    compare,
     metric_names,
     record_of,
     summarize,
 )
-from atommem.envs.task import Document, Question, Task, describe_task
+from atommem.envs.scoring.statistics import (
+    Units,
+    clustered_estimate,
+    effective_sample_size,
+    holm,
+    paired_difference,
+    seed_spread,
+    sign_flip_test,
+    wilson_interval,
+)
+from atommem.envs.task import Question, Task, describe_task
 from atommem.episode import Episode, StopReason
 
 TASK = TaskDescription(
@@ -34,14 +48,11 @@ def episode(reward: float | None = 0.5, **more: Any) -> Episode:
     return Episode("t", 0, reward=reward, stop_reason=stop, **more)
 
 
-def test_description_of_a_task_has_golds_category_and_evidence_positions() -> None:
-    documents = tuple(Document(str(number), "text") for number in range(10))
-    attributes = {"category": "c", "hops": 2, "supporting": [], "documents": [0, 9]}
-    question = Question("Where?", ("Port", "Harbour"), "q", attributes)
-    (described,) = describe_task(Task("t", (question,), documents)).questions
+def test_description_of_a_task_has_golds_category_and_attributes() -> None:
+    question = Question("Where?", ("Port", "Harbour"), "q", {"category": "c", "hops": 2, "x": 1})
+    (described,) = describe_task(Task("t", (question,))).questions
     assert (described.golds, described.category) == (("Port", "Harbour"), "c")
-    places = {"first evidence": "0-20%", "last evidence": "80-100%"}
-    assert described.attributes == {"hops": "2", **places}
+    assert described.attributes == {"hops": "2"}
 
 
 def test_record_has_the_scores_of_the_environment() -> None:
@@ -68,9 +79,7 @@ def test_unscored_episode_is_in_no_mean() -> None:
 
 def record(task: str, *questions: tuple[float, dict[str, str]]) -> EpisodeRecord:
     asked = tuple(
-        QuestionRecord(
-            f"{task}{number}", "?", "x", ("y",), "", {"em": score, "f1": score}, attributes
-        )
+        QuestionRecord(f"{task}{number}", "?", "x", ("y",), "", {"em": score}, attributes)
         for number, (score, attributes) in enumerate(questions)
     )
     return EpisodeRecord(task, 0, "hotpotqa", "answered", None, 0.0, {}, asked, {}, 1.0)
@@ -89,7 +98,7 @@ RECORDS = [
 
 def test_breakdowns_are_means_over_questions_by_attribute() -> None:
     """Numbers sort by size; an attribute with one value (level) has no row."""
-    rows = breakdowns(RECORDS, ["em"])
+    rows = breakdowns(RECORDS)
     assert [(row["by"], row["value"], row["mean"], row["n"]) for row in rows] == [
         ("type", "bridge", 0.5, 2),
         ("type", "comparison", 0.5, 2),
@@ -100,34 +109,8 @@ def test_breakdowns_are_means_over_questions_by_attribute() -> None:
         ("questions", "2", 0.5, 2),
     ]
     failed = replace(RECORDS[0], stop_reason="failed", questions=())
-    rows = breakdowns([*RECORDS[1:], failed], ["em"])
+    rows = breakdowns([*RECORDS[1:], failed])
     assert {(row["by"], row["value"]): row["n"] for row in rows}["type", "bridge"] == 1
-
-
-def pair(identifier: str, task: str, metrics: dict[str, float]) -> EpisodeRecord:
-    question = QuestionRecord(identifier, "?", "x", ("y",), "", metrics)
-    return EpisodeRecord(
-        task, 0, "musique", "answered", None, None, {}, (question,), {}, 1.0, group=identifier
-    )
-
-
-def test_group_scores_equal_hand_computed_values() -> None:
-    right = {"em": 1.0, "f1": 1.0, "sufficiency": 1.0}
-    half = {"em": 0.0, "f1": 0.5, "sufficiency": 1.0}
-    records = [
-        pair("a", "a1", half),
-        pair("a", "a2", {"sufficiency": 1.0}),
-        pair("b", "b1", right),
-        pair("b", "b2", {"sufficiency": 0.0}),  # answers the unanswerable: the pair scores 0
-        pair("c", "c1", right),
-        pair("c", "c2", {"sufficiency": 1.0}),
-        pair("d", "d1", right),  # its twin failed: not in the grouped score
-    ]
-    metrics = summarize(records)["metrics"]
-    grouped = metrics["group_answer_sufficiency_f1"]
-    assert (grouped["mean"], grouped["n"]) == (0.5, 3)
-    assert metrics["group_answer_sufficiency_em"]["mean"] == pytest.approx(1 / 3)
-    assert (metrics["f1"]["n"], metrics["f1"]["mean"]) == (4, 3.5 / 4)
 
 
 def test_compare_pairs_questions_and_counts_tasks() -> None:
@@ -137,3 +120,119 @@ def test_compare_pairs_questions_and_counts_tasks() -> None:
     assert found.changes == {"a": 0.0, "b": 0.5}
     assert found.difference is not None
     assert found.difference.difference == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 10), (1, 3), (5000, 7405)])
+def test_wilson_interval_equals_scipy(successes: int, n: int) -> None:
+    expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    found = wilson_interval(successes, n)
+    assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def flat(clusters: Sequence[Sequence[float]]) -> tuple[list[float], list[int]]:
+    """Scores and the task of each."""
+    return [x for scores in clusters for x in scores], [
+        n for n, scores in enumerate(clusters) for _ in scores
+    ]
+
+
+def every_sign(differences: list[float], groups: Sequence[int]) -> float:
+    """Brute force over all assignments of signs to groups; ties count half."""
+    sums = [
+        sum(d for d, g in zip(differences, groups, strict=True) if g == group)
+        for group in set(groups)
+    ]
+    observed = abs(sum(sums))
+    flipped = [
+        abs(sum(s * d for s, d in zip(signs, sums, strict=True)))
+        for signs in product((1, -1), repeat=len(sums))
+    ]
+    return sum(
+        1.0 if x > observed + 1e-9 else 0.5 if x > observed - 1e-9 else 0.0 for x in flipped
+    ) / len(flipped)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3])
+def test_sign_flip_of_whole_numbers_equals_brute_force(scale: int) -> None:
+    rng = np.random.default_rng(scale)
+    for _ in range(30):
+        groups = np.sort(rng.integers(0, 9, 25)).tolist()
+        differences = (rng.integers(-scale, scale + 1, 25) / scale).tolist()
+        assert sign_flip_test(differences, Units(groups)) == pytest.approx(
+            every_sign(differences, groups), abs=1e-12
+        )
+
+
+def test_sign_flip_equals_hand_computed_values() -> None:
+    # Five tasks better by one: 2 / 32 assignments are as extreme, none is more; McNemar's mid-p.
+    assert sign_flip_test([1.0] * 5 + [0.0] * 3, Units(range(8))) == pytest.approx(1 / 32)
+    # The mean counts: one task of ten questions against three of one question.
+    units = Units([0] * 10 + [1, 2, 3])
+    assert sign_flip_test([-1.0] * 10 + [1.0] * 3, units) == pytest.approx(15 / 16)
+
+
+@pytest.mark.parametrize(("gap", "count"), [(0.0, 400), (-1.0, 8), (0.5, 30)])
+def test_paired_difference_of_equal_units_has_a_wilson_interval(gap: float, count: int) -> None:
+    found = paired_difference([gap] * count, range(count))
+    rest = stats.binomtest(0, count).proportion_ci(method="wilson").high
+    ends = (gap * (1 - rest) - rest, gap * (1 - rest) + rest)
+    assert (found.difference, found.low, found.high) == pytest.approx((gap, *ends))
+    assert -1 <= found.low < found.high <= 1
+
+
+@pytest.mark.parametrize(
+    ("clusters", "expected"),
+    [
+        # Ten copies of each of 50 scores are worth 50 scores: deff = 50/49 * 10 * (499/500).
+        ([[float(index % 2)] * 10 for index in range(50)], 500 / (50 / 49 * 10 * 499 / 500)),
+        ([[0.0, 1.0]] * 20, 40),  # negative correlation does not narrow the interval
+        ([[1.0, 0.0, 1.0]], 1),
+    ],
+)
+def test_effective_sample_size_equals_hand_computed_values(
+    clusters: list[list[float]], expected: float
+) -> None:
+    scores, groups = flat(clusters)
+    assert effective_sample_size(scores, Units(groups)) == pytest.approx(expected)
+
+
+def test_clustered_interval_covers_the_mean_in_95_percent() -> None:
+    """Tasks of 8 questions with varying difficulty."""
+    rng = np.random.default_rng(0)
+    covered = naive = 0
+    rounds, truth = 400, 0.6
+    for _ in range(rounds):
+        ease = rng.beta(1.2, 0.8, size=60)  # mean 0.6
+        scores = (rng.random((60, 8)) < ease[:, None]).astype(float)
+        estimate = clustered_estimate(*flat(scores.tolist()))
+        covered += estimate.low <= truth <= estimate.high
+        low, high = wilson_interval(scores.sum(), scores.size)
+        naive += low <= truth <= high
+    assert covered / rounds >= 0.93
+    assert naive / rounds < 0.9  # the interval of independent questions is too narrow
+
+
+def test_holm_and_seed_spread_equal_hand_computed_values() -> None:
+    # Sorted: 0.01 * 3, 0.03 * 2, 0.04 * 1, then made monotone.
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    spread = seed_spread([0.5, 0.6, 0.7])
+    expected = {"mean": 0.6, "sd": 0.1, "low": 0.5, "high": 0.7, "seeds": 3}
+    assert spread == pytest.approx(expected)
+    assert seed_spread([0.5])["sd"] is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "questions", "names", "count"),
+    [
+        ("aabb", "uuvv", ("group",), 2),  # several episodes of tasks of one question
+        ("abcdef", "uuvvww", ("question",), 3),  # tasks of one question that comes again
+        ("aabb", "uvuw", ("group", "question"), 2),
+    ],
+)
+def test_units_are_the_repeated_groups_or_questions(
+    groups: str, questions: str, names: tuple[str, ...], count: int
+) -> None:
+    units = Units(groups, questions)
+    assert (units.names, units.count) == (names, count)

@@ -39,7 +39,6 @@ SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: searched(Retrieve, "http://["), "not a server URL"),
     (lambda: searched(Serper, "http://search.test"), "plain http to another machine"),
     (lambda: BuildConfig(4, 2, (3, 2)), "questions=3-2"),
-    (lambda: BuildConfig(4, 2, (1, 2), unanswerable=True), "questions=1-2: unanswerable needs 1"),
     (lambda: WorldConfig(distractors=60), "names=80"),
     (lambda: WorldConfig(hops=(1, 3), questions=(1, 2), capacity=5), "Give at least 6"),
 ]

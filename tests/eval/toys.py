@@ -33,8 +33,8 @@ DOCUMENTS = (
 TASK = Task(
     "t",
     (
-        Question("Where does Bran live ?", ("Port",), metadata={"supporting": [["Bran", 0]]}),
-        Question("Who is a potter ?", ("Orla",), metadata={"supporting": [["Orla", 0]]}),
+        Question("Where does Bran live ?", ("Port",), metadata={"documents": [3]}),
+        Question("Who is a potter ?", ("Orla",), metadata={"documents": [1]}),
     ),
     DOCUMENTS,
     source="hotpotqa",

@@ -65,7 +65,7 @@ class AdapterSync:
 
 
 async def _unload(pool: ServerPool, name: str) -> None:
-    await asyncio.gather(*(server.admin.unload_adapter(name) for server in pool.serving))
+    await asyncio.gather(*(server.unload_adapter(name) for server in pool.serving))
 
 
 class FullWeightSync:

@@ -18,13 +18,7 @@ from atommem.envs.web.tools import (
     visit_tool,
 )
 from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import (
-    OversizeError,
-    RefusedError,
-    ServerClient,
-    Service,
-    key_variable,
-)
+from atommem.servers.client import RefusedError, ServerClient, Service, key_variable
 
 _REQUEST_STATUSES = (400, 413, 414, 415, 422, 431, 451)
 """Statuses that concern one query or page, and not the provider as a whole."""
@@ -59,7 +53,6 @@ class ProviderSource(ToolSource):
             retries=config.tool_retries,
             max_in_flight=config.tool_requests,
             headers=self.headers,
-            max_bytes=int(config.page_megabytes * 1e6),
         )
 
     async def close(self) -> None:
@@ -82,7 +75,7 @@ class ProviderSource(ToolSource):
         """Send the request for a query or page, and return the parsed response.
 
         Raises:
-            PageError: This query or page is refused, or its result exceeds ``page_megabytes``.
+            PageError: This query or page is refused.
             OutageError: The provider is out of reach, overloaded after retries, refuses the key,
                 or answers something else.
         """
@@ -92,10 +85,8 @@ class ProviderSource(ToolSource):
                 answer = await self._client.get(path)
             else:
                 answer = await self._client.post(path, body)
-        except OversizeError as error:
-            raise PageError(f"{self.service} returned {error.message}.") from error
         except RefusedError as error:
-            if error.status in _REQUEST_STATUSES and not error.of_account(f"{path} {body}"):
+            if error.status in _REQUEST_STATUSES and not error.of_account:
                 raise PageError(f"{error.message[:300]} ({error.status})", error.status) from error
             raise OutageError(
                 f"{self._url} refuses {self.service} requests ({error}): check "

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from atommem.environment import TaskShape
-from atommem.envs.task import Question, Task
 from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode, StopReason
 from atommem.errors import OutageError
@@ -70,10 +69,7 @@ def test_step_with_two_calls_carries_out_the_first_and_reports_the_second() -> N
     assert texts(episode)[1] == [PAGES[0].text]
     pieces = [piece.name for piece in episode.steps[1].observation.stream]
     assert pieces == ["page", "links", "ignored"]
-    evidence = {"evidence": [["7", "Ann"], ["8", "Cold Mere"]]}
-    task = Task("t", (Question("Where?", ("Oakrest",), metadata=evidence),))
-    expected = {"calls": 2.0, "calls_refused": 1.0, "evidence_shown": 0.5}
-    assert web().diagnose(task, episode) == [expected]
+    assert web().diagnose(make_task(), episode) == [{"calls": 2.0}]
 
 
 def test_long_page_continues_until_another_call() -> None:

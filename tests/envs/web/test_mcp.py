@@ -1,4 +1,4 @@
-"""Tools of MCP servers, with a fake client and with real servers."""
+"""Tools of MCP servers, with a fake client and with a real server."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from tests.envs.web.browsing import ANSWER, call, play, use
 
 pytest.importorskip("mcp")
 ADDRESS = "https://a.test/mcp"
+PARTS = [SimpleNamespace(type="text", text="found"), SimpleNamespace(type="image", data="AA==")]
+TOOL = SimpleNamespace(name="grep", description="", input_schema={"type": "object"})
 
 
 class Servers:
@@ -29,29 +31,21 @@ class Servers:
     def __init__(self) -> None:
         self.made = self.open = 0
         self.addresses: list[Any] = []
-        self.names = ["grep"]
 
     @asynccontextmanager
     async def client(self, address: Any) -> AsyncIterator[Any]:
+        self.addresses.append(address)
         self.made, self.open = self.made + 1, self.open + 1
         number = self.made
 
         async def list_tools(cursor: Any) -> Any:
-            schema = {"type": "object"}
-            tools = [
-                SimpleNamespace(name=n, description="", input_schema=schema) for n in self.names
-            ]
-            return SimpleNamespace(tools=tools, next_cursor=None)
+            return SimpleNamespace(tools=[TOOL], next_cursor=None)
 
         async def call_tool(name: str, arguments: Any) -> Any:
             await asyncio.sleep(0.01 * arguments.get("late", 0))
             if number == 1:
                 raise ConnectionError(f"no way to {address}")
-            parts = [
-                SimpleNamespace(type="text", text="found"),
-                SimpleNamespace(type="image", data="AA=="),
-            ]
-            return SimpleNamespace(content=parts, is_error=False)
+            return SimpleNamespace(content=PARTS, is_error=False)
 
         try:
             yield SimpleNamespace(list_tools=list_tools, call_tool=call_tool)
@@ -62,12 +56,7 @@ class Servers:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     made = Servers()
-
-    def client(address: Any) -> Any:
-        made.addresses.append(address)
-        return made.client(address)
-
-    monkeypatch.setattr("mcp.Client", client)
+    monkeypatch.setattr("mcp.Client", made.client)
     monkeypatch.setattr(mcp_source, "_WAIT_SECONDS", 0.01)
     return made
 
@@ -121,20 +110,13 @@ def test_replay_starts_no_server(servers: Servers, tmp_path: Path) -> None:
         observations(recording_mode="replay", mcp_servers=["other"])
 
 
-def test_tool_named_like_an_action_is_renamed(servers: Servers) -> None:
-    servers.names, servers.made = ["read", "grep"], 1
-    episode = play([call("mcp_read"), ANSWER], tools=["mcp"], mcp_servers=[ADDRESS])
-    kinds = [action.kind for step in episode.steps for action in step.actions]
-    assert kinds == ["mcp_read", "answer"]
-
-
 SERVER = """
 from mcp.server import MCPServer
 
 server = MCPServer("facts")
 
 @server.tool()
-def lookup(name: str) -> str:
+def read(name: str) -> str:
     return f"{name} lives in Oakrest."
 
 @server.tool()
@@ -146,10 +128,10 @@ server.run("stdio")
 
 
 @pytest.mark.slow
-def test_episode_uses_the_tools_of_a_real_server(tmp_path: Path) -> None:
+def test_episode_uses_a_real_server_and_renames_a_tool_named_like_an_action(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     server = f"{sys.executable} {tmp_path / 'server.py'}"
-    calls = [call("lookup", name="Ann"), call("broken", name="luck"), call("lookup", nom="Ann")]
+    calls = [call("mcp_read", name="Ann"), call("broken", name="x"), call("mcp_read", nom="Ann")]
     episode = play([*calls, ANSWER], tools=["mcp"], mcp_servers=[server], tool_seconds=20.0)
     shown = [step.observation.values("text") for step in episode.steps]
     assert shown[1] == ["Ann lives in Oakrest."]

@@ -12,7 +12,7 @@ import pytest
 from atommem.environment import environment_config
 from atommem.envs.web.recording import Recording
 from atommem.envs.web.sources import make_sources
-from atommem.envs.web.tools import Link, Tool, ToolResult, ToolSource, text_tool
+from atommem.envs.web.tools import Link, ToolResult, ToolSource, text_tool
 from atommem.episode import Episode
 from atommem.errors import BudgetSpentError, ConfigError, DataError, OutageError
 from tests.envs.web.browsing import ANSWER, call, play, use
@@ -28,19 +28,17 @@ class Engine(ToolSource):
 
     backend = "engine 1"
 
-    @property
-    def tools(self) -> list[Tool]:
-        """One tool."""
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.tools = [text_tool("search", "Finds.", "query", "Words.", self._search)]
 
-        async def run(query: str, task: Any) -> ToolResult:
-            MADE.append(query)
-            await asyncio.sleep(0.05)
-            if query == "gone":
-                raise OutageError("no engine")
-            missing = query == "nothing"
-            return ToolResult(f"found {query}", is_error=missing, origin=f"https://{query}.test/")
-
-        return [text_tool("search", "Finds.", "query", "Words.", run)]
+    async def _search(self, query: str, task: Any) -> ToolResult:
+        MADE.append(query)
+        await asyncio.sleep(0.05)
+        if query == "gone":
+            raise OutageError("no engine")
+        missing = query == "nothing"
+        return ToolResult(f"found {query}", is_error=missing, origin=f"https://{query}.test/")
 
 
 ENGINE = f"{__name__}:Engine"
@@ -55,25 +53,16 @@ def settings(path: Path, **more: Any) -> dict[str, Any]:
     return {"tools": [ENGINE], "recording": str(path), **more}
 
 
-def search(
-    path: Path, *queries: str, cancelled: bool = False, **more: Any
-) -> list[ToolResult | BaseException]:
-    """Return the results of queries that are made at once, of which the first may be cancelled."""
+def search(path: Path, *queries: str, **more: Any) -> list[ToolResult | BaseException]:
+    """Return the results of queries that are made at once."""
 
     async def run() -> list[ToolResult | BaseException]:
         config = environment_config("web", **settings(path, **more))
         (source,) = make_sources(config.tools, config)
-        try:
-            calls = [
-                asyncio.create_task(source.tools[0].run({"query": query}, None))
-                for query in queries
-            ]
-            await asyncio.sleep(0.01)
-            if cancelled:
-                calls[0].cancel()
-            return await asyncio.gather(*calls, return_exceptions=True)
-        finally:
-            await source.close()
+        calls = [source.tools[0].run({"query": query}, None) for query in queries]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        await source.close()
+        return results
 
     return asyncio.run(run())
 
@@ -100,13 +89,6 @@ def test_equal_calls_are_made_once_and_replayed(tmp_path: Path) -> None:
     (absent,) = search(tmp_path / "c.db", "new", recording_mode="frozen")
     assert isinstance(absent, ToolResult)
     assert absent.is_error
-
-
-def test_cancelled_call_leaves_the_others_waiting(tmp_path: Path) -> None:
-    first, second = search(tmp_path / "c.db", "Ann", "Ann", cancelled=True)
-    assert isinstance(first, asyncio.CancelledError)
-    assert isinstance(second, ToolResult)
-    assert MADE == ["Ann"]
 
 
 def test_call_budget_is_never_exceeded_and_recorded_calls_are_free(tmp_path: Path) -> None:

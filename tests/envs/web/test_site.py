@@ -69,12 +69,6 @@ def test_expert_without_store_or_scratchpad_fails() -> None:
     assert em(play(SiteConfig(), None, "scratchpad")) <= 0.5, "the directory lists names only"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["read", "wander"])
-def test_each_fault_lowers_em(fault: str) -> None:
-    assert em(play(SiteConfig(moved=1.0), BrowsingFaults(**{fault: 1.0}))) < 0.6
-
-
 @pytest.mark.parametrize("obey", [0.0, 1.0])
 def test_obeying_an_injection_is_measured(obey: float) -> None:
     config = SiteConfig(injected=1.0)

@@ -1,16 +1,19 @@
-"""The HTTP client: retries, back-off, refusals and keys."""
+"""The HTTP client (retries, refusals, keys), and the process of a vLLM server."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 
-from atommem.errors import ConfigError, OutageError
-from atommem.servers.client import OversizeError, RefusedError, ServerClient
+from atommem.errors import ConfigError, OutageError, PolicyError
+from atommem.servers.client import RefusedError, ServerClient
+from atommem.servers.vllm_process import VllmServer, folder_flags
+from tests.loopback import fake_vllm_python
 
 
 class Server:
@@ -43,24 +46,22 @@ class Server:
 async def test_client_transient_failure_is_retried_then_an_outage(trouble: Any) -> None:
     server = Server(trouble, trouble)
     assert await server.client().post("/v1/x", {"a": 1}) == {"ok": True}
-    assert {request.content for request in server.requests} == {b'{"a":1}'}
+    assert {request.content for request in server.requests} == {b'{"a": 1}'}
     server = Server(*[trouble] * 9)
     with pytest.raises(OutageError, match=r"POST http://server/v1/x failed 4 times, last with .+"):
         await server.client().post("/v1/x", {})
     assert len(server.requests) == 4
 
 
-async def test_client_endless_answer_is_bounded_in_time_and_bytes() -> None:
-    async def dripping(bytes_at_a_time: int) -> AsyncIterator[bytes]:
+async def test_client_endless_answer_is_bounded_in_time() -> None:
+    async def dripping() -> AsyncIterator[bytes]:
         for _ in range(100):
             await asyncio.sleep(0.01)
-            yield b" " * bytes_at_a_time
+            yield b" "
 
-    slow, large = (Server(httpx.Response(200, content=dripping(count))) for count in (1, 999))
+    slow = Server(httpx.Response(200, content=dripping()))
     with pytest.raises(OutageError, match=r"last with no whole answer in 0\.05 seconds"):
         await slow.client(timeout=0.05, retries=0).get("/v1/x")
-    with pytest.raises(OversizeError, match=r"more than 0\.001 MB"):
-        await large.client(max_bytes=1000).get("/v1/x")
 
 
 async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
@@ -76,15 +77,17 @@ async def test_client_retries_wait_exponentially_or_as_retry_after_asks(
 
 async def test_refusal_is_classified() -> None:
     for error, kinds in (
-        ({"message": "prompt is too long: 9 tokens > 8 maximum"}, (True, False)),
-        ({"message": "x", "code": "context_length_exceeded"}, (True, False)),
-        ({"message": "It was filtered", "code": "content_filter"}, (False, True)),
-        ({"message": "max_tokens is too large: 40000. Supported are 16384"}, (False, False)),
+        ({"message": "prompt is too long: 9 tokens > 8 maximum"}, {"too_long", "of_input"}),
+        ({"message": "x", "code": "context_length_exceeded"}, {"too_long", "of_input"}),
+        ({"message": "It was filtered", "code": "content_filter"}, {"filtered", "of_input"}),
+        ({"message": "Your credit balance is too low"}, {"of_account"}),
+        ({"message": "bad words: credit, quota"}, {"of_input"}),
     ):
         server = Server(httpx.Response(400, json={"error": error}))
         with pytest.raises(RefusedError) as refused:
             await server.client().post("/v1/x", {})
-        assert (refused.value.too_long, refused.value.filtered) == kinds
+        names = ("too_long", "filtered", "of_account", "of_input")
+        assert {name for name in names if getattr(refused.value, name)} == kinds
         assert len(server.requests) == 1, "it is not repeated"
 
 
@@ -136,3 +139,70 @@ async def test_client_request_body_and_url() -> None:
     assert sent == {"half a pair": ["\ufffd", "\U0001f600"], "é": "ж"}
     with pytest.raises(ConfigError, match=r"'localhost:8000'.*http://"):
         server.client("localhost:8000")
+
+
+# vLLM's process ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 256}))
+    return folder
+
+
+@pytest.mark.slow
+def test_vllm_server_context_manager_starts_and_stops(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "vllm.log"
+    with VllmServer(fake_vllm_python(tmp_path), model, log, "--seed", "1") as server:
+        assert server.healthy()
+    assert not server.healthy()
+    flags = json.loads(log.read_text().splitlines()[0])
+    assert flags[flags.index("--model") + 1] == str(model)
+    assert flags[flags.index("--max-model-len") + 1] == "256"
+    assert "--no-enable-chunked-prefill" in flags, "its CPU engine crashes"
+    assert flags[-2:] == ["--seed", "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "error", "message"),
+    [
+        ("vllm-cpu", PolicyError, r"(?s)vllm\.log.*no room on the device"),
+        ("", ConfigError, "VLLM_PYTHON"),
+    ],
+)
+def test_vllm_server_failure_shows_its_cause(
+    model: Path, tmp_path: Path, engine: str, error: type[Exception], message: str
+) -> None:
+    script = "print('no room on the device', flush=True); raise SystemExit(1)"
+    python = fake_vllm_python(tmp_path, script, engine=engine)
+    with pytest.raises(error, match=message), VllmServer(python, model, tmp_path / "vllm.log"):
+        pass
+
+
+def test_vllm_server_interrupted_wait_kills_process(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = fake_vllm_python(tmp_path, "import time; time.sleep(600)")
+    server = VllmServer(python, model, tmp_path / "log")
+    started: list[Any] = []
+
+    def interrupted() -> bool:
+        started.append(server._process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "healthy", interrupted)
+    with pytest.raises(KeyboardInterrupt), server:
+        pass
+    assert started[0].poll() is not None
+
+
+def test_folder_flags_adapter_is_served_on_base(tmp_path: Path) -> None:
+    adapter = {"base_model_name_or_path": "some/base", "r": 24}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    model, flags = folder_flags(tmp_path, "mine")
+    assert model == "some/base"
+    lora = ["--enable-lora", "--lora-modules", f"mine={tmp_path}", "--max-lora-rank", "32"]
+    assert flags == [*lora, "--served-model-name", "base"]
