@@ -99,9 +99,10 @@ def read_settings(
         parser.add_settings("TRL and transformers", config_class, model_class, hidden=True)
         parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)
         kinds = (config_class, MemoryConfig, EmbedderConfig, environment, model_class, DryRunConfig)
-        args, memory, embedder, world, model, dry_run = (make(kind, parsed) for kind in kinds)
+        made: list[Any] = [make(kind, parsed) for kind in kinds]
     except (ValueError, OSError) as error:
         raise ConfigError(f"{format_error(error)} See atommem train {stage} --help.") from error
+    args, memory, embedder, world, model, dry_run = made
     run = RunConfig(
         memory=memory,
         embedder=embedder,
