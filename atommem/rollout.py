@@ -340,7 +340,6 @@ class EpisodeRunner:
         self,
         jobs: Sequence[tuple[Any, int]],
         on_episode: Callable[[int, Episode], None] | None = None,
-        stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
         """Run one episode for each ``(task, sample)`` and return them in this order.
 
@@ -348,9 +347,8 @@ class EpisodeRunner:
 
         Args:
             on_episode: Called with the index of the job and the episode when one ends.
-            stop: Called before an episode starts; if true, the episode is left out.
         """
-        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
+        return await run_jobs(self.run, jobs, on_episode, self.max_in_flight)
 
     async def _take_steps(
         self, episode: Episode, environment: Environment, task: Any
@@ -418,7 +416,6 @@ async def run_jobs(
     jobs: Sequence[tuple[Any, int]],
     on_episode: Callable[[int, Result], None] | None = None,
     max_in_flight: int | asyncio.Semaphore | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> list[Result]:
     """Run `run(task, sample)` for all jobs; see `EpisodeRunner.run_all`."""
     slots = max_in_flight
@@ -428,8 +425,6 @@ async def run_jobs(
 
     async def one(index: int, task: Any, sample: int) -> None:
         async with slots:
-            if stop is not None and stop():
-                return
             episodes[index] = await run(task, sample)
         if on_episode is not None:
             on_episode(index, episodes[index])

@@ -253,7 +253,7 @@ async def _ask(call: Call, response: str, body: AskCreate) -> AskEvents:
         server.answering.discard(response)
 
 
-def _new_messages(events: Sequence[Event], messages: Sequence[Message]) -> Sequence[Message]:
+def _new_messages(events: Sequence[Event], messages: list[Message]) -> list[Message]:
     """Return the messages after those in the conversation: chat clients send the whole history."""
     known = [
         (item["role"], [part["text"] for part in item["content"]])
@@ -266,4 +266,4 @@ def _new_messages(events: Sequence[Event], messages: Sequence[Message]) -> Seque
         if found is None:
             return messages[number:]
         start = found + 1
-    return ()
+    return []

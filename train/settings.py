@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from inspect import get_annotations
 from typing import Any
 
@@ -15,7 +15,7 @@ from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
-from atommem.run import Checkpoint, RunConfig, check_setting_names
+from atommem.run import Checkpoint, RunConfig
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run.shapes import DryRunConfig
 
@@ -74,9 +74,6 @@ def read_settings(
     if "max_tokens" in stored:
         stored["max_completion_length"] = stored.pop("max_tokens")
     environment = find_environment(checkpoint.environment).config_class
-    ours = (config_class, MemoryConfig, EmbedderConfig, model_class, DryRunConfig)
-    taken = {item.name for kind in ours for item in fields(kind)}
-    check_setting_names(checkpoint.environment, environment, taken)
     parser = Parser(
         f"atommem train {stage}",
         "All settings can also stand in a YAML file: --config FILE, or a shipped NAME (atommem "

@@ -108,7 +108,7 @@ async def test_deleted_item_and_forgotten_source_are_not_read(conversations: Con
         [step async for step in held.read()]
         found = [entry.text for entry in held.session.memory.contents.entries.values()]
     assert found == ["Bob lives in Oslo."]
-    await conversations.model.close()
+    await conversations.model.runtime.close()
 
 
 def test_conversations_beyond_the_idle_bound_are_loaded_again(

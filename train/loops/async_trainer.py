@@ -20,6 +20,7 @@ import trl.experimental.async_grpo.async_grpo_trainer as trl_async
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
 from trl.distributed import DistributedBackend
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
@@ -288,10 +289,11 @@ def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunn
     args: Any = rollouts.args
     if args.use_vllm:
         return rollouts.runner(make_server_pool(rollouts, timeout=args.request_timeout))
-    copy = CopyPolicy.from_pretrained(
-        model_path,
-        dtype=(args.model_init_kwargs or {}).get("dtype", args.dtype),
-        device=device,
+    loading = {"dtype": args.dtype, **(args.model_init_kwargs or {})}
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, **loading)
+    copy = CopyPolicy(
+        model.to(device).eval(),
+        rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
         max_batch_tokens=args.rollout_batch_tokens,
     )

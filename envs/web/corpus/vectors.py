@@ -87,7 +87,8 @@ class VectorIndex:
             flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
             index: Any = faiss.read_index(str(path), flags)
             # Starting 32 threads to read ahead costs more than a search.
-            faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
+            lists: Any = faiss.downcast_InvertedLists(index.invlists)
+            lists.prefetch_nthread = 0
             self._loaded = path, index
         scores, ids = _exact(query, rows[covered:], count)
         found = [*zip(ids[0] + covered, scores[0], strict=True)]
