@@ -292,7 +292,7 @@ def make_runner(rollouts: Rollouts, model_path: str, device: Any) -> EpisodeRunn
     loading = {"dtype": args.dtype, **(args.model_init_kwargs or {})}
     model: Any = AutoModelForCausalLM.from_pretrained(model_path, **loading)
     copy = CopyPolicy(
-        model.to(device).eval(),
+        model.to(device),
         rollouts.tokenizer,
         max_batch_size=args.rollout_batch_size,
         max_batch_tokens=args.rollout_batch_tokens,
