@@ -18,7 +18,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from atommem.config import save_config
-from atommem.errors import AtomMemError, BudgetSpentError, ConfigError
+from atommem.errors import AtomMemError, ConfigError
 from atommem.process import frozen_heap
 from atommem.train import checkpoints
 from atommem.train.errors import (
@@ -30,7 +30,7 @@ from atommem.train.errors import (
 )
 from atommem.train.stop_request import StopRequest
 
-_CONTINUE, _STOP, _BUDGET_SPENT, _BROKEN = range(4)
+_CONTINUE, _STOP, _BROKEN = range(3)
 """Reports of a rank in `sync_stop`; the largest wins."""
 
 
@@ -60,7 +60,7 @@ class ResumableTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer.train`; the error that ends a run says how to continue it."""
         saves = self.args.save_strategy != SaveStrategy.NO
-        stops = (TrainingInterrupted, BudgetSpentError, RolloutFailedError, DivergedError)
+        stops = (TrainingInterrupted, RolloutFailedError, DivergedError)
         with self.stop_request.installed() if saves else nullcontext(), frozen_heap():
             try:
                 return super().train(*args, **kwargs)
@@ -211,18 +211,14 @@ class ResumableTrainer(Trainer):
 
     def sync_stop(self, error: Exception | None = None) -> None:
         """End the run on all ranks if one has to stop, for `error` or a signal; collective."""
-        code = _STOP if self.stop_request.requested else _CONTINUE
-        if error is not None:
-            code = _BUDGET_SPENT if isinstance(error, BudgetSpentError) else _BROKEN
-        code = int(self._largest_of_ranks(code))
+        asked = _STOP if self.stop_request.requested else _CONTINUE
+        report = self._largest_of_ranks(asked if error is None else _BROKEN)
         update, reason = self.state.global_step + 1, "see the other processes"
-        if error is not None:
-            reason = str(error) if isinstance(error, AtomMemError) else repr(error)
-        if code == _BROKEN:
+        if report == _BROKEN:
+            if error is not None:
+                reason = str(error) if isinstance(error, AtomMemError) else repr(error)
             raise RolloutFailedError(f"update {update} cannot be sampled: {reason}") from error
-        if code == _BUDGET_SPENT:
-            raise BudgetSpentError(f"stopped before update {update}: {reason}") from error
-        if code == _STOP:
+        if report == _STOP:
             raise TrainingInterrupted(f"stopped before update {update}")
 
     def check_finite(self, name: str, value: float) -> None:

@@ -176,7 +176,7 @@ def fill_disk(trainer: MemoryGRPOTrainer) -> None:
 
 ENDINGS: dict[str, tuple[Callable[[MemoryGRPOTrainer], None], type[Exception], str]] = {
     "SIGTERM in a rollout": (interrupt_rollout, TrainingInterrupted, "stopped before update 3"),
-    "spent budget": (spend_budget, BudgetSpentError, "before update 3: call_budget is spent"),
+    "spent budget": (spend_budget, RolloutFailedError, "update 3 cannot .* call_budget is spent"),
     "NaN": (diverge, DivergedError, "gradient norm of update 3 is nan"),
     "full disk": (fill_disk, CheckpointError, "of update 3 could not be written: No space left"),
 }
