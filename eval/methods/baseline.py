@@ -56,7 +56,7 @@ def suitable(setup: Setup, method: str, needs: type[QAEnvironments] = LongDocEnv
     if not isinstance(setup.factory, needs):
         name = setup.factory.config.environment
         raise ConfigError(
-            f"method={method}: does not work in environment {name!r}. Choose another method."
+            f"method={method}: reads documents, and environment {name!r} has none. Choose another."
         )
     return setup.factory
 
