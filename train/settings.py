@@ -17,7 +17,7 @@ from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
 from atommem.run import Checkpoint, RunConfig
 from atommem.train.checkpoints import GenerationSettings
-from atommem.train.dry_run.shapes import DryRunConfig
+from atommem.train.train_config import ColdStartConfig, DryRunConfig, TrainConfig
 
 _SHOWN = """data eval_data model_name_or_path model_revision use_peft lora_r lora_alpha output_dir
     max_steps num_train_epochs learning_rate beta seed temperature use_vllm vllm_mode
@@ -134,6 +134,4 @@ def _classes(stage: str) -> tuple[type, type]:
         from atommem.train.async_config import AsyncModelConfig, AsyncTrainConfig
 
         return AsyncTrainConfig, AsyncModelConfig
-    from atommem.train.train_config import ColdStartConfig, TrainConfig
-
     return ColdStartConfig if stage == "sft" else TrainConfig, ModelConfig

@@ -24,7 +24,6 @@ from atommem.train.dry_run.costs import (
     estimate_timeline,
 )
 from atommem.train.dry_run.shapes import (
-    DEVICES,
     GRADIENTS,
     WEIGHTS,
     Launch,
@@ -33,6 +32,7 @@ from atommem.train.dry_run.shapes import (
 )
 from atommem.train.dry_run.workload import PromptShape, Workload, estimate_workload
 from atommem.train.train_cli import main
+from atommem.train.train_config import DEVICES
 
 MINIMUM = ["--model_name_or_path", "Qwen/Qwen3-8B", "--data", "nowhere.parquet"]
 

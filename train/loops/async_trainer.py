@@ -35,9 +35,14 @@ from atommem.train.episode_logs import SYNC, WAIT, EpisodesHook, RolloutLog
 from atommem.train.loops.episode_trainer import EpisodeTrainer
 from atommem.train.loops.models import tune_lm_head_for_cpu
 from atommem.train.loops.rollout_worker import Group, RolloutWorker
-from atommem.train.loops.update_step import Batch, UpdateStep, environment_reward, update_counter
+from atommem.train.loops.update_step import (
+    Batch,
+    UpdateStep,
+    environment_reward,
+    policy_loss,
+    update_counter,
+)
 from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import (
     EpisodeSize,
     advantages_of_steps,
@@ -119,7 +124,7 @@ class AsyncMemoryGRPOTrainer(EpisodeTrainer, AsyncGRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            PolicyLoss.of(args),
+            policy_loss(args),
             args.token_budget or 1,
             self.processing_class.pad_token_id,
             on_policy=False,

@@ -44,11 +44,11 @@ from atommem.train.loops.update_step import (
     UpdateStep,
     environment_reward,
     load_batches,
+    policy_loss,
     save_batches,
     update_counter,
 )
 from atommem.train.objective.advantages import group_advantages, has_variance
-from atommem.train.objective.loss import PolicyLoss
 from atommem.train.objective.rows import (
     EpisodeSize,
     advantages_of_steps,
@@ -115,7 +115,7 @@ class MemoryGRPOTrainer(EpisodeTrainer, GRPOTrainer):
         self._update = UpdateStep(
             self.accelerator,
             self.model,
-            PolicyLoss.of(args),
+            policy_loss(args),
             args.micro_batch_tokens,
             self._tokenizer.pad_token_id,
             prefix_sharing=args.prefix_sharing,

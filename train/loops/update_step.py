@@ -27,6 +27,7 @@ from atommem.train.packing.tree_attention import (
     tree_obstacle,
     use_tree_attention,
 )
+from atommem.train.train_config import TrainConfig
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 """Logged: difference of log-probabilities between training and sampling (nats)."""
@@ -40,6 +41,17 @@ class Batch:
 
     rows: list[Row]
     normalizer: float
+
+
+def policy_loss(args: Any) -> PolicyLoss:
+    """Make the loss of an `EpisodeConfig`; asynchronous training corrects nothing."""
+    names = ["epsilon", "beta", "loss_type", "importance_sampling_level"]
+    if isinstance(args, TrainConfig):
+        names += ["delta", "use_bias_correction_kl"]
+        if args.use_vllm and args.vllm_importance_sampling_correction:
+            names += [f"vllm_importance_sampling_{n}" for n in ("mode", "clip_min", "clip_max")]
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    return PolicyLoss(epsilon_high=high, **{name: getattr(args, name) for name in names})
 
 
 class UpdateStep:

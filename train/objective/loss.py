@@ -21,12 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from atommem.train.objective.rows import Tokens
-from atommem.train.train_config import TrainConfig
 
 MASKED = "sampling/masked_fraction"
 """Logged: share of tokens whose correction is masked, truncated or below 0.01."""
@@ -46,17 +44,6 @@ class PolicyLoss:
     vllm_importance_sampling_mode: str | None = None
     vllm_importance_sampling_clip_min: float | None = None
     vllm_importance_sampling_clip_max: float | None = None
-
-    @classmethod
-    def of(cls, args: Any) -> PolicyLoss:
-        """Read the settings of an `EpisodeConfig`; asynchronous training corrects nothing."""
-        names = ["epsilon", "beta", "loss_type", "importance_sampling_level"]
-        if isinstance(args, TrainConfig):
-            names += ["delta", "use_bias_correction_kl"]
-            if args.use_vllm and args.vllm_importance_sampling_correction:
-                names += [f"vllm_importance_sampling_{n}" for n in ("mode", "clip_min", "clip_max")]
-        high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-        return cls(epsilon_high=high, **{name: getattr(args, name) for name in names})
 
     def __call__(
         self,
