@@ -14,7 +14,7 @@ import pytest
 from atommem.config import MemoryConfig
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import HashingEmbedder
-from atommem.envs.questions_shown import MODES
+from atommem.envs.longdoc.environment import MODES
 from atommem.envs.synthetic.expert import Expert, ExpertPolicy, Faults
 from atommem.envs.synthetic.prose import PROSES, RELATIONS, Statement, get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate, make_task
