@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from atommem import cli
+from atommem import cli, plugins
 from atommem.servers.vllm_process import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +104,7 @@ class Reader:
         elif title is not None:
             (self.folder / title[1]).write_text(block, encoding="utf-8")
             importlib.invalidate_caches()
+        plugins._search.cache_clear()  # a new process would find it
         elif kind == "bash":
             for line in block.replace("\\\n", "").splitlines():
                 self.run(line)
