@@ -104,7 +104,6 @@ class Reader:
         elif title is not None:
             (self.folder / title[1]).write_text(block, encoding="utf-8")
             importlib.invalidate_caches()
-        plugins._search.cache_clear()  # a new process would find it
         elif kind == "bash":
             for line in block.replace("\\\n", "").splitlines():
                 self.run(line)
@@ -145,6 +144,7 @@ class Reader:
         install = ["-m", "pip", "install", *flags, "--target", self._packages, copied]
         subprocess.run([sys.executable, *install], check=True)
         importlib.invalidate_caches()
+        plugins._search.cache_clear()  # a new process would find it
 
     def _serve(self, arguments: list[str]) -> None:
         path = os.pathsep.join([str(self._packages), str(self.folder), str(ROOT)])
