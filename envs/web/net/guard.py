@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
@@ -61,15 +61,11 @@ class GuardedBackend(httpcore.AnyIOBackend):
 
     Args:
         rule: Whether an address and port may be connected to.
-        private: Hosts with ports (``127.0.0.1:8080``) that are exempt from the rule.
         resolve: Returns the addresses of a host and port.
     """
 
-    def __init__(
-        self, rule: Rule = is_public, private: Collection[str] = (), resolve: Resolve = resolve
-    ) -> None:
+    def __init__(self, rule: Rule = is_public, resolve: Resolve = resolve) -> None:
         self._rule = rule
-        self._private = {name.casefold().replace("[", "").replace("]", "") for name in private}
         self._resolve = resolve
 
     async def connect_tcp(
@@ -87,8 +83,7 @@ class GuardedBackend(httpcore.AnyIOBackend):
             OutageError: This machine's resolver does not answer.
         """
         addresses = await self._addresses(host, port)
-        exempt = f"{host}:{port}" in self._private
-        if not exempt and not all(self._rule(address, port) for address in addresses):
+        if not all(self._rule(address, port) for address in addresses):
             raise PageError(f"{host}:{port} is not on the public web.")
         error: Exception | None = None
         for address in addresses[:_MAX_ADDRESSES]:
