@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from tqdm import tqdm
 from atommem.api import Answer, AsyncMemory
 from atommem.arguments import Parser, given_flags
 from atommem.errors import ConfigError, check_writable
-from atommem.run import Checkpoint, Runtime, add_run_settings
+from atommem.run import Checkpoint, add_run_settings
 from atommem.saved_memory import SavedMemory, decode, read_file
 
 EXIT_UNANSWERED = 3
@@ -39,20 +36,10 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     arguments, settings = _parse(argv)
-    folder = arguments.memory
     try:
-        text = None
-        if arguments.file == "-":
-            text = decode(sys.stdin.buffer.read(), "standard input")
-        elif arguments.file is not None:
-            text = read_file(Path(arguments.file))
-        with _locked(folder):
-            if folder is not None and SavedMemory.exists(folder):
-                saved = SavedMemory.read(folder)
-                runtime = saved.open(arguments.policy or None, settings)
-                return asyncio.run(_run(arguments, text, runtime, saved))
-            return asyncio.run(_run(arguments, text, Runtime.open(arguments.policy, **settings)))
+        return asyncio.run(_run(arguments, settings))
     except KeyboardInterrupt:
+        folder = arguments.memory
         kept = f" {folder} holds the finished steps; the same command continues." if folder else ""
         print(f"\natommem ask: interrupted.{kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -92,8 +79,6 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
             )
         first = [] if arguments.file is None else [arguments.file]
         arguments.questions, arguments.file = [*first, *arguments.questions], None
-    elif arguments.file not in (None, "-") and not Path(arguments.file).exists():
-        raise ConfigError(f"{arguments.file}: no such file. usage: {_USAGE}")
     if not any(question.strip() for question in arguments.questions):
         raise ConfigError(f"FILE or QUESTION is missing. usage: {_USAGE}")
     check_writable("memory", arguments.memory, folder=True)
@@ -104,32 +89,13 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     return arguments, settings
 
 
-@contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Lock a memory's folder: of two commands, the last to save would undo the other's reading."""
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"memory={folder}: in use by another command. Wait, or give another folder."
-        ) from error
-    finally:
-        os.close(lock)
-
-
-async def _run(
-    arguments: argparse.Namespace,
-    text: str | None,
-    runtime: Runtime,
-    saved: SavedMemory | None = None,
-) -> int:
-    memory = await AsyncMemory.on(runtime, saved, arguments.memory)
+async def _run(arguments: argparse.Namespace, settings: dict[str, Any]) -> int:
+    folder = arguments.memory
+    text = _text(arguments.file)
+    if folder is not None and SavedMemory.exists(folder):
+        memory = await AsyncMemory.load(folder, arguments.policy or None, **settings)
+    else:
+        memory = await AsyncMemory.open(arguments.policy, **settings)
     answers: list[Answer] = []
     async with memory:
         try:
@@ -141,8 +107,8 @@ async def _run(
                     _print(answers[-1], arguments)
         finally:
             # Also after Ctrl-C or an outage: the same command then continues.
-            if arguments.memory is not None:
-                await memory.save(arguments.memory)
+            if folder is not None:
+                await memory.save(folder)
     if arguments.json:
         report = {
             "file": arguments.file,
@@ -153,6 +119,12 @@ async def _run(
         }
         print(json.dumps(report, ensure_ascii=False, indent=2))
     return 0 if all(answer.text is not None for answer in answers) else EXIT_UNANSWERED
+
+
+def _text(file: str | None) -> str | None:
+    if file == "-":
+        return decode(sys.stdin.buffer.read(), "standard input")
+    return None if file is None else read_file(Path(file))
 
 
 async def _read(memory: AsyncMemory, arguments: argparse.Namespace, text: str) -> None:
@@ -184,6 +156,5 @@ def _print(answer: Answer, arguments: argparse.Namespace) -> None:
     if answer.text is None:
         print("(the policy gave no answer)", file=sys.stderr)
     for entry in answer.entries:
-        piece = "" if entry.source is None else entry.source.piece
-        source = f" ({piece})" if piece else ""
+        source = f" ({entry.source.piece})" if entry.source and entry.source.piece else ""
         print(f"  shown: {' '.join(entry.text.split())}{source}", file=sys.stderr)

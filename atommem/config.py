@@ -16,7 +16,7 @@ import msgspec
 
 from atommem.actions import MEMORY_KINDS
 from atommem.errors import ConfigError, suggest
-from atommem.hub import hub_name, only_here
+from atommem.plugins import hub_name, only_here
 
 _Value = TypeVar("_Value")
 CONFIG_FILE = "atommem_config.json"
@@ -264,7 +264,11 @@ def is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-def fields_of(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of `values` that names fields of `config_class`."""
-    names = {item.name for item in fields(config_class)}
-    return {name: value for name, value in values.items() if name in names}
+def fields_of(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of `values` that fields of `config_class` take."""
+    return {name: values[name] for name in field_names(config_class) if name in values}
+
+
+def field_names(config_class: type) -> list[str]:
+    """Return the names of a dataclass's fields that its constructor takes."""
+    return [item.name for item in fields(config_class) if item.init]

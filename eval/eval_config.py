@@ -19,6 +19,7 @@ from atommem.config import (
     check_probabilities,
     setting,
 )
+from atommem.embedding import make_embedder
 from atommem.environment import EnvironmentFactory, make_factory
 from atommem.envs.scoring.judge import judge_settings
 from atommem.errors import ConfigError
@@ -26,7 +27,7 @@ from atommem.eval.methods import METHODS, make_method
 from atommem.eval.methods.baseline import Method
 from atommem.eval.methods.recorder import Setup
 from atommem.policy.opening import open_policy, policy_identity
-from atommem.run import Checkpoint, RunConfig, add_run_settings, open_embedder
+from atommem.run import Checkpoint, RunConfig, add_run_settings
 
 EXIT_REFUSED = 2
 EXIT_TOO_MANY_FAILED = 3
@@ -168,7 +169,7 @@ class EvalContext:
             await self._stack.aclose()
             self._policy = open_policy(evaluation.policy)
             self._stack.push_async_callback(self._policy.close)
-            self._embedder = open_embedder(run.embedder)
+            self._embedder = make_embedder(run.embedder)
             self._stack.push_async_callback(self._embedder.close)
             self._models = evaluation.models
         key = repr(run.environment)

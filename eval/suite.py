@@ -190,7 +190,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         ConfigError: The file is unreadable, or a field is unknown, missing or wrong.
     """
-    path = find_file("suite", path, "eval", "data:")
+    path = find_file("suite", path, "eval")
     try:
         return parse_suite(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, ConfigError) as error:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atommem.arguments import Parser, field_names, given_flags
-from atommem.config import setting
+from atommem.arguments import Parser, given_flags
+from atommem.config import field_names, setting
 from atommem.errors import ConfigError
 from atommem.run import Checkpoint, add_run_settings
 from atommem.servers.vllm_process import VllmServer, free_port

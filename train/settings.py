@@ -15,7 +15,7 @@ from atommem.environment import find_environment
 from atommem.errors import ConfigError, check_writable, format_error
 from atommem.policy.contract import Sampling
 from atommem.policy.opening import model_folder
-from atommem.run import Checkpoint, RunConfig, check_setting_names
+from atommem.run import Checkpoint, RunConfig
 from atommem.train.checkpoints import GenerationSettings
 from atommem.train.dry_run_config import DryRunConfig
 
@@ -91,8 +91,6 @@ def read_settings(
         show_all="--help-all" in argv,
     )
     kinds = (config_class, MemoryConfig, EmbedderConfig, environment, model_class, DryRunConfig)
-    taken = {item.name for kind in kinds if kind is not environment for item in fields(kind)}
-    check_setting_names(checkpoint.environment, environment, taken)
     try:
         _add_groups(parser, kinds)
         parsed = parser.read(["--help" if a == "--help-all" else a for a in argv], values, stored)

@@ -77,7 +77,7 @@ class Browsing(Baseline):
         words = {**own.pieces, **PIECES}
         section = Section(words, introduction=self.introduction, rules=RULES, actions=own.actions)
         memory = MEMORY if self.shows_entries else {}
-        templates = replace(Templates(SYSTEM, empty=NOTHING, call=CALL), **memory)
+        templates = Templates(SYSTEM, empty=NOTHING, call=CALL, **memory)
         self.plain = self.remembering = self.make_prompts(templates, section, web.actions)
 
     def fits(self, record: Recorder, shown: Observation) -> bool:

@@ -31,9 +31,9 @@ from atommem.policy.local import LocalPolicy
 from atommem.rollout import Episode, EpisodeRunner
 from atommem.run import Checkpoint, build_agent, make_run
 from papers.inputs import load_demo
-from papers.retention.rules import RULE_PATHS
+from papers.retention.rules import RULE_PATHS, GreedyOracle
 from papers.retention.streams import embed_streams, labelled, needs_of
-from papers.retention.table import GreedyOracle, fit, save
+from papers.retention.table import fit, save
 
 Records = Sequence[EpisodeRecord]
 Arms = dict[str, list[EpisodeRecord]]

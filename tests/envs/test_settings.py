@@ -15,7 +15,7 @@ from atommem.envs.synthetic.world import WorldConfig
 from atommem.envs.web.net.providers import Retrieve, Serper
 from atommem.errors import ConfigError
 from tests.envs.web.browsing import web
-from tests.envs.web.test_recording import ENGINE
+from tests.envs.web.test_sources import ENGINE
 
 longdoc = partial(environment_config, "longdoc")
 

@@ -32,7 +32,7 @@ def test_train_without_arguments_prints_usage(capsys: pytest.CaptureFixture[str]
 
 
 REFUSED_VALUES = [
-    ("grpo", "--lr=1", r"--lr=1: unknown setting \(did you mean learning_rate\?\)"),
+    ("grpo", "--lerning_rate=1", r"unknown setting \(did you mean learning_rate\?\)"),
     ("grpo", "--gradient_accumulation_steps 4", "gradient_accumulation_steps=4: only 1"),
     ("grpo", "--loss_type cispo", "epsilon_high=0.28: with loss_type=cispo"),
     ("async", "--max_staleness -1", "max_staleness=-1: must be at least 0"),

@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.models.utils import prepare_fsdp
 
 from atommem.errors import ConfigError
-from atommem.hub import not_loaded, only_here
+from atommem.plugins import not_loaded, only_here
 from atommem.policy.local import read_tokenizer
 
 CPU_TILE_WIDTH = 512
