@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +13,8 @@ import numpy as np
 
 from atommem.errors import ConfigError
 from atommem.files import write_text
-from atommem.memory.rules import Candidate, Numbers, StoreState
-from atommem.rules.eviction import Rated
-from papers.retention.rules import FEATURES, RULE_PATHS, text_features
+from atommem.memory.rules import Numbers
+from papers.retention.rules import FEATURES, RULE_PATHS, GreedyOracle, text_features
 from papers.retention.streams import Embedded, Scores, keep, score
 
 CAPACITIES = (20, 50, 100, 200)
@@ -89,29 +88,6 @@ def save(weights: Weights, path: Path) -> Path:
     """Write weights for `Linear(weights=PATH)`."""
     write_text(path, json.dumps(weights, indent=1) + "\n")
     return path
-
-
-class GreedyOracle(Rated):
-    """Keep the most evidence references that the store can hold.
-
-    It is not a bound for questions that need several texts at once, which is maximum coverage.
-
-    Args:
-        needs: A JSON object or its file: text, or name of its source, to the number of questions
-            that need it. Other texts are needed by none.
-    """
-
-    label = "needed by"
-
-    def __init__(self, needs: str | Mapping[str, float]) -> None:
-        if isinstance(needs, str):
-            needs = json.loads(Path(needs).read_text(encoding="utf-8"))
-        self._needs: Mapping[str, float] = needs  # type: ignore[assignment]
-
-    def rate(self, candidate: Candidate, store: StoreState) -> float:
-        needed = self._needs.get(candidate.text, 0.0)
-        piece = candidate.source.piece
-        return float(needed if piece is None else self._needs.get(piece, needed))
 
 
 class NeedsOfTurns(GreedyOracle):

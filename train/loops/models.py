@@ -86,13 +86,6 @@ def model_arguments(config: ModelConfig, args: Any) -> dict[str, Any]:
     return {"model": model}
 
 
-@contextmanager
-def sharding_references() -> Iterator[None]:
-    """Make TRL shard its reference model with `shard_reference`."""
-    with patch("trl.trainer.grpo_trainer.prepare_fsdp", shard_reference):
-        yield
-
-
 def shard_reference(model: Any, accelerator: Any) -> Any:
     """Shard a reference model as accelerate shards the policy: by layer, from rank 0's weights.
 
