@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -103,22 +101,6 @@ async def test_score_counts_one_answer_a_question(
 ) -> None:
     _, score = await play(steps, at_once=at_once)
     assert (score.answers, score.reward) == (answers, reward)
-
-
-async def test_chunks_are_made_once_a_group_and_in_a_thread() -> None:
-    class Noting(WordTokenizer):
-        threads: ClassVar[list[str]] = []
-
-        def __call__(self, text: str, **settings: Any) -> dict[str, Any]:
-            self.threads.append(threading.current_thread().name)
-            return super().__call__(text, **settings)
-
-    shared = LongDocEnvironments(LongDocConfig(chunk_tokens=2), Noting())
-    await asyncio.gather(*(shared.prepare(TASK) for _ in range(4)))
-    shared.chunks(TASK)
-    (thread,) = Noting.threads
-    assert thread.startswith("atommem-chunks")
-    await shared.close()
 
 
 class ByteTokenizer(WordTokenizer):
