@@ -6,14 +6,13 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from atommem.embedding.embedder import Embedder
-from atommem.environment import EnvironmentFactory
 from atommem.episode import Observation, Step
 from atommem.errors import ConfigError, DataError, TraceError
 from atommem.memory.log import Entry, Operation
@@ -25,8 +24,6 @@ from atommem.session_state import SessionState
 
 Progress = Callable[[int, int], None]
 """Called with the number of chunks that were read, and of all."""
-OnStep = Callable[[Step, bool, str | None], Awaitable[None]]
-"""Called with a step of answering, whether it was the last, and the answer then."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -51,28 +48,27 @@ class Answer:
         return self.text or ""
 
 
-async def answer_question(
-    factory: EnvironmentFactory,
-    question: str,
-    take_step: Callable[[Observation], Awaitable[Step]],
-    on_step: OnStep | None = None,
-) -> tuple[str | None, list[Step]]:
-    """Take steps until there is an answer or the environment ends; return it and all steps."""
+async def answer_steps(
+    session: Session, question: str, take_step: Callable[[Observation], Awaitable[Step]]
+) -> AsyncIterator[tuple[Step, Answer | None]]:
+    """Ask a session a question; yield each step, and with the last one the answer."""
+    factory, memory = session.agent.factory, session.memory
     task = factory.asking(question)
     await factory.prepare(task)
     environment = factory()
     observation: Observation | None = await environment.reset(task)
     steps: list[Step] = []
-    answer = None
     while observation is not None:
+        held = memory.contents.entries
+        shown = tuple(held[item.entry_id] for item in memory.view().retrieved)
         step = await take_step(observation)
-        observation = (await environment.step(step)).observation
-        if observation is None:
-            answer = next(iter((await environment.score()).answers), None)
-        if on_step is not None:
-            await on_step(step, observation is None, answer)
         steps.append(step)
-    return answer, steps
+        observation = (await environment.step(step)).observation
+        answer = None
+        if observation is None:
+            text = next(iter((await environment.score()).answers), None)
+            answer = Answer(question, text, shown, step.view.scratchpad, tuple(steps))
+        yield step, answer
 
 
 class _Contents:
@@ -278,16 +274,9 @@ class AsyncMemory(_Contents):
         return await self._answer(session, question)
 
     async def _answer(self, session: Session, question: str) -> Answer:
-        entries: tuple[Entry, ...] = ()
-
-        async def take_step(observation: Observation) -> Step:
-            nonlocal entries
-            held = session.memory.contents.entries
-            entries = tuple(held[item.entry_id] for item in session.memory.view().retrieved)
-            return await session.step(observation)
-
-        text, steps = await answer_question(self._runtime.agent.factory, question, take_step)
-        return Answer(question, text, entries, steps[-1].view.scratchpad, tuple(steps))
+        answers = [answer async for _, answer in answer_steps(session, question, session.step)]
+        assert answers[-1] is not None
+        return answers[-1]
 
     async def forget(self, source: str) -> tuple[Operation, ...]:
         """Delete everything that came from the text called `source`, or from one chunk of it.

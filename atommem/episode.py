@@ -182,12 +182,12 @@ def episode_sums(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return additive totals; failed episodes only count as ``episodes`` and ``failed``."""
     sums: dict[str, float] = dict.fromkeys((*_COUNTS, *_STOPS, *_PER_EPISODE, *_PER_STEP), 0.0)
     for episode in episodes:
-        found: dict[str, float] = {"episodes": 1.0, f"stop/{episode.stop_reason}": 1.0}
-        if episode.failed:
-            found["failed"] = 1.0
-        else:
-            found.update(_sums_of(episode))
-        sums = add_sums([sums, found])
+        counts = {
+            "episodes": 1.0,
+            "failed": float(episode.failed),
+            f"stop/{episode.stop_reason}": 1.0,
+        }
+        sums = add_sums([sums, counts, {} if episode.failed else _sums_of(episode)])
     return sums
 
 

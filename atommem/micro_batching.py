@@ -27,11 +27,7 @@ class Waiting(Generic[Request, Result]):
 
     def fail(self, error: BaseException) -> None:
         """Set an exception, unless the caller was cancelled."""
-        if self.future.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.future.cancel()
-        else:
+        if not self.future.done():
             self.future.set_exception(error)
 
 
@@ -63,7 +59,7 @@ class RequestBatcher(Generic[Request, Result]):
 
     async def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handle the requests of a loop until none waits."""
-        queue, batch = self._queues[loop], list[Waiting[Request, Result]]()
+        queue = self._queues[loop]
         try:
             while queue:
                 seen = 0
@@ -74,10 +70,6 @@ class RequestBatcher(Generic[Request, Result]):
                 queue.clear()
                 if batch:
                     await self._handle_batch(batch)
-        except asyncio.CancelledError as error:
-            for item in batch + queue:
-                item.fail(error)
-            raise
         finally:
             # There was no await since the queue was empty, so a later request makes a new one.
             del self._queues[loop]

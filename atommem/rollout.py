@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
+from atommem.actions import Parsed
 from atommem.config import MemoryConfig, check_least
 from atommem.dialects import get_dialect
 from atommem.embedding.embedder import Embedder
@@ -95,19 +98,33 @@ class Agent:
     ) -> tuple[list[int], Completion]:
         """Return the prompt ids of a step (none for a `MessagePolicy`) and its completion."""
         policy = self.policy
-        if isinstance(policy, MessagePolicy) and not isinstance(policy, ObservationPolicy):
-            with self.activity.busy("generate"):
-                messages = self.prompts.messages(observation, view)
-                return [], await policy.complete_chat(messages, sampling)
-        if self._threads is None:
-            prompt_ids = self.prompts.build(observation, view)
+        prompt_ids: list[int] = []
+        if isinstance(policy, ObservationPolicy):
+            prompt_ids = await self._encode(observation, view)
+            work = policy.complete_observation(observation, view, sampling)
+        elif isinstance(policy, MessagePolicy):
+            work = policy.complete_chat(self.prompts.messages(observation, view), sampling)
         else:
-            loop, build = asyncio.get_running_loop(), self.prompts.build
-            prompt_ids = await loop.run_in_executor(self._threads, build, observation, view)
+            prompt_ids = await self._encode(observation, view)
+            work = policy.complete(prompt_ids, sampling)
         with self.activity.busy("generate"):
-            if isinstance(policy, ObservationPolicy):
-                return prompt_ids, await policy.complete_observation(observation, view, sampling)
-            return prompt_ids, await policy.complete(prompt_ids, sampling)
+            return prompt_ids, await work
+
+    async def _encode(self, observation: Observation, view: MemoryView) -> list[int]:
+        if self._threads is None:
+            return self.prompts.build(observation, view)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self.prompts.build, observation, view)
+
+    def parse(self, completion: Completion, phase: str) -> Parsed:
+        """Parse a completion of this agent's policy."""
+        text = clean(completion.text)
+        thinking = self.prompts.opens_thinking
+        if isinstance(self.policy, MessagePolicy) and f"</{THINK}>" not in text.lower():
+            # The server removed the thoughts from its reply, or the reply ends inside of them.
+            ends_inside = completion.finish_reason == "length" and not completion.thinking_apart
+            thinking = thinking and ends_inside
+        return self.grammar.parse(text, phase, thinking)
 
 
 class Session:
@@ -124,98 +141,93 @@ class Session:
         self.steps = 0
         self.sampled = 0
 
-    async def step(
-        self,
-        observation: Observation,
-        *,
-        affinity: str | None = None,
-        max_tokens: int | None = None,
-        deadline: float | None = None,
-        steps: list[Step] | None = None,
-    ) -> Step:
-        """Run one step: prompt, completion, and its actions applied to the memory.
-
-        Args:
-            max_tokens: A further limit of this completion.
-            deadline: By the event loop's clock.
-            steps: Gets the step once its completion is sampled: if an outage then prevents its
-                actions, its tokens still count.
+    async def step(self, observation: Observation, affinity: str | None = None) -> Step:
+        """Take one step: prompt, completion, and its actions applied to the memory.
 
         Raises:
-            StepTimeoutError: `deadline` passed.
             OutageError: Policy or embedder are out of reach; the memory is unchanged, as it is if
                 the step is cancelled.
             PromptTooLongError: The prompt does not fit the policy's context window.
             PolicyError: The policy refused the request.
         """
-        agent, index = self.agent, self.steps
+        step = await self.sample(observation, affinity)
+        await self.apply(step)
+        return step
+
+    async def sample(
+        self, observation: Observation, affinity: str | None = None, max_tokens: int | None = None
+    ) -> Step:
+        """Sample a completion; `max_tokens` further limits it."""
+        agent, view = self.agent, self.memory.view()
         started = time.perf_counter()
-        view = self.memory.view()
-        sampling = request_sampling(agent.sampling, self.key, index, affinity)
+        sampling = request_sampling(agent.sampling, self.key, self.steps, affinity)
         if max_tokens is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens))
-        prompt_ids, completion = await with_deadline(
-            agent.complete(observation, view, sampling), deadline
-        )
-        self.steps += 1
-        text = clean(completion.text)
-        thinking = agent.prompts.opens_thinking
-        if not prompt_ids:  # a chat server may have removed the thoughts from its reply
-            thinking = thinking and f"</{THINK}>" in text.lower()
-        parsed = agent.grammar.parse(text, observation.phase, thinking)
+        prompt_ids, completion = await agent.complete(observation, view, sampling)
+        parsed = agent.parse(completion, observation.phase)
         step = Step(
-            index=index,
+            index=self.steps,
             observation=observation,
             view=view,
             prompt_ids=prompt_ids if agent.keep_prompts else [],
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
-            text=text,
+            text=clean(completion.text),
             finish_reason=completion.finish_reason,
             actions=parsed.actions,
             problems=parsed.problems,
-            operations=(),
             store_size=view.size,
             prompt_tokens=len(prompt_ids) or completion.prompt_tokens or 0,
             completion_tokens=completion.completion_tokens or 0,
+            seconds=time.perf_counter() - started,
         )
+        self.steps += 1
         self.sampled += step.completion_tokens
-        if steps is not None:
-            steps.append(step)
-        await with_deadline(self.apply(step), deadline)
-        step.seconds = time.perf_counter() - started
         return step
 
     async def apply(self, step: Step) -> None:
-        """Apply the actions of a step to the memory."""
+        """Apply the actions of a sampled step to the memory."""
+        started = time.perf_counter()
         shown = step.observation
         source = Source(step.index, shown.origin, shown.start, shown.end)
         with self.agent.activity.busy("embed"):
             step.operations = await self.memory.apply(step.actions, step.index, source)
         step.store_size = len(self.memory.contents.entries)
+        step.seconds += time.perf_counter() - started
 
     async def replay(self, steps: Sequence[Step]) -> None:
         """Restore the memory after the first steps of an episode, from their operations."""
         if steps:
             log = [operation for step in steps for operation in step.operations]
-            await self.memory.restore(self.memory.start, log)
+            await self.memory.restore(log)
         self.steps = len(steps)
         self.sampled = sum(step.completion_tokens for step in steps)
 
     def state(self, *, vectors: bool = False) -> SessionState:
         """Return everything that another process needs; `vectors` save it from embedding."""
-        memory = self.memory
-        texts = memory.vectors() if vectors else None
-        return SessionState(self.key, self.steps, self.sampled, memory.start, memory.log, texts)
+        embedder, log = self.agent.embedder.id, self.memory.log
+        texts = self.memory.vectors() if vectors else None
+        return SessionState(self.key, self.steps, self.sampled, embedder, log, texts)
 
     @classmethod
     async def restore(cls, agent: Agent, state: SessionState, *, reembed: bool = False) -> Self:
         """Continue a saved session with an agent of the same settings.
 
-        Raises as `WorkingMemory.restore`, whose `reembed` accepts another embedder.
+        Args:
+            reembed: Accept another embedder, and embed all entries again.
+
+        Raises:
+            ConfigError: The agent has another embedder.
+            TraceError: The operations of the log contradict each other.
         """
+        own = agent.embedder.id
+        if state.embedder != own and not reembed:
+            raise ConfigError(
+                f"the memory was made with embedder={state.embedder!r}, this agent has {own!r}: "
+                "vectors of two embedders cannot be compared. Use the same one, or set reembed."
+            )
         session = cls(agent, state.key)
-        await session.memory.restore(state.memory, state.operations, state.vectors, reembed=reembed)
+        await session.memory.restore(state.operations, state.vectors)
         session.steps, session.sampled = state.steps, state.sampled
         return session
 
@@ -227,14 +239,15 @@ class Session:
 
 
 class StepTimeoutError(Exception):
-    """The deadline passed before the step had ended."""
+    """The time of `time_limit` was up."""
 
 
-async def with_deadline(work: Awaitable[Result], deadline: float | None) -> Result:
-    """Await `work`; at `deadline`, cancel it and raise StepTimeoutError."""
+@asynccontextmanager
+async def time_limit(seconds: float | None) -> AsyncIterator[None]:
+    """Cancel the block after some seconds and raise StepTimeoutError."""
     try:
-        async with asyncio.timeout_at(deadline) as clock:
-            return await work
+        async with asyncio.timeout(seconds) as clock:
+            yield
     except TimeoutError as error:
         if not clock.expired():  # a TimeoutError of the policy, the embedder or the environment
             raise
@@ -280,8 +293,6 @@ class EpisodeRunner:
         limits: Limits | None = None,
         max_in_flight: int | asyncio.Semaphore | None = None,
     ) -> None:
-        if isinstance(max_in_flight, int) and max_in_flight < 1:
-            raise ConfigError(f"max_in_flight={max_in_flight}: give at least 1, or leave it unset.")
         self.agent = agent
         self.limits = limits or Limits()
         self.max_in_flight = max_in_flight
@@ -315,16 +326,14 @@ class EpisodeRunner:
         """
         episode = Episode(task.id, sample, list(past))
         started = time.perf_counter()
-        factory = self.agent.factory
         try:
-            await factory.prepare(task)
-            environment = factory()
-            stop_reason = await self._play(episode, environment, task)
+            await self.factory.prepare(task)
+            environment = self.factory()
+            episode.stop_reason = await self._take_steps(episode, environment, task)
             set_score(episode, await environment.score())
         except OutageError as error:
-            stop_reason, episode.error = StopReason.FAILED, str(error)
+            episode.stop_reason, episode.error = StopReason.FAILED, str(error)
         episode.seconds = time.perf_counter() - started
-        episode.stop_reason = stop_reason
         return episode
 
     async def run_all(
@@ -343,51 +352,58 @@ class EpisodeRunner:
         """
         return await run_jobs(self.run, jobs, on_episode, self.max_in_flight, stop)
 
-    async def _play(self, episode: Episode, environment: Environment, task: Any) -> StopReason:
-        """Run the steps of an episode, after its past ones, and return the reason for its end."""
-        limits, loop = self.limits, asyncio.get_running_loop()
-        deadline = None if limits.max_seconds is None else loop.time() + limits.max_seconds
+    async def _take_steps(
+        self, episode: Episode, environment: Environment, task: Any
+    ) -> StopReason:
+        """Take steps until the environment or a limit ends the episode; return why it ended."""
+        session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
+        past = deque(episode.steps)
         try:
-            session = Session(self.agent, f"{episode.task_id}/{episode.sample}")
-            await session.replay(episode.steps)
-            observation = await with_deadline(environment.reset(task), deadline)
-            past = iter(episode.steps.copy())
-            while True:
-                step, seconds = next(past, None), 0.0
-                if step is None:
-                    room = None
-                    if limits.max_tokens is not None:
-                        room = limits.max_tokens - session.sampled
-                    if limits.max_steps is not None and session.steps >= limits.max_steps:
-                        return StopReason.STEP_LIMIT
-                    if room is not None and room <= 0:
-                        return StopReason.TOKEN_LIMIT
-                    if deadline is not None and loop.time() >= deadline:
-                        return StopReason.TIME_LIMIT
-                    step = await session.step(
-                        observation,
-                        affinity=episode.task_id,
-                        max_tokens=room,
-                        deadline=deadline,
-                        steps=episode.steps,
-                    )
-                    seconds = time.perf_counter()
-                elif step.observation != observation:
-                    raise TraceError(
-                        f"step {step.index + 1} of task {episode.task_id!r} "
-                        f"({step.observation.label}) showed another observation. Continue with the "
-                        "same task, environment and settings."
-                    )
-                result = await with_deadline(environment.step(step), deadline)
-                if seconds:
-                    step.seconds += time.perf_counter() - seconds
-                if result.observation is None:
-                    return result.reason or StopReason.ANSWERED
-                observation = result.observation
+            async with time_limit(self.limits.max_seconds):
+                await session.replay(past)
+                observation = await environment.reset(task)
+                while True:
+                    if past:
+                        step = past.popleft()
+                        _check_observation(step, observation, episode)
+                    elif reason := self._reached_limit(session):
+                        return reason
+                    else:
+                        step = await self._take_step(episode, session, observation)
+                    result = await environment.step(step)
+                    if result.observation is None:
+                        return result.reason or StopReason.ANSWERED
+                    observation = result.observation
         except StepTimeoutError:
             return StopReason.TIME_LIMIT
         except PromptTooLongError:
             return StopReason.CONTEXT_OVERFLOW
+
+    def _reached_limit(self, session: Session) -> StopReason | None:
+        max_steps, max_tokens = self.limits.max_steps, self.limits.max_tokens
+        if max_steps is not None and session.steps >= max_steps:
+            return StopReason.STEP_LIMIT
+        if max_tokens is not None and session.sampled >= max_tokens:
+            return StopReason.TOKEN_LIMIT
+        return None
+
+    async def _take_step(
+        self, episode: Episode, session: Session, observation: Observation
+    ) -> Step:
+        limit = self.limits.max_tokens
+        tokens_left = None if limit is None else limit - session.sampled
+        step = await session.sample(observation, episode.task_id, tokens_left)
+        episode.steps.append(step)  # if an outage prevents its actions, its tokens still count
+        await session.apply(step)
+        return step
+
+
+def _check_observation(step: Step, observation: Observation, episode: Episode) -> None:
+    if step.observation != observation:
+        raise TraceError(
+            f"step {step.index + 1} of task {episode.task_id!r} ({step.observation.label}) showed "
+            "another observation. Continue with the same task, environment and settings."
+        )
 
 
 def set_score(episode: Episode, score: Score) -> None:

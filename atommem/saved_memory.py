@@ -127,13 +127,8 @@ def text_of(source: str | Path | Iterable[str]) -> tuple[str | list[str], str]:
         if "\n" not in source and len(source) < 4096 and os.path.isfile(source):
             raise DataError(f"{source!r} is the path of a file. Give Path({source!r}) to read it.")
         return _check_text(source, "the text"), ""
-    pieces = list(source)
-    for number, piece in enumerate(pieces, 1):
-        if not isinstance(piece, str):
-            raise DataError(f"piece {number} is a {type(piece).__name__}. Give strings.")
-    pieces = [piece for piece in pieces if piece.strip()]
-    if not pieces:
-        raise DataError("there is nothing to read: every piece is empty.")
+    pieces = [piece for piece in source if piece.strip()]
+    _check_text("".join(pieces), "the list of pieces")
     return pieces, ""
 
 
@@ -151,12 +146,11 @@ def decode(raw: bytes, name: str) -> str:
     try:
         text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}: not {error.encoding} text (byte {raw[error.start]:#04x} at {error.start}). "
-            "Convert it to UTF-8; extract the text of a PDF or an office file first."
-        ) from error
+        text = f"\0 {error.reason}"
     if "\0" in text:
-        raise DataError(f"{name}: a binary file (NUL at {text.index(chr(0))}). Give plain text.")
+        raise DataError(
+            f"{name}: not utf-8 text. Convert it; extract the text of a PDF or office file first."
+        )
     return _check_text(text, name)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from atommem.errors import TraceError
 from atommem.files import write_text
-from atommem.memory.log import Operation, Snapshot, operation_from_json, to_json
+from atommem.memory.log import Operation, operation_from_json, to_json
 from atommem.memory.store import TextVectors
 
 FORMAT = 2
@@ -18,15 +18,19 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class SessionState:
-    """A session without its agent: its memory at the beginning of the log, and the log since.
+    """A session without its agent.
 
-    The `vectors` of its texts are not part of the JSON.
+    Attributes:
+        key, steps, sampled: As in `Session`.
+        embedder: The id of the embedder that it was made with.
+        operations: The whole log of its memory.
+        vectors: Of its texts; not part of the JSON.
     """
 
     key: str
     steps: int
     sampled: int
-    memory: Snapshot
+    embedder: str
     operations: tuple[Operation, ...] = ()
     vectors: TextVectors | None = None
 
@@ -38,7 +42,7 @@ class SessionState:
             "key": self.key,
             "turns": self.steps,
             "sampled": self.sampled,
-            "memory": self.memory.to_json(),
+            "memory": {"embedder": self.embedder},
             "operations": [to_json(operation) for operation in self.operations],
         }
 
@@ -49,21 +53,19 @@ class SessionState:
             if (record["type"], record["format"]) != ("session", FORMAT):
                 raise TraceError(f"not a session of format {FORMAT}.")
             operations = tuple(operation_from_json(item) for item in record["operations"])
-            memory = Snapshot.from_json(record["memory"])
-            return SessionState(
-                record["key"], record["turns"], record["sampled"], memory, operations
-            )
+            counts = record["key"], record["turns"], record["sampled"]
+            return SessionState(*counts, record["memory"]["embedder"], operations)
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"damaged session ({type(error).__name__} {error}).") from error
 
     def save(self, path: str | Path) -> Path:
         """Write the file `path` as a whole, and the vectors, if any, to ``PATH.vectors``."""
-        path, text = Path(path), json.dumps(self.to_json())
+        path = Path(path)
         if self.vectors is None:
             _vectors_path(path).unlink(missing_ok=True)
         else:
             self.vectors.save(_vectors_path(path))
-        write_text(path, text + "\n", durable=True)
+        write_text(path, json.dumps(self.to_json()) + "\n", durable=True)
         return path
 
     @staticmethod

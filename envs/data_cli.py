@@ -18,7 +18,7 @@ from atommem.environment import DEFAULT_ENVIRONMENT, find_environment
 from atommem.envs.benchmarks.build import BuildConfig, Pool, build_tasks
 from atommem.envs.benchmarks.locomo import read_locomo
 from atommem.envs.benchmarks.long_texts import QUESTIONS
-from atommem.envs.benchmarks.registry import (
+from atommem.envs.benchmarks.multihop import (
     BENCHMARKS,
     SPLITS,
     get_benchmark,
@@ -88,8 +88,8 @@ def build_long_documents(argv: Sequence[str]) -> int:
             "rows_without_all_gold_documents": pool.skipped,
         },
     }
-    if pool.skipped_note:
-        print(f"{args.benchmark}{pool.skipped_note}", file=sys.stderr)
+    if pool.skipped:
+        print(f"{pool.skipped} rows left out: a supporting paragraph is missing", file=sys.stderr)
     return _save(tqdm(tasks, "building", config.n, unit="task", disable=None), args.out, settings)
 
 

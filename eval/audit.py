@@ -23,11 +23,10 @@ from atommem.files import write_json
 from atommem.memory.log import Entry, Source, replay
 from atommem.memory.rules import Candidate, StoreState, make_rule
 from atommem.memory.store import VectorStore
-from atommem.rules.check import problems
 from atommem.session_state import SessionState
 from atommem.trace import read_trace
 
-RULES = ("fifo", "lru", "lfu", "ebbinghaus", "redundancy", "novelty", "length", "type_prior")
+RULES = ("fifo", "lru", "lfu", "length")
 _BLOCK = 256
 _TEXT_FIELDS = ("text", "memory", "content", "data", "query")
 
@@ -57,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("store", type=Path, help="Session file, trace, or JSON Lines.")
     parser.add_argument("--budget", type=int, help="Number of entries to keep.")
-    rules_help = "Names, with options: linear(weights=FILE)."
+    rules_help = "Names of rules, with options."
     parser.add_argument("--rules", nargs="+", default=list(RULES), help=rules_help)
     parser.add_argument("--same", type=float, default=0.95, help="Least cosine of duplicates.")
     flags = ("embedder", "embedder_model", "embedder_url")
@@ -158,7 +157,7 @@ def read_store(path: Path) -> tuple[Entry, ...]:
             kind = json.loads(file.readline())["type"]
         if kind == "session":
             session = SessionState.load(path)
-            return tuple(replay(session.operations, session.memory).entries.values())
+            return tuple(replay(session.operations).entries.values())
         if kind == "episode":
             steps = read_trace(path).episode.steps
             operations = [operation for step in steps for operation in step.operations]
@@ -192,21 +191,10 @@ def _format(entries: Sequence[Entry], found: Audit) -> list[str]:
 
 
 def retention_main(argv: list[str] | None = None) -> int:
-    """Run ``atommem retention``; returns 1 if the checked rule breaks its contract."""
-    parser = Parser(
-        "atommem retention",
-        "List the installed rules, or check that a rule keeps the contract of rules "
-        "(docs/bounded_memory.md).",
-    )
-    parser.add_argument("command", choices=("list", "check"))
-    rule_help = "To check: NAME, NAME(option=value), or package.module:Class."
-    parser.add_argument("rule", nargs="?", default="reject", help=rule_help)
-    parser.add_argument("--admission", default="accept", help="Admission rule (%(default)s).")
-    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    if args.command == "list":
-        for setting in ("retention", "admission"):
-            print(f"{setting}: {', '.join(plugins.names(f'atommem.{setting}'))}")
-        return 0
-    found = problems(args.rule, args.admission)
-    print("\n".join(found) or f"{args.rule} keeps its promises")
-    return 1 if found else 0
+    """Run ``atommem retention list``."""
+    parser = Parser("atommem retention", "List the installed rules (docs/bounded_memory.md).")
+    parser.add_argument("command", choices=("list",))
+    parser.parse_args(sys.argv[1:] if argv is None else argv)
+    for setting in ("retention", "admission"):
+        print(f"{setting}: {', '.join(plugins.names(f'atommem.{setting}'))}")
+    return 0

@@ -26,7 +26,7 @@ from atommem.memory.log import (
     Outcome,
     Source,
 )
-from atommem.memory.memory import Plan, admit, sweep
+from atommem.memory.memory import Plan
 from atommem.memory.rules import Candidate, Merged, Numbers, Refused, RuleSet, StoreState
 from atommem.memory.store import VectorStore, best
 from papers.inputs import read_json_rows
@@ -186,7 +186,7 @@ class Bank:
         else:
             await self._add(experience, vector, self.task)
         plan = self._plan(self.task)
-        sweep(plan, self._rules)
+        plan.sweep()
         self._take(plan)
         if self._contents.shown:  # clear what was retrieved for this task
             self._apply(Operation(self.task, "retrieve", actor=MEMORY))
@@ -211,7 +211,7 @@ class Bank:
             text, vector, Source(step), outcome=experience.outcome, details=details
         )
         plan = self._plan(step)
-        decision = admit(plan, self._rules, candidate)
+        decision = plan.admit(candidate)
         self._take(plan)
         cause: dict[str, Any] = {"reason": decision.reason, "score": decision.score}
         if isinstance(decision, Refused):
@@ -220,9 +220,6 @@ class Bank:
         if isinstance(decision, Merged):
             entry_id = decision.entry_id
             before = self._contents.entries[entry_id].text
-            if decision.text and decision.text != text:
-                text = decision.text
-                (vector,) = await self._embedder.embed([text], "entry")
             cause |= {"before": before, "actor": self._rules.admission_actor}
         else:
             entry_id = self._contents.newest_id + 1
@@ -239,7 +236,8 @@ class Bank:
         self._apply(Operation(step, "create", Outcome.REJECTED, after=text, **cause))
 
     def _plan(self, step: int) -> Plan:
-        return Plan(self._contents.copy(), self._store, step, self._capacity, self._seed)
+        contents = self._contents.copy()
+        return Plan(contents, self._store, self._rules, step, self._capacity, self._seed)
 
     def _take(self, plan: Plan) -> None:
         self._store.update(plan.vectors)

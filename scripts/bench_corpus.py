@@ -33,7 +33,7 @@ import numpy.typing as npt
 from common import command_line, last_line
 
 from atommem.config import EmbedderConfig
-from atommem.envs.benchmarks.registry import get_benchmark
+from atommem.envs.benchmarks.multihop import get_benchmark
 from atommem.envs.web.corpus import Corpus, Page, build_corpus, read_pages, vectors
 from atommem.envs.web.corpus.vectors import VectorIndex
 

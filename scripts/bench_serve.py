@@ -5,10 +5,10 @@
 `atommem serve` runs on SQLite over a chat server of a fixed latency (a double, in a process of its
 own). Every conversation is given a secret; 64 clients then ask for them at once. Printed are
 answers with another's secret, p50, p95 and p99 of the seconds of a request beyond its completions'
-latency, requests a second, and the resident memory of the server. Clients, server and engine share
-the cores, and what they wait for each other is in the figures. `kill` then kills the server
-(SIGKILL) under load, starts it again on the same file and looks for every item that was
-acknowledged.
+latency, requests a second, and the processor time (of a request) and memory of the server. Clients,
+server and engine share the cores, and what they wait for each other is in the figures. `kill` then
+kills the server (SIGKILL) under load, starts it again on the same file and looks for every item
+that was acknowledged.
 
 The bar: no answer mixed up, no acknowledged item lost, and p95 at most 25 ms beyond the engine. The
 last line is JSON; the exit status is 0 if its "holds" is true.
@@ -183,10 +183,15 @@ def main(argv: list[str] | None = None) -> int:
         with started(engine, f"{engine_url}/v1/models", log):
             with started(serve, f"{url}/ready", log) as process:
                 secrets = asyncio.run(give_secrets(url, options.conversations, 0))
+                server = psutil.Process(process.pid)
+                before = server.cpu_times()
                 result: dict[str, Any] = asyncio.run(
                     ask(url, secrets, options.asks, options.latency)
                 )
-                result["resident_mb"] = round(psutil.Process(process.pid).memory_info().rss / 1e6)
+                after = server.cpu_times()
+                taken = after.user + after.system - before.user - before.system
+                result["processor_ms_an_ask"] = round(1000 * taken / options.asks, 2)
+                result["resident_mb"] = round(server.memory_info().rss / 1e6)
             acknowledged: list[tuple[str, str]] = []
             names = list(secrets)[:8]
             for number in range(options.kills):

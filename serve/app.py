@@ -52,7 +52,7 @@ def make_app(
             app.state.ready = True
             yield
             app.state.ready = False
-        await conversations.close()
+        await conversations.model.close()
 
     app = FastAPI(
         title="AtomMem",
@@ -63,8 +63,8 @@ def make_app(
     )
     app.state.conversations = conversations
     app.state.ready = False
-    for router in (openai_routes.router, memory_routes.list_router, memory_routes.router):
-        app.include_router(router)
+    app.include_router(openai_routes.router)
+    app.include_router(memory_routes.router)
     app.router.routes.extend(mcp_routes(mcp))
     _add_page(app)
 
@@ -81,17 +81,11 @@ def make_app(
     @app.get("/metrics")
     async def metrics() -> Response:
         """Return the metrics in Prometheus's format."""
-        text = generate_latest(conversations.metrics.registry)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    for kind in SERVE_ERRORS:
-        app.add_exception_handler(kind, _serve_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
-    app.add_middleware(
-        RequestMiddleware, metrics=conversations.metrics, keys=keys or {}, hosts=hosts
-    )
+    for kind in (*SERVE_ERRORS, RequestValidationError, HTTPException, ClientDisconnectedError):
+        app.add_exception_handler(kind, _error)
+    app.add_middleware(RequestMiddleware, keys=keys or {}, hosts=hosts)
     return app
 
 
@@ -123,21 +117,14 @@ def _add_page(app: FastAPI) -> None:
         return pages[name]
 
 
-async def _serve_error(request: Request, error: Exception) -> Response:
+async def _error(request: Request, error: Exception) -> Response:
+    """Return an error in OpenAI's format."""
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return error_response(400, "invalid_request", f"{place}: {first['msg']}", place)
+    if isinstance(error, HTTPException):
+        return error_response(error.status_code, "http_error", str(error.detail))
+    if isinstance(error, ClientDisconnectedError):
+        return Response(status_code=499)
     return error_response(*public_error(error))
-
-
-async def _validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return error_response(400, "invalid_request", f"{place}: {first['msg']}", place)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return error_response(error.status_code, "http_error", str(error.detail))
-
-
-async def _client_disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)

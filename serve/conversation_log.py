@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -24,8 +25,7 @@ from atommem.serve.schema import conversations, events, requests, vectors
 _WRITERS = 16
 _STATE = tuple(column for column in events.c if column.name not in ("conversation", "body"))
 """What `LogState` follows."""
-_Result = TypeVar("_Result")
-_Write = tuple[Callable[[sa.Connection], Any], "Future[Any]"]
+_Write = tuple[Callable[[sa.Connection], None], "Future[None]"]
 Unread = dict[int, tuple[int, int]]
 """Items with chunks left to read: (chunks read, chunks) by the item's version."""
 
@@ -101,15 +101,13 @@ class LogState:
     """Where the log of a conversation stands, and what its session needs to continue.
 
     Attributes:
-        version, checkpoint, embedder: Of the newest event.
+        version, embedder: Of the newest event.
         steps, sampled: As in `atommem.session_state.SessionState`.
         operations: All of them, until the session has them.
         unread: Items with chunks left to read, in order.
     """
 
-    info: ConversationInfo
     version: int = 0
-    checkpoint: str | None = None
     embedder: str | None = None
     steps: int = 0
     sampled: int = 0
@@ -119,8 +117,7 @@ class LogState:
 
     def advance(self, event: Any) -> None:
         """Follow an event, or a row of its columns but the body."""
-        self.version, self.checkpoint = event.version, event.checkpoint
-        self.embedder = event.embedder
+        self.version, self.embedder = event.version, event.embedder
         if event.kind == "step":
             self.steps = event.step + 1
             self.sampled += event.tokens
@@ -149,72 +146,34 @@ class ConversationLog:
         self.engine = engine
         self._is_sqlite = engine.dialect.name == "sqlite"
         self._write_engine = engine.execution_options(writes=True)
-        # SQLite has one writer: it commits all waiting writes together, with one fsync.
+        # SQLite has one writer: it commits all waiting commits together, with one fsync.
         threads, self._batch = (1, 1000) if self._is_sqlite else (_WRITERS, 1)
         self._waiting: SimpleQueue[_Write] = SimpleQueue()
         self._writers = ThreadPoolExecutor(threads, thread_name_prefix="atommem-commit")
-
-    def submit(self, work: Callable[[sa.Connection], _Result]) -> Future[_Result]:
-        """Run `work` in a transaction; the future is done when it is committed or rolled back.
-
-        It may run again, if another write of the same transaction fails.
-        """
-        future: Future[_Result] = Future()
-        self._waiting.put((work, future))
-        self._writers.submit(self._write_waiting)
-        return future
-
-    def _write_waiting(self) -> None:
-        batch: list[_Write] = []
-        with suppress(Empty):
-            while len(batch) < self._batch:
-                work, future = self._waiting.get_nowait()
-                if future.set_running_or_notify_cancel():
-                    batch.append((work, future))
-        if batch:  # otherwise another thread took them
-            self._write(batch)
-
-    def _write(self, batch: Sequence[_Write]) -> None:
-        """Commit writes together, or each on its own if one fails."""
-        try:
-            with self._write_engine.begin() as connection:
-                results = [work(connection) for work, _ in batch]
-        except BaseException as error:
-            if len(batch) == 1:
-                batch[0][1].set_exception(error)
-            else:
-                for write in batch:
-                    self._write([write])
-        else:
-            for (_, future), result in zip(batch, results, strict=True):
-                future.set_result(result)
 
     def create(
         self, owner: str, metadata: Mapping[str, str], request: RequestKey | None = None
     ) -> ConversationInfo:
         """Create a conversation, or return the one that `request` created before."""
-        return self._create(
-            owner, request, lambda connection: _new_conversation(connection, owner, metadata)
-        )
+        create = partial(_new_conversation, owner=owner, metadata=metadata)
+        return self._create(owner, request, create)
 
     def _create(
         self,
         owner: str,
         request: RequestKey | None,
-        work: Callable[[sa.Connection], ConversationInfo],
+        create: Callable[[sa.Connection], ConversationInfo],
     ) -> ConversationInfo:
-        def create(connection: sa.Connection) -> ConversationInfo:
-            found = _find_request(connection, request)
-            if found is not None:
-                return _info(connection, found.conversation, owner)
-            info = work(connection)
-            _record_request(connection, request, info.id)
-            return info
-
         try:
-            return self.submit(create).result()
+            with self._write_engine.begin() as connection:
+                found = _find_request(connection, request)
+                if found is not None:
+                    return _info(connection, found.conversation, owner)
+                info = create(connection)
+                _record_request(connection, request, info.id)
+                return info
         except sa.exc.IntegrityError:  # another gateway handled the same request
-            return self.submit(create).result()
+            return self._create(owner, request, create)
 
     def find_request(self, request: RequestKey) -> sa.Row[Any] | None:
         """Return ``conversation`` and ``version`` that `request` wrote, or None."""
@@ -227,16 +186,14 @@ class ConversationLog:
             return _info(connection, conversation, owner)
 
     def conversations(
-        self, owner: str | None = None, *, after: str = "", limit: int | None = None
+        self, owner: str, *, after: str = "", limit: int | None = None
     ) -> list[ConversationInfo]:
-        """Return the conversations of an owner (unset: all), newest first."""
+        """Return the conversations of an owner, newest first."""
         columns = conversations.c
-        order = columns.created_at.desc(), columns.id.desc()
-        query = sa.select(conversations).order_by(*order).limit(limit)
-        if owner is not None:
-            query = query.where(columns.owner == owner)
+        query = sa.select(conversations).where(columns.owner == owner).limit(limit)
+        query = query.order_by(columns.created_at.desc(), columns.id.desc())
         if after:
-            last = self.info(after, owner or "")
+            last = self.info(after, owner)
             place = sa.tuple_(columns.created_at, columns.id)
             query = query.where(place < sa.tuple_(last.created_at, last.id))
         return [ConversationInfo(*tuple(row)) for row in self._rows(query)]
@@ -245,26 +202,19 @@ class ConversationLog:
         self, conversation: str, owner: str, metadata: Mapping[str, str]
     ) -> ConversationInfo:
         """Replace the metadata."""
-
-        def update(connection: sa.Connection) -> ConversationInfo:
-            row = conversations.update().where(
-                conversations.c.id == conversation, conversations.c.owner == owner
-            )
+        with self._write_engine.begin() as connection:
+            info = _info(connection, conversation, owner)
+            row = conversations.update().where(conversations.c.id == conversation)
             connection.execute(row.values(metadata=dict(metadata)))
-            return _info(connection, conversation, owner)
-
-        return self.submit(update).result()
+            return replace(info, metadata=dict(metadata))
 
     def erase(self, conversation: str, owner: str) -> None:
         """Delete a conversation with all its rows."""
-
-        def erase(connection: sa.Connection) -> None:
+        with self._write_engine.begin() as connection:
             _info(connection, conversation, owner, lock=True)
             for table in (events, vectors, requests):
                 connection.execute(table.delete().where(table.c.conversation == conversation))
             connection.execute(conversations.delete().where(conversations.c.id == conversation))
-
-        self.submit(erase).result()
         if self._is_sqlite:  # the write-ahead log still holds the old pages
             with self.engine.connect() as connection:
                 driver = connection.connection.cursor()
@@ -287,7 +237,7 @@ class ConversationLog:
             ConflictError: By the future: another writer was first, or the conversation is gone.
         """
         rows = [{"conversation": conversation, **vars(event)} for event in new]
-        vector_rows = [] if cached is None else _vector_rows(conversation, cached)
+        vector_rows = _vector_rows(conversation, cached) if cached else []
         insert: Any = (sqlite if self._is_sqlite else postgresql).insert
 
         def append(connection: sa.Connection) -> None:
@@ -301,12 +251,41 @@ class ConversationLog:
                     f"conversation {conversation} has changed or was deleted."
                 ) from error
 
-        return self.submit(append)
+        future: Future[None] = Future()
+        self._waiting.put((append, future))
+        self._writers.submit(self._write_waiting)
+        return future
+
+    def _write_waiting(self) -> None:
+        batch: list[_Write] = []
+        with suppress(Empty):
+            while len(batch) < self._batch:
+                append, future = self._waiting.get_nowait()
+                if future.set_running_or_notify_cancel():
+                    batch.append((append, future))
+        if batch:  # otherwise another thread took them
+            self._write(batch)
+
+    def _write(self, batch: Sequence[_Write]) -> None:
+        """Write in one transaction, or in one each if that fails."""
+        try:
+            with self._write_engine.begin() as connection:
+                for append, _ in batch:
+                    append(connection)
+        except BaseException as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+            else:
+                for write in batch:
+                    self._write([write])
+        else:
+            for _, future in batch:
+                future.set_result(None)
 
     def load(self, conversation: str, owner: str, embedder: str) -> LogState:
         """Load the state of a conversation with the vectors of `embedder`."""
-        state = LogState(self.info(conversation, owner))
-        found = self._rows(_events_of(conversation, *_STATE))
+        self.info(conversation, owner)  # raises
+        state, found = LogState(), self._rows(_events_of(conversation, *_STATE))
         for row in found:
             state.advance(row)
         state.operations = tuple(
@@ -343,7 +322,7 @@ class ConversationLog:
 
     def unread(self, conversation: str) -> Unread:
         """Return the items with chunks left to read."""
-        state = LogState(ConversationInfo(conversation, "", 0, {}))
+        state = LogState()
         for row in self._rows(_events_of(conversation, *_STATE)):
             state.advance(row)
         return state.unread
@@ -364,7 +343,7 @@ class ConversationLog:
         """Copy a conversation as it was after `at` operations (unset: all), with nothing unread."""
 
         def fork(connection: sa.Connection) -> ConversationInfo:
-            source = _info(connection, conversation, owner, lock=True)
+            source = _info(connection, conversation, owner)
             info = _new_conversation(connection, owner, source.metadata)
             rows, copied = [], 0
             for row in connection.execute(_events_of(conversation)).mappings():
@@ -476,11 +455,11 @@ def _event(row: sa.Row[Any]) -> Event:
 
 
 def _vector_rows(conversation: str, cached: TextVectors) -> list[dict[str, Any]]:
-    digests, rows = cached.digests.view(np.int64).tolist(), cached.rows.astype(np.float32)
+    digests = cached.digests.view(np.int64).tolist()
     key = {"conversation": conversation, "embedder": cached.embedder}
     return [
         {**key, "digest": digest, "row": row.tobytes()}
-        for digest, row in dict(zip(digests, rows, strict=True)).items()
+        for digest, row in zip(digests, cached.rows.astype(np.float32), strict=True)
     ]
 
 

@@ -18,10 +18,11 @@ import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import BaseModel, Field
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
-from atommem.episode import Step
+from atommem.api import Answer
 from atommem.serve.conversation import Conversation
 from atommem.serve.conversation_log import NotFoundError
 from atommem.serve.conversations import Conversations
@@ -56,37 +57,6 @@ _Source = Annotated[Name, Field(description="Or the name of a text, with all tha
 _Context = Context[Any, Any]
 
 
-class Remembered(BaseModel):
-    """Result of `remember`."""
-
-    conversation: str
-    steps: int
-    entries: int
-
-
-class Recalled(BaseModel):
-    """An entry of `recall`."""
-
-    id: int
-    text: str
-    score: float
-    source: str | None
-
-
-class Forgotten(BaseModel):
-    """Entries that `forget` deleted."""
-
-    entries: list[int]
-
-
-class Answered(BaseModel):
-    """Result of `ask`; the answer is null if there is none."""
-
-    answer: str | None
-    entries: list[str]
-    response: str
-
-
 def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
     """Make an MCP server.
 
@@ -119,7 +89,7 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
         conversation: _NewId = "",
         goal: _Goal = "",
         name: _SourceName = "",
-    ) -> Remembered:
+    ) -> dict[str, Any]:
         """Read a text into a memory; a policy decides what to keep. Returns when it is read."""
         steps = 0
         async with _tool_errors():
@@ -127,62 +97,55 @@ def make_mcp(server: Conversations, owner: str | None = None) -> MCPServer[Any]:
             if not conversation:
                 metadata = {"goal": goal} if goal else {}
                 owner = owner_of(context)
-                conversation = (await server.in_thread(server.log.create, owner, metadata)).id
+                conversation = (await run_in_threadpool(server.log.create, owner, metadata)).id
         async with use(conversation, context) as memory:
             (event,) = await memory.add([item])
-
-            async def on_step(step: Step) -> None:
-                nonlocal steps
+            async for _ in memory.read():
                 steps += 1
                 await context.report_progress(steps, event.chunks)
-
-            await memory.read(on_step)
             entries = len(memory.session.memory.contents.entries)
-        return Remembered(conversation=conversation, steps=steps, entries=entries)
+        return {"conversation": conversation, "steps": steps, "entries": entries}
 
     @mcp.tool()
-    async def recall(conversation: _Id, query: _Query, context: _Context) -> list[Recalled]:
+    async def recall(conversation: _Id, query: _Query, context: _Context) -> list[dict[str, Any]]:
         """Return the entries that the policy would be shown for a query; calls no model."""
         async with use(conversation, context) as memory:
             found = await memory.session.memory.search(query)
+        sources = [entry.source.piece if entry.source else None for entry, _ in found]
         return [
-            Recalled(
-                id=entry.id,
-                text=entry.text,
-                score=score,
-                source=entry.source.piece if entry.source else None,
-            )
-            for entry, score in found
+            {"id": entry.id, "text": entry.text, "score": score, "source": source}
+            for (entry, score), source in zip(found, sources, strict=True)
         ]
 
     @mcp.tool()
     async def forget(
         conversation: _Id, context: _Context, entry: _Entry = None, source: _Source = ""
-    ) -> Forgotten:
+    ) -> dict[str, list[int]]:
         """Delete an entry, or all that was written while a text was read. The log keeps both."""
         if (entry is None) == (not source):
             raise ToolError("give an entry's id or a source's name, and not both.")
         async with use(conversation, context) as memory:
             done = await (memory.forget(source) if entry is None else memory.edit(entry, None))
-        return Forgotten(entries=[item["entry_id"] for item in done if item["kind"] == "delete"])
+        return {"entries": [item["entry_id"] for item in done if item["kind"] == "delete"]}
 
     @mcp.tool()
-    async def ask(conversation: _Id, question: NonBlank, context: _Context) -> Answered:
-        """Ask the memory. The policy searches it before it answers."""
+    async def ask(conversation: _Id, question: NonBlank, context: _Context) -> dict[str, Any]:
+        """Ask the memory. The policy searches it before it answers, or answers null."""
         response = f"resp_{secrets.token_hex(16)}"
         async with use(conversation, context) as memory:
-            answer = await memory.ask(question, response)
+            *_, answer = [event async for event in memory.ask(question, response)]
+        assert isinstance(answer, Answer)
         entries = [entry.text for entry in answer.entries]
-        return Answered(answer=answer.text, entries=entries, response=response)
+        return {"answer": answer.text, "entries": entries, "response": response}
 
     @mcp.resource("memory://{conversation}", mime_type="application/json")
     async def memory(conversation: str, context: _Context) -> str:
         """Return the scratchpad and entries of a memory."""
         try:
-            await server.in_thread(server.log.info, conversation, owner_of(context))
+            await run_in_threadpool(server.log.info, conversation, owner_of(context))
         except NotFoundError as error:
             raise ResourceNotFoundError(str(error)) from error
-        contents, _ = await server.in_thread(server.log.memory_at, conversation)
+        contents, _ = await run_in_threadpool(server.log.memory_at, conversation)
         entries = [entry_object(entry) for entry in contents.entries.values()]
         found = {"conversation": conversation, "scratchpad": contents.scratchpad}
         return json.dumps({**found, "entries": entries})
@@ -210,7 +173,7 @@ def serve_stdio(server: Conversations) -> None:
         try:
             await make_mcp(server, LOCAL).run_stdio_async()
         finally:
-            await server.close()
+            await server.model.close()
 
     anyio.run(run)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import PlainTextResponse
-from pydantic import AfterValidator
 
-from atommem.serve.openai_routes import Embedded, Idempotency, Info, Owner, Server
+from atommem.serve.openai_routes import Embedded, Info, PageLimit, ThisCall
 from atommem.serve.wire import (
     ConversationId,
     NonBlank,
@@ -18,31 +14,17 @@ from atommem.serve.wire import (
     Text,
     conversation_object,
     entry_object,
-    listing,
     page,
 )
-from atommem.text_safety import clean
 
-list_router = APIRouter(prefix="/v1")
 router = APIRouter(prefix="/v1/conversations/{conversation}")
 At = Annotated[Number | None, Query(description="Number of operations; default: all.")]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-PageLimit = Annotated[int, Query(ge=1, le=100)]
-
-
-@list_router.get("/conversations")
-def list_conversations(
-    owner: Owner, server: Server, limit: PageLimit = 20, after: ConversationId = ""
-) -> dict[str, Any]:
-    """List the owner's conversations, newest first."""
-    found = server.log.conversations(owner, after=after, limit=limit + 1)
-    return page([conversation_object(info) for info in found], limit)
 
 
 @router.get("/memory")
-def retrieve_memory(info: Info, server: Server, at: At = None) -> dict[str, Any]:
+def retrieve_memory(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
     """Return the memory after `at` operations: entries, scratchpad, query, and what is shown."""
-    contents, length = server.log.memory_at(info.id, at)
+    contents, length = call.log.memory_at(info.id, at)
     return {
         "object": "memory",
         "conversation": info.id,
@@ -58,54 +40,39 @@ def retrieve_memory(info: Info, server: Server, at: At = None) -> dict[str, Any]
 @router.get("/recall")
 async def recall(
     conversation: ConversationId,
-    owner: Owner,
-    server: Server,
-    query: Annotated[str, Query(min_length=1, max_length=4000), AfterValidator(clean)],
+    query: Annotated[Text, Query(min_length=1, max_length=4000)],
+    call: ThisCall,
 ) -> dict[str, Any]:
     """Return the entries that the policy would be shown for a query, without calling a model."""
-    async with server.use(conversation, owner) as held:
+    async with call.use(conversation) as held:
         found = await held.session.memory.search(query)
-    data = [{**entry_object(entry), "score": score} for entry, score in found]
-    return {"object": "list", "data": data}
+    return page([{**entry_object(entry), "score": score} for entry, score in found])
 
 
 @router.get("/operations")
 def list_operations(
-    info: Info, server: Server, after: Number = 0, limit: Limit = 100
+    info: Info, call: ThisCall, after: Number = 0, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> dict[str, Any]:
     """List the operation log from number `after`."""
-    return listing(server.log.operations(info.id, after, limit + 1), limit)
+    return page(call.log.operations(info.id, after, limit + 1), limit)
 
 
 @router.get("/steps")
 def list_steps(
-    info: Info, server: Server, after: Number = 0, limit: PageLimit = 20
+    info: Info, call: ThisCall, after: Number = 0, limit: PageLimit = 20
 ) -> dict[str, Any]:
     """List the steps after version `after`, with observation, completion and tokens."""
-    events = server.log.events(info.id, ("step",), after=after, limit=limit + 1)
+    events = call.log.events(info.id, ("step",), after=after, limit=limit + 1)
     found = [
         {**event.body, "version": event.version, "checkpoint": event.checkpoint} for event in events
     ]
-    return listing(found, limit)
-
-
-@router.get("/export", response_class=PlainTextResponse)
-def export(info: Info, server: Server) -> PlainTextResponse:
-    """Return the conversation, its events and its operations as JSON lines."""
-    events = server.log.events(info.id)
-    lines = [
-        {"type": "conversation", **conversation_object(info)},
-        *({"type": "event", **vars(replace(event, operations=()))} for event in events),
-        *({"type": "operation", **row} for row in server.log.operations(info.id)),
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    return PlainTextResponse(text, media_type="application/x-ndjson")
+    return page(found, limit)
 
 
 @router.post("/fork")
-def fork(info: Info, server: Server, key: Idempotency, at: At = None) -> dict[str, Any]:
+def fork(info: Info, call: ThisCall, at: At = None) -> dict[str, Any]:
     """Copy the conversation as it was after `at` operations."""
-    return conversation_object(server.log.fork(info.id, info.owner, at, key))
+    return conversation_object(call.log.fork(info.id, info.owner, at, call.key))
 
 
 @router.post("/entries/{entry}")
@@ -113,36 +80,32 @@ async def update_entry(
     conversation: ConversationId,
     entry: Number,
     text: Annotated[NonBlank, Embedded],
-    owner: Owner,
-    server: Server,
-    key: Idempotency,
+    call: ThisCall,
 ) -> dict[str, Any]:
     """Replace the text of an entry, as an operation of the actor ``user``."""
-    async with server.use(conversation, owner) as held:
-        return listing(await held.edit(entry, text, key))
+    async with call.use(conversation) as held:
+        return page(await held.edit(entry, text, call.key))
 
 
 @router.delete("/entries/{entry}")
 async def delete_entry(
-    conversation: ConversationId, entry: Number, owner: Owner, server: Server
+    conversation: ConversationId, entry: Number, call: ThisCall
 ) -> dict[str, Any]:
     """Delete an entry; the log keeps its text until the conversation is deleted."""
-    async with server.use(conversation, owner) as held:
-        return listing(await held.edit(entry, None))
+    async with call.use(conversation) as held:
+        return page(await held.edit(entry, None))
 
 
 @router.delete("/sources/{name:path}")
-async def delete_source(
-    conversation: ConversationId, name: Text, owner: Owner, server: Server
-) -> dict[str, Any]:
+async def delete_source(conversation: ConversationId, name: Text, call: ThisCall) -> dict[str, Any]:
     """Delete the texts with this name (or id), with what was written while they were read."""
-    async with server.use(conversation, owner) as held:
-        return listing(await held.forget(name))
+    async with call.use(conversation) as held:
+        return page(await held.forget(name))
 
 
 @router.delete("/items/{item}")
-async def delete_item(info: Info, item: str, server: Server) -> dict[str, Any]:
+async def delete_item(info: Info, item: str, call: ThisCall) -> dict[str, Any]:
     """Delete a text, with what was written while it was read."""
-    async with server.use(info.id, info.owner) as held:
+    async with call.use(info.id) as held:
         await held.delete_item(item)
     return conversation_object(info)

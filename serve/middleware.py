@@ -6,6 +6,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import time
 import traceback
@@ -13,20 +14,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import Counter
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atommem.errors import ConfigError
-from atommem.serve.gateway import Metrics
+from atommem.serve.served_model import STAGES
 from atommem.serve.wire import error_response
 
 LOGGER = logging.getLogger("atommem.serve")
+REQUESTS = Counter("atommem_requests", "Requests", ["route", "status"])
 LOCAL = "local"
 """Owner of everything on a server without keys, which listens on this machine only."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 KEYS_VARIABLE = "ATOMMEM_SERVE_KEYS"
 _PUBLIC = ("/health", "/ready", "/ui")
-_SHORTEST_KEY = 16
+_KEY_LINE = re.compile(r"(?P<owner>[^=]{1,64}?) *= *(?P<key>[!-~]{16,})")
 
 
 def load_keys(path: str | None = None) -> dict[str, str]:
@@ -47,16 +50,15 @@ def load_keys(path: str | None = None) -> dict[str, str]:
             raise ConfigError(f"{name}: cannot read the file ({error}).") from error
     owners: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        owner, _, key = (part.strip() for part in line.partition("="))
         if not line.strip() or line.startswith("#"):
             continue
-        if not owner or len(owner) > 64 or len(key) < _SHORTEST_KEY or not key.isascii():
+        found = _KEY_LINE.fullmatch(line.strip())
+        if found is None or found["key"] in owners:
             raise ConfigError(
-                f"{name}, line {number}: not OWNER=KEY with a key of at least {_SHORTEST_KEY} "
-                "ASCII characters. Make a key with: openssl rand -hex 32"
+                f"{name}, line {number}: not OWNER=KEY with a key of its own of at least 16 ASCII "
+                "characters. Make a key with: openssl rand -hex 32"
             )
-        if owners.setdefault(key, owner) != owner:
-            raise ConfigError(f"{name}, line {number}: two owners have the same key.")
+        owners[found["key"]] = found["owner"]
     return owners
 
 
@@ -68,11 +70,8 @@ class RequestMiddleware:
         hosts: Names of this server besides loopback addresses; ``*`` allows any.
     """
 
-    def __init__(
-        self, app: ASGIApp, metrics: Metrics, keys: Mapping[str, str], hosts: Sequence[str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, keys: Mapping[str, str], hosts: Sequence[str]) -> None:
         self._app = app
-        self._metrics = metrics
         self._keys = [(key.encode(), owner) for key, owner in keys.items()]
         self._hosts = {*LOOPBACK, *(host.lower() for host in hosts)}
 
@@ -101,8 +100,8 @@ class RequestMiddleware:
         finally:
             seconds = time.perf_counter() - started
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.requests.labels(route, str(status)).inc()
-            self._metrics.stages.labels("request").observe(seconds)
+            REQUESTS.labels(route, str(status)).inc()
+            STAGES.labels("request").observe(seconds)
             line = {
                 "event": "request",
                 "id": request_id,

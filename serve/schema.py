@@ -92,10 +92,11 @@ def open_database(url: str) -> sa.Engine:
         ConfigError: The URL is invalid, or the database is unreachable or of another version.
     """
     try:
-        if url.startswith("sqlite:"):
-            engine = _sqlite(sa.make_url(url))
+        address = sa.make_url(url)
+        if address.drivername == "sqlite":
+            engine = _sqlite(address)
         else:
-            address = sa.make_url(url).set(drivername="postgresql+psycopg")
+            address = address.set(drivername="postgresql+psycopg")
             engine = sa.create_engine(address, pool_size=8, max_overflow=8, pool_pre_ping=True)
         found = _create_tables(engine)
     except (sa.exc.SQLAlchemyError, ModuleNotFoundError, OSError) as error:
@@ -135,15 +136,13 @@ def _sqlite(address: sa.URL) -> sa.Engine:
     return engine
 
 
-def _create_tables(engine: sa.Engine) -> int | None:
-    """Create the tables if there are none; return the version of those that there are."""
+def _create_tables(engine: sa.Engine) -> int:
+    """Create the tables if there are none; return their version."""
     with engine.execution_options(writes=True).begin() as connection:
         if connection.dialect.name == "postgresql":  # gateways that start at the same time
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7061)")
-        tables = sa.inspect(connection).get_table_names()
-        if not {conversations.name, schema_version.name} & set(tables):
-            metadata.create_all(connection)
+        metadata.create_all(connection)
+        found = connection.scalar(sa.select(schema_version.c.version))
+        if found is None:
             connection.execute(schema_version.insert().values(version=VERSION))
-        elif schema_version.name not in tables:
-            return None
-        return connection.scalar(sa.select(schema_version.c.version))
+        return VERSION if found is None else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import logging
 import os
@@ -17,6 +18,7 @@ from atommem.arguments import Parser, field_names, given_flags
 from atommem.config import setting
 from atommem.errors import ConfigError
 from atommem.run import Checkpoint, add_run_settings
+from atommem.servers.vllm_process import VllmServer, free_port
 
 if TYPE_CHECKING:
     from atommem.serve.served_model import ServedModel
@@ -59,16 +61,27 @@ def main(argv: list[str] | None = None) -> int:
     keys = _check_access(arguments)
     from atommem.serve.served_model import ServedModel
 
+    policy = arguments.policy
+    settings["name"] = arguments.name
     # SIGTERM must end vLLM too; uvicorn raises the signal again after it has drained.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with contextlib.ExitStack() as stack:
-        settings["name"] = arguments.name
         if arguments.vllm is None:
-            model = ServedModel.open(arguments.policy, **settings)
+            model = ServedModel.open(policy, **settings)
         else:
-            log = Path(f"runs/serve/vllm_{arguments.port}.log")
-            flags = shlex.split(arguments.vllm)
-            model, server = ServedModel.open_with_vllm(arguments.policy, log, flags, **settings)
+            folder = Path(policy[0])
+            name = settings["name"] = arguments.name or folder.absolute().name
+            if (folder / "adapter_config.json").is_file():  # vLLM lists the base model, too
+                settings["model"] = name
+            server = VllmServer(
+                os.environ.get("VLLM_PYTHON") or sys.executable,
+                folder,
+                Path(f"runs/serve/vllm_{arguments.port}.log"),
+                *shlex.split(arguments.vllm),
+                served_model_name=name,
+                timeout=1800.0,
+            )
+            model = ServedModel.open([server.url], **{"tokenizer": str(folder), **settings})
             _print(f"starting vLLM at {server.url} (log: {server.log})")
             stack.enter_context(server)
         _listen(arguments, model, keys)
@@ -80,8 +93,7 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     parser = Parser(
         "atommem serve",
         "Serve a policy as a memory: conversations, responses and chat completions of OpenAI's "
-        "API, and the memory's own log (docs/serve.md). --policy is a model folder, a run with "
-        "one in it (runs/demo), or servers.",
+        "API, and the memory's own log (docs/serve.md). --policy is a model folder or servers.",
         usage="atommem serve --policy POLICY [--db URL] [--port N] [--SETTING VALUE ...]",
     )
     parser.add_settings("server", ServeConfig)
@@ -105,7 +117,6 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 def _check_access(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the owners by key."""
     from atommem.serve.middleware import KEYS_VARIABLE, LOOPBACK, load_keys
-    from atommem.servers.vllm_process import free_port
 
     keys = load_keys(arguments.keys)
     if _url_host(arguments.host) not in LOOPBACK and not keys:
@@ -127,12 +138,10 @@ def _listen(arguments: argparse.Namespace, model: ServedModel, keys: dict[str, s
     from atommem.serve.middleware import LOGGER, JsonFormatter
     from atommem.serve.schema import open_database
 
+    model.active = asyncio.Semaphore(arguments.active)
+    model.turn_seconds = arguments.turn_seconds
     conversations = Conversations(
-        model,
-        ConversationLog(open_database(arguments.db)),
-        active=arguments.active,
-        max_requests=arguments.max_requests,
-        turn_seconds=arguments.turn_seconds,
+        model, ConversationLog(open_database(arguments.db)), max_requests=arguments.max_requests
     )
     if arguments.stdio:
         _print(model.notice())

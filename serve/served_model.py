@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import Counter, Histogram
+
 from atommem.config import EmbedderConfig, MemoryConfig, is_server, load_config
 from atommem.environment import find_environment
-from atommem.envs.questions_shown import TrainedFor, trained_for
+from atommem.envs.questions_shown import trained_for
+from atommem.episode import Observation, Step
 from atommem.errors import ConfigError
 from atommem.policy.opening import fingerprint
-from atommem.rollout import Agent
+from atommem.rollout import Session, time_limit
 from atommem.run import Runtime
-from atommem.servers.vllm_process import VllmServer
+
+STAGES = Histogram(
+    "atommem_stage_seconds",
+    "Duration of a stage: queue, turn, open, commit, request",
+    ["stage"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+TOKENS = Counter("atommem_tokens", "Model tokens", ["kind"])
 
 
-@dataclass
 class ServedModel:
     """The model that all conversations of a server share.
 
-    Attributes:
+    Args:
+        runtime: The open policy with embedder, environment and settings.
         name: Its name in the API.
         checkpoint: Fingerprint, stored with every event.
-        agent: Policy, embedder, environment and settings.
         trained: Its ``atommem_config.json``; empty for a model that was not trained here.
+
+    Attributes:
+        active: Bounds the steps at a time.
+        turn_seconds: Longest duration of a step.
     """
 
-    name: str
-    checkpoint: str
-    agent: Agent
-    trained: Mapping[str, Any]
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        checkpoint: str,
+        trained: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.checkpoint = name, checkpoint
+        self.agent = runtime.agent
+        self.agent.keep_prompts = True  # the steps can be trained on
+        self.trained_for = trained_for(trained) if trained else None
+        self._runtime = runtime
+        self.active = asyncio.Semaphore(64)
+        self.turn_seconds = 300.0
 
     @classmethod
     def open(cls, policy: str | Sequence[str], *, name: str = "", **settings: Any) -> ServedModel:
@@ -45,58 +67,29 @@ class ServedModel:
         """
         names = [policy] if isinstance(policy, str) else list(policy)
         model = str(settings.get("model") or "")
-        if is_server(names):
-            folder = str(settings.get("tokenizer") or "")
-        else:
-            folder = find_checkpoint(names[0])
-            names = [folder]
+        folder = str(settings.get("tokenizer") or "") if is_server(names) else names[0]
         trained = load_config(folder) if folder else {}
         check_settings(trained, settings, folder)
         runtime = Runtime.open(names, **settings)
-        name = name or model or Path(names[0]).name
-        return cls.from_runtime(runtime, name, fingerprint(folder, model), trained)
+        name = name or model or Path(names[0]).absolute().name
+        return cls(runtime, name, fingerprint(folder, model), trained)
 
-    @classmethod
-    def open_with_vllm(
-        cls,
-        policy: Sequence[str],
-        log: Path,
-        flags: Sequence[str] = (),
-        *,
-        name: str = "",
-        **settings: Any,
-    ) -> tuple[ServedModel, VllmServer]:
-        """Open a model folder behind a vLLM server, which the caller starts and stops.
+    async def step(self, session: Session, observation: Observation) -> Step:
+        """Take a step of a session; it is not committed yet.
 
-        Args:
-            log: File for vLLM's output.
-            flags: Further flags of vLLM.
-            name, settings: As in `open`.
+        Raises as `Session.step`.
         """
-        folder = Path(find_checkpoint(policy[0]))
-        if len(policy) > 1 or not folder.is_dir():
-            raise ConfigError(
-                f"policy={' '.join(policy)}: --vllm serves one model folder. Give a folder."
-            )
-        name = name or folder.absolute().name
-        python = os.environ.get("VLLM_PYTHON") or sys.executable
-        server = VllmServer(python, folder, log, *flags, served_model_name=name, timeout=1800.0)
-        if (folder / "adapter_config.json").is_file():  # vLLM lists the base model, too
-            settings["model"] = name
-        return cls.open([server.url], name=name, **{"tokenizer": str(folder), **settings}), server
-
-    @classmethod
-    def from_runtime(
-        cls, runtime: Runtime, name: str, checkpoint: str, trained: Mapping[str, Any] | None = None
-    ) -> ServedModel:
-        """Serve an open policy."""
-        runtime.agent.keep_prompts = True  # the steps can be trained on
-        return cls(name, checkpoint, runtime.agent, trained or {})
-
-    @property
-    def trained_for(self) -> TrainedFor | None:
-        """Which questions its training showed; None for a model that was not trained here."""
-        return trained_for(self.trained) if self.trained else None
+        with STAGES.labels("queue").time():
+            await self.active.acquire()
+        try:
+            with STAGES.labels("turn").time():
+                async with time_limit(self.turn_seconds):
+                    step = await session.step(observation, session.key)
+        finally:
+            self.active.release()
+        TOKENS.labels("prompt").inc(step.prompt_tokens)
+        TOKENS.labels("completion").inc(step.completion_tokens)
+        return step
 
     def notice(self) -> str:
         """Return what to print at start."""
@@ -105,22 +98,7 @@ class ServedModel:
 
     async def close(self) -> None:
         """Release models and connections."""
-        await self.agent.factory.close()
-        await self.agent.policy.close()
-        await self.agent.embedder.close()
-
-
-def find_checkpoint(name: str) -> str:
-    """Return the model folder in a run folder (``grpo`` of ``runs/demo``), or `name` itself."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir() or _is_model(folder):
-        return name
-    inside = sorted(item for item in folder.iterdir() if _is_model(item))
-    trained = [item for item in inside if item.name == "grpo"] or inside
-    if len(trained) == 1:
-        return str(trained[0])
-    found = ", ".join(map(str, inside)) or "none"
-    raise ConfigError(f"policy={name}: not a model folder. Give one of the models in it: {found}.")
+        await self._runtime.close()
 
 
 def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> None:
@@ -128,20 +106,9 @@ def check_settings(trained: Mapping[str, Any], given: Mapping[str, Any], folder:
     environment = find_environment(str(trained.get("environment") or "longdoc")).config_class
     kinds = (MemoryConfig, EmbedderConfig, environment)
     fixed = {item.name for kind in kinds for item in fields(kind)} - environment.operational
-    wrong = sorted(
-        name
-        for name in fixed & {*given} & {*trained}
-        if given[name] not in (None, trained[name]) and not name.endswith("_url")
-    )
-    if wrong:
-        shown = ", ".join(
-            f"{name}={given[name]!r}: trained with {trained[name]!r}" for name in wrong
-        )
-        flags = " ".join(f"--{name}" for name in wrong)
-        raise ConfigError(
-            f"{shown} ({folder}/atommem_config.json). Leave out {flags}, or train a checkpoint so."
-        )
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    for name in sorted(fixed & {*given} & {*trained}):
+        if given[name] not in (None, trained[name]) and not name.endswith("_url"):
+            raise ConfigError(
+                f"{name}={given[name]!r}: trained with {trained[name]!r} "
+                f"({folder}/atommem_config.json). Leave out --{name}, or train a checkpoint so."
+            )

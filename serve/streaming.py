@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar, get_args
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from fastapi import Request
-from openai.types import responses as events
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import ResponseError, ResponseOutputText
-from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from atommem.api import Answer
 from atommem.episode import Step
-from atommem.serve.conversation import Answer, OnAccepted, OnStep
-from atommem.serve.wire import (
-    SERVE_ERRORS,
-    ResponseBuilder,
-    answer_message,
-    public_error,
-    step_summary,
-    to_json,
-    token_counts,
-)
+from atommem.memory.log import Operation, Outcome
+from atommem.serve.conversation_log import Event
+from atommem.serve.wire import SERVE_ERRORS, answer_message, entry_object, public_error
 
-Ask = Callable[[OnStep | None, OnAccepted | None], Coroutine[Any, Any, Answer]]
+AskEvents = AsyncGenerator[Event | Step | Answer, None]
+"""As of `Conversation.ask`."""
+_UNSET = ("error", "incomplete_details", "instructions", "previous_response_id")
+_UNSET += ("temperature", "top_p", "usage")
 _Result = TypeVar("_Result")
 
 
@@ -35,7 +30,7 @@ class ClientDisconnectedError(Exception):
     """The client has disconnected; nobody receives the answer."""
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+async def until_disconnect(request: Request, work: Awaitable[_Result]) -> _Result:
     """Await `work`; cancel it when the client disconnects.
 
     Raises:
@@ -50,7 +45,10 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, _Result])
         raise ClientDisconnectedError
     finally:
         disconnect.cancel()
-        await _cancel(task)
+        task.cancel()
+        await asyncio.wait((task,))  # until it has released what it holds
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not report it
 
 
 async def _disconnect(request: Request) -> None:
@@ -58,137 +56,157 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has released what it holds."""
-    task.cancel()
-    await asyncio.wait((task,))  # unlike `await task`, does not raise its cancellation here
-    if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not report it
-
-
 class ResponseForm:
-    """Form of ``/v1/responses``: steps as parts of one reasoning summary, then the answer."""
+    """Form of ``/v1/responses``: steps as parts of one reasoning summary, then the answer.
 
-    def __init__(self, builder: ResponseBuilder) -> None:
-        self._builder = builder
-        self._sequence_number = -1
-        self._steps = 0
+    `begin` (the question is committed), `step`, `end` and `fail` return what is streamed, `whole`
+    the response after them.
+    """
 
-    def whole(self, answer: Answer, summaries: list[str]) -> dict[str, Any]:
-        """Return the answer without a stream."""
-        return to_json(self._builder.answered(answer, summaries))
+    def __init__(
+        self, response: str, model: str, conversation: str | None, created_at: int | None = None
+    ) -> None:
+        self._response, self._model = response, model
+        self._conversation = None if conversation is None else {"id": conversation}
+        self._created_at = int(time.time()) if created_at is None else created_at
+        self._numbers = itertools.count()
+        self._summaries: list[dict[str, Any]] = []
 
-    def accepted(self) -> list[str]:
-        """Return the events after the question is committed."""
-        item = self._builder.reasoning((), "in_progress")
-        response = self._builder.unanswered("in_progress")
-        return [
-            self._event(events.ResponseCreatedEvent, response=response),
-            self._event(events.ResponseInProgressEvent, response=response),
-            self._event(events.ResponseOutputItemAddedEvent, output_index=0, item=item),
-        ]
+    def response(self, status: str, **values: Any) -> dict[str, Any]:
+        """Return the response, without output unless that is one of `values`."""
+        return {
+            **dict.fromkeys(_UNSET),
+            "id": self._response,
+            "object": "response",
+            "created_at": self._created_at,
+            "status": status,
+            "model": self._model,
+            "conversation": self._conversation,
+            "metadata": {},
+            "output": [],
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+            "tools": [],
+            **values,
+        }
 
-    def step(self, summary: str) -> list[str]:
-        """Return the events after a step is committed."""
-        item = self._builder.reasoning((), "in_progress").id
-        place = {"item_id": item, "output_index": 0, "summary_index": self._steps}
-        self._steps += 1
-        part = {"type": "summary_text", "text": summary}
-        return [
-            self._event(
-                events.ResponseReasoningSummaryPartAddedEvent, **place, part={**part, "text": ""}
-            ),
-            self._event(events.ResponseReasoningSummaryTextDeltaEvent, **place, delta=summary),
-            self._event(events.ResponseReasoningSummaryTextDoneEvent, **place, text=summary),
-            self._event(events.ResponseReasoningSummaryPartDoneEvent, **place, part=part),
-        ]
+    def incomplete(self, reason: str, **values: Any) -> dict[str, Any]:
+        """Return a response that is ``interrupted`` or has ``no_answer``."""
+        return self.response("incomplete", incomplete_details={"reason": reason}, **values)
 
-    def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
-        """Return the events after the answer is committed."""
-        reasoning = self._builder.reasoning(summaries)
-        message = answer_message(self._builder.response, answer.text)
-        text = answer.text or ""
-        place = {"item_id": message.id, "output_index": 1, "content_index": 0}
-        empty = ResponseOutputText(type="output_text", text="", annotations=[])
-        (part,) = message.content
-        added = message.model_copy(update={"content": []})
-        last = (
-            events.ResponseIncompleteEvent if answer.text is None else events.ResponseCompletedEvent
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        prompt, completion = _token_counts(answer)
+        values = {
+            "output": [self._reasoning("completed"), answer_message(self._response, answer.text)],
+            "memory": [entry_object(entry) for entry in answer.entries],
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": completion,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + completion,
+            },
+        }
+        if answer.text is None:
+            return self.incomplete("no_answer", **values)
+        return self.response("completed", **values)
+
+    def begin(self) -> str:
+        response, item = self.response("in_progress"), self._reasoning("in_progress")
+        return (
+            self._event("created", response=response)
+            + self._event("in_progress", response=response)
+            + self._event("output_item.added", output_index=0, item=item)
         )
-        response = self._builder.answered(answer, summaries)
-        return [
-            self._event(events.ResponseOutputItemDoneEvent, output_index=0, item=reasoning),
-            self._event(events.ResponseOutputItemAddedEvent, output_index=1, item=added),
-            self._event(events.ResponseContentPartAddedEvent, **place, part=empty),
-            self._event(events.ResponseTextDeltaEvent, **place, delta=text, logprobs=[]),
-            self._event(events.ResponseTextDoneEvent, **place, text=text, logprobs=[]),
-            self._event(events.ResponseContentPartDoneEvent, **place, part=part),
-            self._event(events.ResponseOutputItemDoneEvent, output_index=1, item=message),
-            self._event(last, response=response),
-        ]
 
-    def failed(self, error: Exception) -> list[str]:
-        """Return the events after an error; the question stays without an answer."""
-        failure = ResponseError(code="server_error", message=public_error(error)[2])
-        response = self._builder.unanswered("failed", error=failure)
-        return [self._event(events.ResponseFailedEvent, response=response)]
+    def step(self, step: Step) -> str:
+        text = step_summary(step)
+        place = {
+            "item_id": self._reasoning("in_progress")["id"],
+            "output_index": 0,
+            "summary_index": len(self._summaries),
+        }
+        part = {"type": "summary_text", "text": text}
+        self._summaries.append(part)
+        return (
+            self._event("reasoning_summary_part.added", **place, part={**part, "text": ""})
+            + self._event("reasoning_summary_text.delta", **place, delta=text)
+            + self._event("reasoning_summary_text.done", **place, text=text)
+            + self._event("reasoning_summary_part.done", **place, part=part)
+        )
 
-    def _event(self, kind: type[BaseModel], **values: Any) -> str:
-        self._sequence_number += 1
-        (name,) = get_args(kind.model_fields["type"].annotation)
-        event = kind(type=name, sequence_number=self._sequence_number, **values)
-        return f"event: {name}\n{_data(event)}"
+    def end(self, answer: Answer) -> str:
+        response = self.whole(answer)
+        reasoning, message = response["output"]
+        (part,) = message["content"]
+        text = part["text"]
+        place = {"item_id": message["id"], "output_index": 1, "content_index": 0}
+        added = {**message, "content": []}
+        return (
+            self._event("output_item.done", output_index=0, item=reasoning)
+            + self._event("output_item.added", output_index=1, item=added)
+            + self._event("content_part.added", **place, part={**part, "text": ""})
+            + self._event("output_text.delta", **place, delta=text, logprobs=[])
+            + self._event("output_text.done", **place, text=text, logprobs=[])
+            + self._event("content_part.done", **place, part=part)
+            + self._event("output_item.done", output_index=1, item=message)
+            + self._event(response["status"], response=response)
+        )
+
+    def fail(self, message: str) -> str:
+        error = {"code": "server_error", "message": message}
+        return self._event("failed", response=self.response("failed", error=error))
+
+    def _reasoning(self, status: str) -> dict[str, Any]:
+        name = f"rs_{self._response.removeprefix('resp_')}"
+        return {"id": name, "type": "reasoning", "summary": [*self._summaries], "status": status}
+
+    def _event(self, name: str, **values: Any) -> str:
+        kind = f"response.{name}"
+        event = {"type": kind, "sequence_number": next(self._numbers), **values}
+        return f"event: {kind}\n{_data(event)}"
 
 
 class ChatForm:
-    """Form of ``/v1/chat/completions``: steps as ``reasoning_content``, then the answer."""
+    """Form of ``/v1/chat/completions``: steps as ``reasoning_content``, then the answer.
+
+    Its methods are those of `ResponseForm`.
+    """
 
     def __init__(self, chat: str, model: str) -> None:
         self._head = {"id": chat, "created": int(time.time()), "model": model}
 
-    def whole(self, answer: Answer, summaries: list[str]) -> dict[str, Any]:
-        """Return the answer without a stream."""
-        prompt, completion = token_counts(answer)
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        prompt, completion = _token_counts(answer)
         message = {"role": "assistant", "content": answer.text or "", "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
-        values = {"object": "chat.completion", "choices": [choice], "usage": usage}
-        return to_json(ChatCompletion.model_validate(self._head | values))
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage}
 
-    def accepted(self) -> list[str]:
-        """Return the events after the question is committed."""
-        return [self._chunk({"role": "assistant", "content": ""})]
+    def begin(self) -> str:
+        return self._chunk({"role": "assistant", "content": ""})
 
-    def step(self, summary: str) -> list[str]:
-        """Return the events after a step is committed."""
-        return [self._chunk({"reasoning_content": summary + "\n"})]
+    def step(self, step: Step) -> str:
+        return self._chunk({"reasoning_content": step_summary(step) + "\n"})
 
-    def answered(self, answer: Answer, summaries: list[str]) -> list[str]:
-        """Return the events after the answer is committed."""
+    def end(self, answer: Answer) -> str:
         text = self._chunk({"content": answer.text or ""})
-        return [text, self._chunk({}, "stop"), "data: [DONE]\n\n"]
+        return f"{text}{self._chunk({}, 'stop')}data: [DONE]\n\n"
 
-    def failed(self, error: Exception) -> list[str]:
-        """Return the events after an error; the question stays without an answer."""
-        body = {"error": {"message": public_error(error)[2], "type": "server_error"}}
-        return [f"data: {json.dumps(body)}\n\n"]
+    def fail(self, message: str) -> str:
+        return _data({"error": {"message": message, "type": "server_error"}})
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        values = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        return _data(ChatCompletionChunk.model_validate(values))
-
-
-def _data(event: BaseModel) -> str:
-    return f"data: {event.model_dump_json(exclude_unset=True, serialize_as_any=True)}\n\n"
+        return _data({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
 
 
 async def respond(
-    request: Request, ask: Ask, form: ResponseForm | ChatForm, streams: bool
+    request: Request, events: AskEvents, form: ResponseForm | ChatForm, streams: bool
 ) -> Response:
     """Ask, and return the answer or its stream.
 
@@ -198,49 +216,59 @@ async def respond(
     Raises:
         ClientDisconnectedError: The client has disconnected.
     """
-    queue: asyncio.Queue[list[str] | None] = asyncio.Queue()
-    summaries: list[str] = []
-    accepted = asyncio.Event()
 
-    async def on_accepted() -> None:
-        queue.put_nowait(form.accepted())
-        accepted.set()
+    def streamed(event: Event | Step | Answer) -> str:
+        if isinstance(event, Step):
+            return form.step(event)
+        return form.end(event) if isinstance(event, Answer) else form.begin()
 
-    async def on_step(step: Step) -> None:
-        summaries.append(step_summary(step))
-        queue.put_nowait(form.step(summaries[-1]))
+    async def whole() -> dict[str, Any]:
+        async for event in events:
+            if isinstance(event, Step):
+                form.step(event)
+        assert isinstance(event, Answer)
+        return form.whole(event)
+
+    async def body(first: str) -> AsyncIterator[str]:
+        # Not sse-starlette: it cuts streams on SIGTERM, where this server completes them.
+        async with aclosing(events):
+            yield first
+            try:
+                async for event in events:
+                    yield streamed(event)
+            except SERVE_ERRORS as error:
+                yield form.fail(public_error(error)[2])
 
     if not streams:
-        answer = await until_disconnect(request, ask(on_step, None))
-        return JSONResponse(form.whole(answer, summaries))
-
-    async def work() -> None:
-        try:
-            queue.put_nowait(form.answered(await ask(on_step, on_accepted), summaries))
-        except SERVE_ERRORS as error:
-            if not accepted.is_set():
-                raise
-            queue.put_nowait(form.failed(error))
-        finally:
-            queue.put_nowait(None)
-
-    task = asyncio.ensure_future(work())
-
-    async def body(batch: list[str] | None) -> AsyncIterator[str]:
-        # Not sse-starlette: it cuts streams on SIGTERM, where this server completes them.
-        try:
-            while batch is not None:
-                yield "".join(batch)
-                batch = await queue.get()
-        finally:
-            await _cancel(task)
-
-    try:
-        first = await until_disconnect(request, queue.get())
-        if first is None:
-            await task  # raises
-    except BaseException:
-        await _cancel(task)
-        raise
+        return JSONResponse(await until_disconnect(request, whole()))
+    first = streamed(await until_disconnect(request, anext(events)))
     headers = {"Cache-Control": "no-store"}
     return StreamingResponse(body(first), media_type="text/event-stream", headers=headers)
+
+
+def step_summary(step: Step) -> str:
+    """Return what a step did, as text of the reasoning summary."""
+    done = [_describe(item) for item in step.operations if item.kind != "retrieve"]
+    text = f"step {step.index}, {step.observation.label}: {'; '.join(done) or 'nothing written'}"
+    if step.operations:
+        text += f"; shown next: {len(step.operations[-1].scores)} entries"
+    return text
+
+
+def _describe(operation: Operation) -> str:
+    entry = "" if operation.entry_id is None else f" entry {operation.entry_id}"
+    outcome = "" if operation.outcome is Outcome.APPLIED else f" ({operation.outcome})"
+    text = "" if operation.after is None else f": {operation.after}"
+    return f"{operation.kind}{entry}{outcome}{text}"
+
+
+def _token_counts(answer: Answer) -> tuple[int, int]:
+    """Return prompt and completion tokens of the steps of answering."""
+    return (
+        sum(step.prompt_tokens for step in answer.steps),
+        sum(step.completion_tokens for step in answer.steps),
+    )
+
+
+def _data(event: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(event)}\n\n"

@@ -1,15 +1,24 @@
-"""A broken input to any loader is one line with a fix, exit status 2, and leaves nothing behind."""
+"""Broken inputs, interrupted commands and full disks: one line with a fix, nothing half-written."""
 
 from __future__ import annotations
 
+import _pyio
+import builtins
+import errno
+import io
 import json
+import os
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atommem import cli
+from tests.envs.benchmark_rows import hotpot_row, write_json, write_lines
 
 FILES = {
     "empty": b"",
@@ -76,8 +85,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield box
 
 
-def contents(folder: Path) -> set[tuple[str, int]]:
-    return {(str(path), path.lstat().st_size) for path in folder.rglob("*") if path.is_file()}
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize(
@@ -107,3 +117,86 @@ def test_exit_statuses_are_documented() -> None:
     named = set(re.findall(r"^EXIT_\w+ = (\d+)$", code, re.MULTILINE))
     assert {"3", "4", "75", "130"} <= named
     assert listed >= named | {"0", "2"}
+
+
+COMMANDS = [
+    "data build --benchmark hotpotqa --split dev --input hotpot.json --docs 8 --n 2 "
+    "--out out/made.jsonl",
+    "corpus build --input pages.jsonl --out out",
+    "audit texts.jsonl --embedder hashing --budget 3 --out out/made.json",
+]
+parametrized = pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split(" --")[0])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    texts = [f"in {1990 + i} Ann moved to town number {i}" for i in range(30)]
+    write_json(tmp_path / "hotpot.json", [hotpot_row(number) for number in range(4)])
+    write_lines(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    write_lines(tmp_path / "pages.jsonl", [{"title": text, "text": text} for text in texts])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def at_a_write(below: Path, act: Callable[[], object]) -> Iterator[None]:
+    """`act` is called before each write of a file below a folder.
+
+    `open` is that of Python in Python, whose lowest layer can be replaced.
+    """
+    write = _pyio.FileIO.write
+
+    def noted(file: Any, data: Any) -> Any:
+        by_name = isinstance(file.name, (str, os.PathLike))
+        if by_name and Path(file.name).absolute().is_relative_to(below):
+            act()
+        return write(file, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_pyio.FileIO, "write", noted)
+        for module in (io, builtins):
+            patch.setattr(module, "open", _pyio.open)
+        yield
+
+
+@parametrized
+def test_command_interrupted_at_its_first_write_leaves_no_partial_file(
+    command: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(folder)
+    sent: list[int] = []
+
+    def stop() -> None:
+        if not sent:
+            sent.append(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    with at_a_write(folder, stop):
+        assert cli.main(command.split()) == 130
+    expected = f"atommem {command.split()[0]}: interrupted"
+    assert capfd.readouterr().err.strip().splitlines()[-1] == expected
+    left = contents(folder).keys() - before.keys()
+    assert not [name for name in left if ".tmp" in name or Path(name).name.startswith(".")]
+    for name in left:
+        if name.endswith(".jsonl"):
+            assert [json.loads(row) for row in (folder / name).read_text().splitlines()]
+    assert cli.main(command.split()) == 0
+    assert contents(folder).keys() > before.keys()
+
+
+@parametrized
+def test_command_on_a_full_disk_reports_one_line_and_leaves_nothing(
+    command: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(folder)
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with at_a_write(folder, fail):
+        assert cli.main(command.split()) == 2
+    lines = [text for text in capfd.readouterr().err.splitlines() if text.strip()]
+    assert sum("No space left on device" in text for text in lines) == 1
+    assert lines[-1].startswith(f"atommem {command.split()[0]}: ")
+    assert "Free some space" in lines[-1]
+    assert contents(folder) == before

@@ -14,7 +14,6 @@ import msgspec
 
 from atommem.errors import TraceError
 
-SNAPSHOT_FORMAT = 2
 POLICY, MEMORY, USER = "policy", "memory", "user"
 """Actors. A rule acts as ``retention:NAME`` or ``admission:NAME``."""
 BETWEEN = " | "
@@ -151,7 +150,6 @@ class Contents:
         shown: Pairs of entry id and score that the policy sees, in the order of their handles.
         newest_id: The highest id given so far.
         position: The number of operations that led here.
-        step: One more than the latest step in the log.
     """
 
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -160,14 +158,12 @@ class Contents:
     shown: tuple[tuple[int, float], ...] = ()
     newest_id: int = 0
     position: int = 0
-    step: int = 0
 
     def apply(self, operation: Operation) -> None:
         """Apply one operation, or raise TraceError if it contradicts the contents."""
         if operation.outcome is Outcome.APPLIED:
             self._change(operation)
         self.position += 1
-        self.step = max(self.step, operation.step + 1)
 
     def view(self, capacity: int | None = None) -> MemoryView:
         """Return what the policy sees."""
@@ -228,19 +224,27 @@ class Contents:
         )
 
     def _note_scores(self, operation: Operation) -> None:
-        scored = [
-            (self._present(operation, entry_id), score) for entry_id, score in operation.scores
-        ]
-        for entry, score in scored:
+        changed: dict[int, Entry] = {}
+        for entry_id, score in operation.scores:
+            entry = self._present(operation, entry_id)
             if operation.kind == "retrieve":
-                new = _after_retrieval(entry, score, operation.step + 1)
+                count, best = entry.shown + 1, entry.best_similarity
+                entry = replace(
+                    entry,
+                    shown=count,
+                    last_shown=operation.step + 1,
+                    last_similarity=score,
+                    best_similarity=score if best is None else max(score, best),
+                    mean_similarity=_running_mean(entry.mean_similarity, score, count),
+                )
             elif operation.kind == "outcome":
-                new = replace(entry, outcome=score)
+                entry = replace(entry, outcome=score)
             else:
-                uses = entry.uses + 1
-                mean = entry.mean_outcome or 0.0
-                new = replace(entry, uses=uses, mean_outcome=mean + (score - mean) / uses)
-            self.entries[entry.id] = new
+                count = entry.uses + 1
+                mean = _running_mean(entry.mean_outcome, score, count)
+                entry = replace(entry, uses=count, mean_outcome=mean)
+            changed[entry_id] = entry
+        self.entries |= changed
         if operation.kind == "retrieve":
             self.shown = operation.scores
 
@@ -256,18 +260,9 @@ class Contents:
         return entry
 
 
-def _after_retrieval(entry: Entry, score: float, step: int) -> Entry:
-    best, mean = entry.best_similarity, entry.mean_similarity
-    if best is None or mean is None:
-        best = mean = score
-    return replace(
-        entry,
-        shown=entry.shown + 1,
-        last_shown=step,
-        last_similarity=score,
-        best_similarity=max(score, best),
-        mean_similarity=mean + (score - mean) / (entry.shown + 1),
-    )
+def _running_mean(mean: float | None, value: float, count: int) -> float:
+    mean = mean or 0.0
+    return mean + (value - mean) / count
 
 
 def _written(operation: Operation) -> str:
@@ -288,37 +283,12 @@ def _misfit(operation: Operation, problem: str) -> TraceError:
     )
 
 
-def replay(operations: Iterable[Operation], start: Snapshot | None = None) -> Contents:
-    """Return the contents after `operations`, which begin at `start` (None: an empty memory)."""
-    contents = Contents() if start is None else start.contents.copy()
+def replay(operations: Iterable[Operation]) -> Contents:
+    """Return the contents of a memory after all its operations."""
+    contents = Contents()
     for operation in operations:
         contents.apply(operation)
     return contents
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A saved memory without vectors, with its embedder's id and the seed of its rules."""
-
-    embedder: str
-    contents: Contents = field(default_factory=Contents)
-    seed: int = 0
-    format: int = SNAPSHOT_FORMAT
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        return found
-
-    @staticmethod
-    def from_json(record: Mapping[str, Any]) -> Snapshot:
-        """Return the snapshot that `to_json` wrote; raise TraceError if it is damaged."""
-        if record.get("format") != SNAPSHOT_FORMAT:
-            raise TraceError(f"memory snapshot has format={record.get('format')!r}, not 2.")
-        try:
-            return msgspec.convert(record, Snapshot, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise TraceError(f"memory snapshot is damaged ({error}). Restore the file.") from error
 
 
 def to_json(record: Operation | Source) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from inspect import signature
 from math import nan
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,11 +62,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The candidate updates an entry, whose new text is `text` (None: the candidate's)."""
+    """The candidate replaces the text of an entry."""
 
     entry_id: int
     reason: str
-    text: str | None = None
     score: float | None = None
 
 
@@ -83,28 +81,24 @@ class Eviction:
     score: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class StoreState:
     """A store as a rule sees it: read-only, with arrays in the order of `ids`.
 
     Attributes:
         entries: By id, oldest first.
+        store: Their vectors, but for the `changes` that are not applied yet.
         step: The step that is being applied; in a bank, the number of the task.
         capacity: Most entries; None is unlimited.
+        seed: Of `rng`: the memory's seed and its position in the log.
     """
 
-    def __init__(
-        self,
-        entries: Mapping[int, Entry],
-        store: VectorStore,
-        step: int,
-        capacity: int | None,
-        seed: tuple[int, ...],
-        changes: Mapping[int, Vectors | None] = MappingProxyType({}),
-    ) -> None:
-        self.entries: Mapping[int, Entry] = MappingProxyType(entries)
-        self.step = step
-        self.capacity = capacity
-        self._store, self._seed, self._changes = store, seed, changes
+    entries: Mapping[int, Entry]
+    store: VectorStore
+    step: int
+    capacity: int | None
+    seed: tuple[int, ...]
+    changes: Mapping[int, Vectors | None] = field(default_factory=dict)
 
     @cached_property
     def ids(self) -> Ids:
@@ -114,17 +108,17 @@ class StoreState:
     @cached_property
     def vectors(self) -> Vectors:
         """The entries' unit vectors, shape (n, dim)."""
-        rows = np.empty((len(self.ids), self._store.dim), dtype=np.float32)
-        new = np.isin(self.ids, np.fromiter(self._changes, np.int64))
-        rows[~new] = self._store.rows(self.ids[~new])
+        rows = np.empty((len(self.ids), self.store.dim), dtype=np.float32)
+        new = np.isin(self.ids, np.fromiter(self.changes, np.int64))
+        rows[~new] = self.store.rows(self.ids[~new])
         for place in np.flatnonzero(new):
-            rows[place] = self._changes[int(self.ids[place])]
+            rows[place] = self.changes[int(self.ids[place])]
         return rows
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """Random numbers that depend on the memory's seed and its position in the log."""
-        return np.random.default_rng(self._seed)
+        """Seeded random numbers."""
+        return np.random.default_rng(self.seed)
 
     def column(self, name: str) -> Numbers:
         """Return a numeric field of the entries, shape (n,), NaN for None."""
@@ -144,8 +138,7 @@ class StoreState:
         found = np.full(len(rows), -1, dtype=np.float32)
         for first in range(0, len(rows), _BLOCK):
             cosines = rows[first : first + _BLOCK] @ rows.T
-            places = np.arange(len(cosines))
-            cosines[places, first + places] = -1
+            np.fill_diagonal(cosines[:, first:], -1)
             found[first : first + _BLOCK] = cosines.max(axis=1)
         return found.round(_DIGITS)
 

@@ -5,7 +5,6 @@ Both are caches of the operation log. faiss is imported with the first store.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import hashlib
 import zipfile
@@ -30,7 +29,6 @@ TIE_TOLERANCE = 1e-6
 
 _NORM_TOLERANCE = 1e-2
 _MARGIN = 16
-_BATCH = 256
 
 
 class VectorStore:
@@ -41,7 +39,6 @@ class VectorStore:
 
         self.dim = dim
         self._index: Any = faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
-        self._shared = False
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -56,7 +53,6 @@ class VectorStore:
             return
         new = {entry_id: row for entry_id, row in changes.items() if row is not None}
         rows = check_vectors(np.stack(list(new.values())), self.dim) if new else None
-        self._unshare()
         known = np.isin(np.fromiter(changes, np.int64), self.ids)
         if known.any():
             self._index.remove_ids(np.fromiter(changes, np.int64))
@@ -90,15 +86,12 @@ class VectorStore:
             count = min(4 * count, size)
 
     def copy(self) -> Self:
-        """Return an independent copy; the index is cloned when one of the two changes."""
-        self._shared = True
-        return copy.copy(self)
+        """Return an independent copy."""
+        import faiss
 
-    def _unshare(self) -> None:
-        if self._shared:
-            import faiss
-
-            self._index, self._shared = faiss.clone_index(self._index), False
+        twin = copy.copy(self)
+        twin._index = faiss.clone_index(self._index)
+        return twin
 
 
 def best(scores: npt.NDArray[np.floating], ids: Ids, k: int) -> Hits:
@@ -176,17 +169,14 @@ def digests_of(texts: Iterable[str], kind: TextKind) -> npt.NDArray[np.uint64]:
 async def embed_texts(
     embedder: Embedder, texts: Sequence[str], kind: TextKind, cache: TextVectors | None = None
 ) -> Vectors:
-    """Return the vectors of texts, shape (n, dim): from the cache, or embedded in batches."""
+    """Return the unit vectors of texts, shape (n, dim): from the cache, or embedded."""
     rows = np.empty((len(texts), embedder.dim), dtype=np.float32)
     places = np.full(len(texts), -1, dtype=np.int64)
     if cache is not None and cache.embedder == embedder.id:
         places = cache.find(texts, kind)
         rows[places >= 0] = cache.rows[places[places >= 0]]
     missing = np.flatnonzero(places < 0)
-    batches = [missing[first : first + _BATCH] for first in range(0, len(missing), _BATCH)]
-    embedded = await asyncio.gather(
-        *(embedder.embed([texts[place] for place in batch], kind) for batch in batches)
-    )
-    for batch, found in zip(batches, embedded, strict=True):
-        rows[batch] = found
+    if len(missing):
+        found = await embedder.embed([texts[place] for place in missing], kind)
+        rows[missing] = check_vectors(found, embedder.dim)
     return rows

@@ -49,6 +49,7 @@ class Completion:
     top-p (vLLM's ``processed_logprobs``), at temperature 0 the model's own. The closing
     end-of-sequence token is among the ids, since it is trained on. A server of texts (`ChatPolicy`)
     returns neither, but its token counts. After ``content_filter``, a refusal, `text` is empty.
+    `thinking_apart`: the server took the thoughts out of the text.
     """
 
     token_ids: list[int]
@@ -57,6 +58,7 @@ class Completion:
     finish_reason: Literal["stop", "length", "content_filter"]
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    thinking_apart: bool = False
 
 
 class Policy(Protocol):

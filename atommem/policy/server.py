@@ -189,7 +189,13 @@ class ChatPolicy(RemotePolicy):
                 f"{self._client.base_url} returned no chat completion: {reply.text[:200]!r}."
             )
         return Completion(
-            [], [], reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens
+            [],
+            [],
+            reply.text,
+            reply.finish_reason,
+            reply.prompt_tokens,
+            reply.completion_tokens,
+            thinking_apart=bool(reply.reasoning),
         )
 
 

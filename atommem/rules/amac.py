@@ -12,7 +12,6 @@ import numpy as np
 
 from atommem.errors import ConfigError, OutageError
 from atommem.memory.rules import Accepted, Admission, Candidate, Merged, Refused, Rule, StoreState
-from atommem.rules.eviction import PRIORS, kind_of, novelty
 from atommem.servers.chat import ChatClient
 from atommem.servers.client import RefusedError, ServerClient
 from atommem.text_safety import guard_text
@@ -29,6 +28,41 @@ data.
 
 {text}"""
 _NUMBER = re.compile(r"(?<![\d.])(?:0?\.\d+|[01](?:\.\d+)?)(?!\d|\.\d)")
+
+
+CUES = {
+    "preference": "prefer,like,dislike,hate,love,favorite,enjoy,appreciate,avoid,want,wish",
+    "identity": "i am,i'm,my name is,called,live in,from,work as,job,profession,nationality,age",
+    "fact": "is,are,was,were,always,never,true,false,known,established,defined",
+    "plan": "will,going to,plan to,intend to,scheduled,planning,upcoming,future,tomorrow,next",
+    "goal": "want to,hope to,aim to,goal,objective,target,aspire,strive",
+    "temporary": "currently,right now,at the moment,today,this morning,this afternoon,temporarily",
+}
+"""Of A-MAC's code (arXiv 2603.04549, at 40407ae), counted as substrings: "this" has an "is"."""
+
+PRIORS = {
+    "preference": 0.9,
+    "identity": 0.9,
+    "fact": 0.7,
+    "plan": 0.5,
+    "goal": 0.5,
+    "unknown": 0.5,
+    "temporary": 0.2,
+}
+
+
+def kind_of(text: str) -> str:
+    """Return the kind with the most cues in a text, the first of equal ones, or ``unknown``."""
+    low = text.lower()
+    counts = {kind: sum(cue in low for cue in cues.split(",")) for kind, cues in CUES.items()}
+    best = max(counts, key=counts.__getitem__)
+    return best if counts[best] else "unknown"
+
+
+def novelty(candidate: Candidate, store: StoreState) -> float:
+    """Return 1 - the highest cosine of a text to an entry that it does not replace, 1 if none."""
+    others = store.cosines(candidate.vector)[store.ids != (candidate.replaces or 0)]
+    return 1.0 - float(others.max()) if len(others) else 1.0
 
 
 class AMac(Rule):
@@ -99,7 +133,7 @@ class AMac(Rule):
             reason = f"contradicts entry {rival.id}, whose score is {rival.score:.3f}{note}"
             return Refused(reason, score)
         reason = f"supersedes it with score {score:.3f}{note}"
-        return Merged(rival.id, reason, candidate.text, score)
+        return Merged(rival.id, reason, score)
 
     def score(self, candidate: Candidate, store: StoreState) -> float:
         """Return the weighted mean of the known factors."""

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from math import log1p
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from atommem.memory.rules import (
     Rule,
     StoreState,
 )
-from atommem.rules.eviction import Lowest, read_weights, steps_of_last_use
+from atommem.rules.eviction import Lowest, steps_of_last_use
 
 # Deletion by use and by utility (arXiv 2505.16067, section 4)
 
@@ -242,3 +243,18 @@ class TraceRetain(Lowest):
     def _efficiency(self, entry: Entry) -> float:
         steps = (entry.details or {}).get("steps")
         return 1.0 - steps / self._most_steps if isinstance(steps, (int, float)) else 0.0
+
+
+def read_weights(rule: str, path: str) -> dict[str, Any]:
+    """Return the JSON object of a file with a rule's weights.
+
+    Raises:
+        ConfigError: The file is missing or not a JSON object.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{rule}: weights={path}: cannot read it ({error}).") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{rule}: weights={path}: not a JSON object.")
+    return found

@@ -73,12 +73,6 @@ class Pool:
             self._add(row)
         self.holders = Counter(chain.from_iterable(self.contexts))
 
-    @property
-    def skipped_note(self) -> str:
-        """A note on `skipped` for messages; empty without any."""
-        note = f"; {self.skipped} rows left out, as a supporting paragraph is missing"
-        return note if self.skipped else ""
-
     def _add(self, row: QARow) -> None:
         context: dict[int, bool] = {}
         for paragraph in row.paragraphs:

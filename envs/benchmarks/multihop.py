@@ -6,15 +6,20 @@ unanswerable ones) are not `answerable`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from atommem.envs.benchmarks.rows import QARow, Row, Text, read_rows
+from atommem.config import check_choice
+from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, read_rows
 from atommem.envs.task import Document
+from atommem.errors import ConfigError
 
+SPLITS = ("train", "dev")
 HOTPOTQA, TWOWIKI, MUSIQUE = "hotpotqa", "2wikimultihopqa", "musique"
 _OTHER = {HOTPOTQA: ("evidences", TWOWIKI), TWOWIKI: ("level", HOTPOTQA)}
 """A field that only the other of two benchmarks with one layout has."""
@@ -50,23 +55,13 @@ def parse_hotpotqa(row: Row) -> QARow:
 def parse_twowiki(row: Row, names: Mapping[str, Sequence[str]] | None = None) -> QARow:
     """Parse a row of 2WikiMultihopQA (Ho et al. 2020).
 
-    With `names` (`read_aliases`) aliases and demonyms of the answer count as right, as in the
+    With `names` (`with_aliases`) aliases and demonyms of the answer count as right, as in the
     official evaluation v1.1; they are found by the row's `answer_id` (since December 2020).
     """
     answers = [row.text("answer")]
     if names is not None:
         answers += names.get(row.get("answer_id") or "", ())  # dates, yes and no have no id
     return _parse(row, TWOWIKI, " ", answers)
-
-
-def read_aliases(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Read ``id_aliases.json`` (JSON Lines): Wikidata id -> aliases and demonyms.
-
-    Raises:
-        DataError: A row lacks `Q_id`, `aliases` or `demonyms`.
-    """
-    rows = [row.parse(_Aliases) for row in read_rows(path)]
-    return {row.Q_id: tuple(filter(None, [*row.aliases, *row.demonyms])) for row in rows}
 
 
 def parse_musique(row: Row) -> QARow:
@@ -152,3 +147,49 @@ def _unique(documents: Sequence[Document]) -> tuple[Document, ...]:
         if key not in found or document.gold:
             found[key] = document
     return tuple(found.values())
+
+
+def _benchmark(
+    name: str, parse: Callable[[Row], QARow], train: tuple[str, ...], dev: tuple[str, ...]
+) -> Benchmark:
+    def downloads(split: str) -> tuple[str, ...]:
+        shards = (f"{folder}{split}-*.parquet" for folder in ("distractor/", "data/", ""))
+        return (*shards, f"{split}.parquet")
+
+    dev = (*dev, *downloads("validation"), "dev.parquet")
+    return Benchmark(name, parse, {"train": (*train, *downloads("train")), "dev": dev})
+
+
+_BENCHMARKS = (
+    _benchmark(
+        HOTPOTQA, parse_hotpotqa, ("hotpot_train_v1.1.json",), ("hotpot_dev_distractor_v1.json",)
+    ),
+    _benchmark(TWOWIKI, parse_twowiki, ("train.json",), ("dev.json",)),
+    _benchmark(
+        MUSIQUE,
+        parse_musique,
+        ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl"),
+        ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
+    ),
+)
+BENCHMARKS = {benchmark.name: benchmark for benchmark in _BENCHMARKS}
+
+
+def get_benchmark(name: str) -> Benchmark:
+    """Return the benchmark of a name; ConfigError if there is none."""
+    check_choice("benchmark", name, tuple(BENCHMARKS))
+    return BENCHMARKS[name]
+
+
+def with_aliases(benchmark: Benchmark, path: Path) -> Benchmark:
+    """Return 2WikiMultihopQA with the names in ``id_aliases.json`` as further answers.
+
+    Raises:
+        ConfigError: It is another benchmark.
+        DataError: A row lacks `Q_id`, `aliases` or `demonyms`.
+    """
+    if benchmark.name != TWOWIKI:
+        raise ConfigError(f"aliases={path}: only {TWOWIKI} has aliases, not {benchmark.name}.")
+    rows = [row.parse(_Aliases) for row in read_rows(path)]
+    names = {row.Q_id: tuple(filter(None, [*row.aliases, *row.demonyms])) for row in rows}
+    return replace(benchmark, parse=partial(parse_twowiki, names=names))

@@ -1,17 +1,18 @@
-"""Rows of JSON, JSON Lines and parquet files; errors name the file, the row and the field."""
+"""Files of benchmarks and their rows: JSON, JSON Lines or parquet; errors name row and field."""
 
 from __future__ import annotations
 
 import json
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from atommem.config import check_choice
 from atommem.envs.task import Document
 from atommem.errors import DataError, suggest_path
 
@@ -173,3 +174,54 @@ def load_json(text: str) -> Any:
         return value
     encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
     return json.loads(encoded.decode("utf-16", "replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """How to find and read one benchmark.
+
+    Attributes:
+        parse: Makes one of its questions of a row.
+        files: Split -> file name patterns, the official name first, then those of Hugging Face
+            downloads. The first pattern that matches counts, with all of its files (shards).
+    """
+
+    name: str
+    parse: Callable[[Row], QARow]
+    files: Mapping[str, tuple[str, ...]]
+
+    def read(self, path: str | Path) -> Iterator[QARow]:
+        """Yield the questions of a file; DataError if it is damaged or has another layout."""
+        return map(self.parse, read_rows(path))
+
+    def find(self, split: str, path: str | Path) -> list[Path]:
+        """Return `path` if it is a file, else the files of `split` in its folder `name` or in it.
+
+        Raises:
+            ConfigError: There is no such split.
+            DataError: There is no such file, or a shard is missing.
+        """
+        path = Path(path)
+        check_choice("split", split, tuple(self.files))
+        if path.is_file():
+            return [path]
+        # The subfolder comes first: any benchmark may have a dev.json.
+        for folder in (path / self.name, path):
+            for pattern in self.files[split]:
+                if found := sorted(folder.glob(pattern)):
+                    _check_shards(found)
+                    return found
+        raise DataError(
+            f"{path}{suggest_path(path)}: no {split} file of {self.name} here or in the folder "
+            f"{self.name}; looked for {', '.join(self.files[split])}. Give the file or its folder."
+        )
+
+
+def _check_shards(files: list[Path]) -> None:
+    """Raise if ``NAME-00000-of-00002.parquet`` has another number of shards than its name has."""
+    count = files[0].stem.rpartition("-of-")[2]
+    if "-of-" in files[0].stem and len(files) != int(count):
+        raise DataError(
+            f"{files[0].parent}: has {len(files)} shards such as {files[0].name}, expected "
+            f"{int(count)}. Give all shards of one release and no others."
+        )

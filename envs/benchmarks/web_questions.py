@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atommem.envs.benchmarks.registry import Benchmark
-from atommem.envs.benchmarks.rows import QARow, Row, Text, read_rows
+from atommem.envs.benchmarks.rows import Benchmark, QARow, Row, Text, read_rows
 from atommem.envs.scoring.metrics import WEB_SOURCES, normalize
 
 GAIA, WEBWALKERQA, ASEARCHER, WEBDANCER, BROWSECOMP_PLUS = WEB_SOURCES

@@ -284,12 +284,8 @@ class EvalResult:
         return fmean(scores) if scores else math.nan
 
     def summary(self) -> dict[str, Any]:
-        """Return `summarize`, with ``by_source`` if there are several sources."""
-        by_source: dict[str, list[EpisodeRecord]] = {}
-        for record in self.records:
-            by_source.setdefault(record.source or "unknown", []).append(record)
-        parts = {source: summarize(by_source[source]) for source in sorted(by_source)}
-        return summarize(self.records) | ({"by_source": parts} if len(parts) > 1 else {})
+        """Return `summarize`."""
+        return summarize(self.records)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from random import Random
 
 from atommem.arguments import Parser, find_flag
 from atommem.config import check_choice, check_least
-from atommem.envs.benchmarks.registry import BENCHMARKS
+from atommem.envs.benchmarks.multihop import BENCHMARKS
 from atommem.envs.benchmarks.rows import QARow
 from atommem.envs.benchmarks.web_questions import WEB_BENCHMARKS, read_asked
 from atommem.envs.task import Question, Task

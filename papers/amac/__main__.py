@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from atommem.rules.eviction import kind_of
+from atommem.rules.amac import kind_of
 from papers.amac.admission import (
     Array,
     Decisions,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atommem.errors import DataError
-from atommem.rules.eviction import kind_of
+from atommem.rules.amac import kind_of
 from papers.amac import admission
 from papers.amac.__main__ import published_rows
 from papers.experience import Bank, Experience

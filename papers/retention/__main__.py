@@ -23,6 +23,7 @@ from atommem.errors import ConfigError
 from papers.experiment import run_safely
 from papers.inputs import default_embedder_model
 from papers.retention import worlds
+from papers.retention.rules import RULE_PATHS
 from papers.retention.streams import Embedded, Stream, embed_streams, read_streams
 from papers.retention.table import (
     ALL_READ,
@@ -104,7 +105,7 @@ def embed(streams: Sequence[Stream], embedder: str, model: str | None) -> list[E
 
 
 def run_fit(args: argparse.Namespace) -> int:
-    """Fit weights for ``--retention linear(weights=FILE)``."""
+    """Fit weights for the rule `Linear`."""
     streams = embed(read_streams(args.data), args.embedder, args.embedder_model)
     names = {item.stream.name for item in streams}
     if unknown := set(args.exclude) - names:
@@ -114,7 +115,7 @@ def run_fit(args: argparse.Namespace) -> int:
     weights = fit(chosen, embedding=args.with_embedding, ridge=args.ridge)
     save(weights, args.out)
     print(json.dumps({name: value for name, value in weights.items() if name != "vector"}))
-    print(f'use it: --retention "linear(weights={args.out})"')
+    print(f'use it: --retention "{RULE_PATHS["linear"]}(weights={args.out})"')
     return 0
 
 

@@ -22,6 +22,7 @@ from atommem.memory.memory import WorkingMemory
 from atommem.memory.store import best
 from atommem.tokens import ApproximateTokenizer
 from papers.inputs import StoredVectors, locomo_turns, read_json_rows
+from papers.retention.rules import RULE_PATHS
 
 RETRIEVED = 6
 """Entries shown for a question."""
@@ -120,7 +121,8 @@ async def embed_streams(streams: Sequence[Stream], embedder: Embedder) -> list[E
 
 async def keep(item: Embedded, retention: str, capacity: int | None, seed: int = 0) -> list[int]:
     """Return the places of the texts that a store of `capacity` keeps, one create a step."""
-    config = MemoryConfig(capacity=capacity, retention=retention, entry_tokens=10**6)
+    rule = RULE_PATHS.get(retention, retention)
+    config = MemoryConfig(capacity=capacity, retention=rule, entry_tokens=10**6)
     embedder = StoredVectors(item.stream.texts, item.texts)
     memory = WorkingMemory(embedder, ApproximateTokenizer(), config, seed=seed)
     for place, text in enumerate(item.stream.texts):

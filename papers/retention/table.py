@@ -14,7 +14,8 @@ import numpy as np
 from atommem.errors import ConfigError
 from atommem.files import write_text
 from atommem.memory.rules import Candidate, Numbers, StoreState
-from atommem.rules.eviction import FEATURES, Rated, text_features
+from atommem.rules.eviction import Rated
+from papers.retention.rules import FEATURES, RULE_PATHS, text_features
 from papers.retention.streams import Embedded, Scores, keep, score
 
 CAPACITIES = (20, 50, 100, 200)
@@ -99,7 +100,7 @@ def logistic(inputs: Numbers, labels: Numbers, ridge: float) -> Numbers:
 
 
 def save(weights: Weights, path: Path) -> Path:
-    """Write weights for `linear(weights=PATH)`."""
+    """Write weights for `Linear(weights=PATH)`."""
     write_text(path, json.dumps(weights, indent=1) + "\n")
     return path
 
@@ -196,7 +197,7 @@ async def fill(
                 )
                 for left, item in enumerate(streams)
             ]
-            names[name] = [f"linear(weights={path})" for path in paths]
+            names[name] = [f"{RULE_PATHS['linear']}(weights={path})" for path in paths]
         names[ORACLE] = [f"{__name__}:NeedsOfTurns"] * len(streams)
         for name, of_streams in names.items():
             table[name] = {}

@@ -16,7 +16,11 @@ from atommem.envs.synthetic.prose import get_prose
 from atommem.envs.synthetic.world import WorldConfig, generate
 from atommem.envs.task import Document, Question, Task
 from atommem.errors import ConfigError
+from atommem.memory.log import Entry, Source
+from atommem.memory.rules import Candidate, StoreState, make_rule
+from atommem.memory.store import VectorStore
 from papers.retention.__main__ import main
+from papers.retention.rules import RULE_PATHS
 from papers.retention.streams import (
     Stream,
     embed_streams,
@@ -37,6 +41,36 @@ EVIDENCE = (*((i,) for i in range(0, 30, 3)), (0, 3))
 ASKED = tuple(f"where in {1990 + places[0]}?" for places in EVIDENCE)
 SMALL = Stream("small", TEXTS, ASKED, EVIDENCE)
 OTHER = Stream("other", TEXTS[::-1], ASKED, tuple(tuple(29 - i for i in e) for e in EVIDENCE))
+
+
+@pytest.mark.parametrize(
+    ("name", "rated", "evicted"),
+    [("ebbinghaus", None, 2), ("redundancy", None, 1), ("novelty", 0.0, 2), ("type_prior", 0.9, 2)],
+)
+def test_rules_rate_and_evict(name: str, rated: float | None, evicted: int) -> None:
+    rows = np.array([[1, 0], [0.8, 0.6], [0, 1]], np.float32)
+    held = VectorStore(2)
+    held.add([1, 2, 3], rows)
+    entries = {
+        key: Entry(key, "text", key, key, last_shown=last, score=score)
+        for key, last, score in ((1, 9, 0.9), (2, 4, 0.1), (3, 8, 0.5))
+    }
+    state = StoreState(entries, held, 10, 3, (0,))
+    rule, candidate = (
+        make_rule("retention", RULE_PATHS[name]),
+        Candidate("I love my job", rows[0], Source(10)),
+    )
+    assert rule.rate(candidate, state) == (None if rated is None else pytest.approx(rated))
+    assert rule.evict(candidate, state).entry_id == evicted
+
+
+async def test_linear_rule_adds_weighted_features(tmp_path: Path) -> None:
+    path = tmp_path / "weights.json"
+    path.write_text(json.dumps({"has_number": 0.5, "question": 1.0, "novelty": 0.25}))
+    rule = make_rule("retention", f"{RULE_PATHS['linear']}(weights={path})")
+    candidate = Candidate("Ann met Bob in 2023?", np.array([1, 0], np.float32), Source(0))
+    empty = StoreState({}, VectorStore(2), 0, None, (0,))
+    assert rule.rate(candidate, empty) == pytest.approx(0.5 + 1.0 + 0.25)
 
 
 async def test_keep_and_score_by_hand() -> None:

@@ -31,6 +31,7 @@ from atommem.policy.local import LocalPolicy
 from atommem.rollout import Episode, EpisodeRunner
 from atommem.run import Checkpoint, build_agent, make_run
 from papers.inputs import load_demo
+from papers.retention.rules import RULE_PATHS
 from papers.retention.streams import embed_streams, labelled, needs_of
 from papers.retention.table import GreedyOracle, fit, save
 
@@ -116,7 +117,9 @@ def make_arms(linear: Path) -> dict[str, dict[str, Any]]:
     arms: dict[str, dict[str, Any]] = {
         f"own {rule}": {"retention": rule} for rule in ("reject", "fifo", "lru")
     }
-    rules = {rule: rule for rule in WRITERS} | {"linear": f"linear(weights={linear})"}
+    rules = {rule: RULE_PATHS.get(rule, rule) for rule in WRITERS} | {
+        "linear": f"{RULE_PATHS['linear']}(weights={linear})"
+    }
     rules["oracle"] = f"{__name__}:TaskOracle"
     for rule, retention in rules.items():
         arms[f"writes {rule}"] = {"retention": retention, "disabled_actions": ["delete"]}

@@ -23,6 +23,7 @@ from atommem.rules.banks import LINEAR
 from papers.experience import Bank
 from papers.experiment import Journal, Report, main, progress
 from papers.inputs import StoredVectors, add_embedder_flag, embed_all, load_published
+from papers.retention.rules import RULE_PATHS
 from papers.traceretain.engine import Engine, Player, Stream, find_engine, run_tasks
 from papers.traceretain.games import Game, make_games
 
@@ -34,7 +35,8 @@ ARMS: Mapping[str, Arm] = {
     NO_MEMORY: None,
     "unbounded": ("reject", False, False),
     "unbounded, newer first": ("reject", False, True),
-    **{name: (name, True, False) for name in ("fifo", "lru", "lfu", "random", "ebbinghaus")},
+    **{name: (name, True, False) for name in ("fifo", "lru", "lfu", "random")},
+    "ebbinghaus": (RULE_PATHS["ebbinghaus"], True, False),
     FAILURES_FIRST: ("failures_first", True, False),
     f"{FAILURES_FIRST}, newer first": ("failures_first", True, True),
     "traceretain linear": ("traceretain", True, False),

@@ -12,7 +12,6 @@ from atommem.config import MemoryConfig
 from atommem.embedding.embedder import HashingEmbedder, TextKind, Vectors
 from atommem.envs.task import Document, Question, Task
 from atommem.episode import Episode, Step
-from atommem.errors import OutageError
 from atommem.memory.log import POLICY, Operation
 from atommem.memory.memory import WorkingMemory
 from atommem.policy.contract import Completion, Sampling
@@ -84,17 +83,6 @@ class Embeds(HashingEmbedder):
         self.calls.append((kind, *texts))
         if self.fail is not None:
             raise self.fail
-        return await super().embed(texts, kind)
-
-
-class FailsOn(WordEmbedder):
-    """Raises for texts that contain `word`."""
-
-    word = "never"
-
-    async def embed(self, texts: Sequence[str], kind: str) -> Any:
-        if any(self.word in text for text in texts):
-            raise OutageError("gone")
         return await super().embed(texts, kind)
 
 

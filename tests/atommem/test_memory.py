@@ -1,19 +1,38 @@
+"""The memory: its semantics, its operation log, and its vectors."""
+
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from atommem.actions import Action
-from atommem.errors import ConfigError, OutageError
-from atommem.memory.log import MemoryView, Outcome, Source, replay
+from atommem.errors import ConfigError, OutageError, TraceError
+from atommem.memory.log import (
+    Contents,
+    Entry,
+    MemoryView,
+    Operation,
+    Outcome,
+    Source,
+    operation_from_json,
+    replay,
+    to_json,
+)
 from atommem.memory.memory import WorkingMemory
+from atommem.memory.store import TextVectors, VectorStore, digests_of, embed_texts
 from tests.atommem.sessions import (
     CREATE,
     DELETE,
     READ,
     SCRATCHPAD,
     UPDATE,
-    FailsOn,
     by_policy,
     memory,
     shown,
@@ -54,9 +73,9 @@ async def test_update_and_delete_address_handles_as_shown() -> None:
     await m.apply([*created, Action(READ, "bob")], 0)
     assert shown(m) == [(1, "bob two"), (2, "ann one")]
     # The read in the same completion must not shift the handles.
-    turn = [Action(READ, "ann"), Action(UPDATE, "bob three", 1), Action(DELETE, handle=2)]
+    actions = [Action(READ, "ann"), Action(UPDATE, "bob three", 1), Action(DELETE, handle=2)]
     not_shown = [Action(UPDATE, "gone", handle) for handle in (2, 0, 3, None)]
-    operations = by_policy(await m.apply([*turn, *not_shown, Action(CREATE, "new")], 1))
+    operations = by_policy(await m.apply([*actions, *not_shown, Action(CREATE, "new")], 1))
     assert [(o.outcome, o.entry_id, o.before, o.after) for o in operations[1:3]] == [
         (Outcome.APPLIED, 2, "bob two", "bob three"),
         (Outcome.APPLIED, 1, "ann one", None),
@@ -67,8 +86,8 @@ async def test_update_and_delete_address_handles_as_shown() -> None:
 
 async def test_create_in_full_store_is_rejected_until_delete() -> None:
     m = memory(capacity=1)
-    turn = [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")]
-    operations = await m.apply(turn, 0)
+    actions = [Action(CREATE, "one"), Action(CREATE, "two"), Action(READ, "one")]
+    operations = await m.apply(actions, 0)
     assert [o.outcome for o in operations[:2]] == [Outcome.APPLIED, Outcome.REJECTED]
     assert operations[1].reason == "retention:reject: the store is full"
     assert (m.view().size, m.view().capacity) == (1, 1)
@@ -94,30 +113,40 @@ async def test_apply_disabled_action_is_logged_and_changes_nothing() -> None:
     m = memory(disabled_actions=[SCRATCHPAD, UPDATE])
     await m.apply([Action(CREATE, "ann"), Action(READ, "ann")], 0)
     before = m.view()
-    turn = [Action(SCRATCHPAD, "x"), Action(UPDATE, "x", 1)]
-    operations = by_policy(await m.apply(turn, 1))
+    operations = by_policy(await m.apply([Action(SCRATCHPAD, "x"), Action(UPDATE, "x", 1)], 1))
     assert [operation.outcome for operation in operations] == [Outcome.DISABLED] * 2
     assert m.view() == before
 
 
+class FailsOn(WordEmbedder):
+    """Raises for texts that contain `word`."""
+
+    word = "never"
+
+    async def embed(self, texts: Sequence[str], kind: str) -> Any:
+        if any(self.word in text for text in texts):
+            raise OutageError("gone")
+        return await super().embed(texts, kind)
+
+
 async def two_entries(embedder: WordEmbedder) -> WorkingMemory:
     m = memory(embedder)
-    turn = [Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies"), Action(READ, "bobby")]
-    await m.apply(turn, 0)
+    created = [Action(CREATE, "ann sings now"), Action(CREATE, "bobby flies")]
+    await m.apply([*created, Action(READ, "bobby")], 0)
     return m
 
 
 async def test_apply_outage_leaves_memory_unchanged() -> None:
     embedder = FailsOn()
     m = await two_entries(embedder)
-    turn = [Action(DELETE, handle=1), Action(UPDATE, "ann sings then", 2), Action(READ, "carol")]
+    changes = [Action(DELETE, handle=1), Action(UPDATE, "ann sings then", 2), Action(READ, "carol")]
     before = state(m)
     for embedder.word in ("then", "carol"):
         with pytest.raises(OutageError):
-            await m.apply(turn, 1)
+            await m.apply(changes, 1)
         assert state(m) == before
     embedder.word = "never"
-    await m.apply(turn, 1)
+    await m.apply(changes, 1)
     assert shown(m) == [(1, "ann sings then")]
 
 
@@ -133,23 +162,18 @@ async def test_undo_restores_step_and_embeds_deleted_texts_only() -> None:
     assert state(m) == first
 
 
-async def test_restore_from_snapshot_and_log_continues_identically() -> None:
+async def test_restore_from_log_continues_identically() -> None:
     embedder = WordEmbedder()
     m = await two_entries(embedder)
-    middle = m.snapshot()
-    for step in range(1, 4):
-        await m.apply([Action(UPDATE, f"step {step}", 1), Action(CREATE, f"new {step}")], step)
-
-    whole = await memory(embedder).restore(m.start, m.log)
-    assert state(whole)[:3] == state(m)[:3]
+    await m.apply([Action(UPDATE, "carol", 1), Action(CREATE, "dan")], 1)
+    restored = await memory(embedder).restore(m.log)
     embedder.calls.clear()
-    cached = await memory(embedder).restore(middle, m.log[4:], m.vectors())
-    assert (cached.contents, embedder.calls) == (m.contents, [])
-    with pytest.raises(ConfigError, match="begins at step 1"):
-        await cached.undo(0)
-    for one in (m, whole, cached):
+    cached = await memory(embedder).restore(m.log, m.vectors())
+    assert embedder.calls == []
+    assert state(restored) == state(cached) == state(m)
+    for one in (m, restored, cached, m.fork()):
         await one.apply([Action(CREATE, "bobby too")], 4)
-    assert shown(m) == shown(whole) == shown(cached)
+        assert shown(one)[0] == (1, "bobby too")
 
 
 async def test_edit_updates_or_deletes_entry_and_view() -> None:
@@ -169,8 +193,8 @@ BAD, GOOD = "https://bad.test/", "https://good.test/"
 async def test_forget_deletes_entries_of_a_source() -> None:
     m = memory()
     await m.apply([Action(CREATE, "ann lives here"), Action(READ, "ann")], 0, Source(0, GOOD))
-    turn = [Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)]
-    await m.apply(turn, 1, Source(1, f"{BAD}, part 2/3"))
+    bad = [Action(CREATE, "bob flies"), Action(UPDATE, "ann moved", 1)]
+    await m.apply(bad, 1, Source(1, f"{BAD}, part 2/3"))
     await m.apply([Action(UPDATE, "ann lives", 1), Action(CREATE, "cid sings")], 2, Source(2, GOOD))
     before = state(m)
     assert await m.forget("https://bad.test", 2) == ()
@@ -186,20 +210,130 @@ async def test_forget_deletes_entries_of_a_source() -> None:
 
 async def test_forget_clears_scratchpad_and_query_of_a_source() -> None:
     m = memory()
-    turn = [Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")]
-    await m.apply(turn, 0, Source(0, BAD))
+    bad = [Action(SCRATCHPAD, "bad"), Action(READ, "bad"), Action(CREATE, "x")]
+    await m.apply(bad, 0, Source(0, BAD))
     await m.apply([Action(SCRATCHPAD, "bad and good")], 1, Source(1, GOOD))
     await m.forget(BAD, 1)
     assert m.view() == MemoryView()
 
 
-async def test_replay_after_random_turns_equals_contents() -> None:
+async def test_replay_after_random_actions_equals_contents() -> None:
     rng = np.random.default_rng(0)
     kinds = [CREATE, CREATE, READ, DELETE, UPDATE, SCRATCHPAD]
     m = memory(capacity=6, retention="lru", retrieve_k=3)
     for step in range(60):
         text = " ".join(rng.choice(["ann", "bob", "sings", "hums"], 3))
-        turn = [Action(kind, text, int(rng.integers(1, 4))) for kind in rng.choice(kinds, 3)]
-        await m.apply(turn, step)
+        for kind in rng.choice(kinds, 3):
+            await m.apply([Action(kind, text, int(rng.integers(1, 4)))], step)
         assert replay(m.log) == m.contents
         assert len(m.entries()) <= 6
+
+
+SPAN = Source(0, "https://example.org", 3, 9)
+LOG = [
+    Operation(0, "create", entry_id=1, after="one"),
+    Operation(0, "create", entry_id=2, after="two", source=SPAN),
+    Operation(0, "read", before=None, after="query"),
+    Operation(0, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.25))),
+    Operation(1, "update", entry_id=1, handle=2, before="one", after="uno", reason="cut"),
+    Operation(1, "update", Outcome.UNKNOWN_HANDLE, handle=9),
+    Operation(1, "scratchpad", before="", after="plan"),
+    Operation(1, "retrieve", actor="memory", scores=((2, 0.5), (1, 0.75))),
+    Operation(2, "create", Outcome.REJECTED, after="lost", reason="admission:strict", score=0.1),
+    Operation(2, "delete", entry_id=1, before="uno", actor="retention:fifo", score=0.0),
+    Operation(2, "create", entry_id=3, after="three", details={"steps": 3}),
+    Operation(2, "create", Outcome.MERGED, after="trois"),
+    Operation(2, "update", entry_id=3, before="three", after="trois", actor="x", score=0.5),
+    Operation(2, "retrieve", actor="memory", scores=((2, 0.25),)),
+    Operation(3, "outcome", actor="user", scores=((2, 1.0),)),
+    Operation(3, "observe", scores=((2, 1.0),)),
+    Operation(3, "observe", scores=((2, 0.5),)),
+]
+
+
+def test_replay_returns_contents_with_statistics() -> None:
+    counts = {"mean_similarity": 0.5 - 0.25 / 3, "uses": 2, "mean_outcome": 0.75}
+    two = Entry(2, "two", 0, 0, 3, 3, 0.25, 0.5, SPAN, 1.0, **counts)
+    three = Entry(3, "trois", 2, 2, source=Source(2), score=0.5, details={"steps": 3})
+    expected = Contents({2: two, 3: three}, "plan", "query", ((2, 0.25),), 3, len(LOG))
+    assert replay(LOG) == expected
+
+
+def test_operations_round_trip_through_json() -> None:
+    for operation in LOG:
+        assert operation_from_json(json.loads(json.dumps(to_json(operation)))) == operation
+    assert to_json(LOG[0]) == {"step": 0, "kind": "create", "entry_id": 1, "after": "one"}
+
+
+def test_apply_contradicting_operation_is_refused() -> None:
+    contents = replay(LOG)
+    for operation, message in (
+        (Operation(5, "create", entry_id=3, after="x"), "its new id is 3, after 3"),
+        (Operation(5, "read", before=None, after="x"), "the query is 'query'"),
+        (Operation(5, "retrieve", scores=((2, 0.5), (1, 0.5))), "entry 1 does not exist"),
+    ):
+        with pytest.raises(TraceError, match=f"step 5 .*{message}"):
+            contents.apply(operation)
+    assert contents == replay(LOG)
+
+
+X = np.array([1, 0, 0, 0], dtype=np.float32)
+
+
+def test_search_ties_at_cutoff_return_the_oldest() -> None:
+    store = VectorStore(4)
+    rows = np.tile(np.array([0.6, 0.8, 0, 0], dtype=np.float32), (200, 1))
+    ids = np.random.default_rng(0).permutation(200) + 1
+    store.add(ids, rows)
+    store.add([300], X[None])
+    assert [entry_id for entry_id, _ in store.search(X, 40)] == [300, *range(1, 40)]
+
+
+def exact(rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """16 of 64 numbers are 1/4 or -1/4: norm 1, with ties at every rank."""
+    vector = np.zeros(64)
+    vector[rng.choice(64, 16, replace=False)] = rng.choice([-0.25, 0.25], 16)
+    return vector
+
+
+def test_store_equals_dictionary_after_random_changes() -> None:
+    rng, vectors, store = random.Random(1), np.random.default_rng(0), VectorStore(64)
+    expected: dict[int, npt.NDArray[np.float64]] = {}
+    for newest in range(600):
+        action = rng.choices(("put", "search", "replace", "remove", "copy"), (10, 6, 3, 6, 1))[0]
+        known = list(expected)
+        if action == "put" or (action == "replace" and known):
+            entry_id = newest if action == "put" else rng.choice(known)
+            expected[entry_id] = exact(vectors)
+            store.update({entry_id: expected[entry_id].astype(np.float32)})
+        elif action == "remove" and known:
+            entry_id = rng.choice(known)
+            store.update({entry_id: None})
+            del expected[entry_id]
+        elif action == "copy":  # a change of one does not change the other
+            left, store = rng.sample((store, store.copy()), 2)
+            left.update(dict.fromkeys(known[:3]))
+        elif action == "search":
+            query = exact(vectors)
+            scores = {key: round(float(vector @ query), 12) for key, vector in expected.items()}
+            order = sorted(scores, key=lambda key: (-scores[key], key))
+            k = rng.choice((1, 6, 20, 1000))
+            found = store.search(query.astype(np.float32), k)
+            assert [entry_id for entry_id, _ in found] == order[:k]
+        assert len(store) == len(expected)
+    np.testing.assert_array_equal(store.rows(list(expected)), list(expected.values()))
+
+
+async def test_text_vectors_loaded_from_file_save_embedding(tmp_path: Path) -> None:
+    embedder, path = WordEmbedder(), tmp_path / "v"
+    rows = await embedder.embed(["ann", "bob"], "entry")
+    TextVectors(embedder.id, digests_of(["ann", "bob"], "entry"), rows).save(path)
+    cache = TextVectors.load(path)
+    assert cache is not None
+    embedder.calls.clear()
+    found = await embed_texts(embedder, ["bob", "carol", "ann"], "entry", cache)
+    assert embedder.calls == [("entry", "carol")]
+    np.testing.assert_array_equal(found[[2, 0]], rows)
+    assert cache.find(["ann"], "query").tolist() == [-1]
+    path.write_bytes(b"no vectors")
+    assert TextVectors.load(path) is None

@@ -43,16 +43,16 @@ async def test_render_trace_shows_the_whole_episode(tmp_path: Path) -> None:
     text = rendered(path)
     for expected in (
         "Who runs the [old] mill?",  # square brackets are not rich markup
-        "update Memory 1 (entry 1)",
-        "delete Memory 7: unknown handle",
+        "update Memory 1: Ann \u2028 lives",
+        "delete Memory 7: unknown_handle",
         "stray_close: </create_memory>",
-        "stop reason: answered",
+        "stop_reason: answered",
     ):
         assert expected in text, expected
     assert "\x1b" not in text  # escape sequences of a model do not reach the terminal
-    assert text.count("y") < 1000
-    assert rendered(path, full=True).count("y") > 3000
-    assert "step 1/3" not in rendered(path, step=2)
+    assert text.count("y ") < 1000
+    assert rendered(path, step=1).count("y") >= 3000
+    assert "step 1, reading" not in rendered(path, step=2)
     with pytest.raises(ConfigError, match="step=4: this trace has the steps 1 to 3"):
         rendered(path, step=4)
 
@@ -63,7 +63,7 @@ async def test_render_trace_of_cut_or_failed_episode(tmp_path: Path) -> None:
     path.write_text("".join(lines[:2]) + lines[2][:40])
     trace = read_trace(path)
     assert (trace.complete, len(trace.episode.steps)) == (False, 1)
-    assert "The file was cut off after 1 steps." in rendered(path)
+    assert "the file was cut off here" in rendered(path)
     failed = Episode("t", 0, error="server gone", stop_reason=StopReason.FAILED)
     assert "error: server gone" in rendered(write_trace(path, failed, {}))
 

@@ -75,12 +75,23 @@ def make_task(
 
 # --- the loop
 
+RULE_PATHS = {
+    "ebbinghaus": "papers.retention.rules:Ebbinghaus",
+    "redundancy": "papers.retention.rules:Redundancy",
+    "novelty": "papers.retention.rules:Novelty",
+    "type_prior": "papers.retention.rules:TypePrior",
+    "linear": "papers.retention.rules:Linear",
+}
+"""Rules that the package no longer ships."""
+
 
 def make_agent(policy: Any, tokenizer: Any, embedder: Any = None, **memory: Any) -> Any:
     from atommem.config import MemoryConfig
     from atommem.policy.contract import Sampling
     from atommem.rollout import Agent
 
+    name, *options = memory.get("retention", "reject").partition("(")
+    memory["retention"] = "".join([RULE_PATHS.get(name, name), *options])
     return Agent(
         policy=policy,
         embedder=embedder or hashing_embedder(32),
@@ -101,6 +112,13 @@ def completion(token_ids: list[int], text: str) -> Any:
     from atommem.policy.contract import Completion
 
     return Completion(token_ids, [-0.5] * len(token_ids), text, "stop")
+
+
+def under_old_name(record: Any) -> Any:
+    text = json.dumps(record)
+    for name, path in RULE_PATHS.items():
+        text = text.replace(path, name)
+    return json.loads(text)
 
 
 def scored(kind: str, step: int, entry_ids: Sequence[int], score: float) -> Any:
@@ -133,7 +151,7 @@ async def run_session(agent: Any, observations: Sequence[Any], key: str) -> list
             {
                 "actions": [(action.kind, action.text, action.handle) for action in step.actions],
                 "problems": [str(problem.reason) for problem in step.problems],
-                "operations": [to_json(operation) for operation in operations],
+                "operations": [under_old_name(to_json(item)) for item in operations],
                 "scratchpad": view.scratchpad,
                 "query": view.query,
                 "shown": [(item.handle, item.entry_id, item.text) for item in view.retrieved],
@@ -331,7 +349,7 @@ def served(script: Callable[[str], str], tokenizer: Any, folder: Path) -> Iterat
     policy = ScriptedPolicy(tokenizer, script)
     engine = Runtime.open(policy, tokenizer=tokenizer, embedder="hashing", chunk_tokens=160)
     log = ConversationLog(open_database(f"sqlite:///{folder / 'log.db'}"))
-    model = ServedModel.from_runtime(engine, "scripted", "scripted")
+    model = ServedModel(engine, "scripted", "scripted")
     app = make_app(Conversations(model, log))
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5)

@@ -77,18 +77,22 @@ def scripted(
     """A model with chunks of 40 words."""
     settings = {"embedder": "hashing", "chunk_tokens": 40, **settings}
     policy = settings.pop("policy", None)
+    active = settings.pop("active", 64)
     tokenizer = settings.pop("tokenizer", None) or WordTokenizer()
     policy = policy or ScriptedPolicy(tokenizer, script)
     runtime = Runtime.open(policy, tokenizer=tokenizer, **settings)
-    return ServedModel.from_runtime(runtime, "scripted", checkpoint)
+    model = ServedModel(runtime, "scripted", checkpoint)
+    model.active = asyncio.Semaphore(active)
+    return model
 
 
 def make_conversations(
-    db: Path | str, model: ServedModel | None = None, **bounds: Any
+    db: Path | str, model: ServedModel | None = None, max_requests: int = 320
 ) -> Conversations:
     """Conversations in a SQLite file or the database of a URL."""
     url = f"sqlite:///{db}" if isinstance(db, Path) else db
-    return Conversations(model or scripted(), ConversationLog(open_database(url)), **bounds)
+    log = ConversationLog(open_database(url))
+    return Conversations(model or scripted(), log, max_requests=max_requests)
 
 
 @dataclass
@@ -135,11 +139,13 @@ def running(
 
 
 @contextmanager
-def gated(db: Path, **bounds: Any) -> Iterator[tuple[GatedPolicy, Running, httpx.Client]]:
+def gated(
+    db: Path, active: int = 64, max_requests: int = 320
+) -> Iterator[tuple[GatedPolicy, Running, httpx.Client]]:
     """A server with a `GatedPolicy`."""
     policy = GatedPolicy()
-    model = scripted(policy=policy, tokenizer=policy.tokenizer)
-    with running(make_conversations(db, model, **bounds)) as server, server.http() as http:
+    model = scripted(policy=policy, tokenizer=policy.tokenizer, active=active)
+    with running(make_conversations(db, model, max_requests)) as server, server.http() as http:
         yield policy, server, http
 
 

@@ -56,7 +56,7 @@ def test_load_after_commit_returns_operations_and_vectors_exactly(log: Conversat
     found = log.load(name, "ann", "words/4")
     assert found.operations == tuple(OPERATIONS)
     assert (found.version, found.steps, found.sampled) == (1, 1, 7)
-    assert (found.checkpoint, found.embedder) == ("c1", "words/4")
+    assert found.embedder == "words/4"
     assert found.vectors is not None
     places = found.vectors.find(["é\u2028☃", ""], "entry")
     assert np.array_equal(found.vectors.rows[places], rows[::-1])

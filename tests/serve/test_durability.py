@@ -1,4 +1,7 @@
-"""What a server acknowledged survives kill -9, with two gateways on SQLite and PostgreSQL."""
+"""Repeated requests write once, and what a server acknowledged survives kill -9.
+
+Two gateways share a database, SQLite or PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,17 @@ import pytest
 
 from atommem.serve.app import make_app, run
 from atommem.servers.vllm_process import free_port
-from tests.serve.servers import event_kinds, items, make_conversations, new_conversation, until
+from tests.serve.servers import (
+    KEYS,
+    Running,
+    event_kinds,
+    gated,
+    items,
+    make_conversations,
+    new_conversation,
+    running,
+    until,
+)
 
 POSTGRES = next(iter(sorted(glob.glob("/usr/lib/postgresql/*/bin"))), None)
 
@@ -145,3 +158,86 @@ def test_two_gateways_under_load_write_once_and_lose_nothing_after_kill_9(url: s
     conversations.log.engine.dispose()
     for gateway in gateways:
         gateway.kill()
+
+
+def count_rows(server: Running) -> tuple[int, int]:
+    """Number of conversations and of their events."""
+    log = server.conversations.log
+    found = log.conversations("local")
+    return len(found), sum(len(log.events(info.id)) for info in found)
+
+
+@pytest.mark.slow
+def test_every_write_with_a_key_happens_once(tmp_path: Path) -> None:
+    with running(make_conversations(tmp_path / "log.db")) as server, server.http() as http:
+        path = new_conversation(http, "Ann lives in Rome.")
+        name = path.rpartition("/")[2]
+        messages = [{"content": "Bob sings."}, {"content": "Who sings?"}]
+        requests: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/conversations", items("Dan runs.")),
+            (f"{path}/items", items("Eve reads.", "Eve writes.")),
+            ("/v1/responses", {"conversation": name, "input": messages}),
+            ("/v1/responses", {"conversation": name, "input": messages, "stream": True}),
+            ("/v1/chat/completions", {"conversation": name, "messages": messages}),
+            (f"{path}/entries/1", {"text": "Ann lives in Oslo."}),
+            (f"{path}/fork", {}),
+        ]
+        for number, (route, body) in enumerate(requests):
+            http.headers["Idempotency-Key"] = str(number)
+            before = count_rows(server)
+            first = http.post(route, json=body).raise_for_status()
+            written = count_rows(server)
+            assert written > before, route
+            again = http.post(route, json=body).raise_for_status()
+            assert count_rows(server) == written, route
+            if "stream" in body:
+                assert again.text.count("event: response.completed") == 1
+            else:
+                found = [
+                    [reply.json().get(key) for key in ("id", "data")] for reply in (first, again)
+                ]
+                assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_repeated_after_a_disconnect_continues_the_turn(
+    tmp_path: Path, stream: bool
+) -> None:
+    with gated(tmp_path / "log.db") as (gate, server, http), ThreadPoolExecutor(1) as threads:
+        path = new_conversation(http, "Ann lives in Rome.")
+        name = path.rpartition("/")[2]
+        body = {"conversation": name, "input": "Where does Ann live?", "stream": stream}
+        http.headers["Idempotency-Key"] = "once"
+        gate.shut()
+        timeout = httpx.Timeout(30, read=2)
+        sent = threads.submit(http.post, "/v1/responses", json=body, timeout=timeout)
+        assert gate.entered.wait(20)
+        assert isinstance(sent.exception(), httpx.ReadTimeout)
+        assert gate.cancelled.wait(10)
+        gate.open.set()
+        log = server.conversations.log
+        until(lambda: log.events(name, ("ask",)))
+        (question,) = log.events(name, ("ask",))
+        found = http.get(f"/v1/responses/{question.response}").json()
+        assert found["incomplete_details"] == {"reason": "interrupted"}
+        assert "Rome" in http.post("/v1/responses", json=body).raise_for_status().text
+        kinds = event_kinds(server.conversations, path)
+        assert [kind for kind in kinds if kind != "step"] == ["item", "ask", "answer"]
+
+
+def test_key_belongs_to_one_request_of_one_owner(tmp_path: Path) -> None:
+    once = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
+    owners = {key: owner for owner, key in KEYS.items()}
+    with (
+        running(make_conversations(tmp_path / "log.db"), owners) as server,
+        server.http(KEYS["ann"]) as ann,
+        server.http(KEYS["bob"]) as bob,
+    ):
+        name = ann.post("/v1/conversations", json={}, headers=once).json()["id"]
+        reused = ann.post("/v1/conversations", json={"metadata": {}}, headers=once)
+        assert reused.status_code == 422
+        assert reused.json()["error"]["code"] == "idempotency_key_reused"
+        assert bob.post("/v1/conversations", json={}, headers=once).json()["id"] != name
+        ann.delete(f"/v1/conversations/{name}").raise_for_status()
+        assert ann.post("/v1/conversations", json={}, headers=once).json()["id"] != name

@@ -100,7 +100,7 @@ async def test_errors_are_messages_and_crashes_reveal_nothing(
         assert "secret" not in await error_of(client, "ask", question="Who?", **where)
     assert "secret" not in caplog.text
     assert "RuntimeError" in caplog.text
-    await conversations.close()
+    await conversations.model.close()
 
 
 async def test_tools_do_not_reach_another_owner_s_conversation(

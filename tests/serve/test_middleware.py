@@ -34,7 +34,7 @@ def test_load_keys_reads_a_file_or_else_the_variable(
     file.write_text(f"# of two people\nann = {first}\n\nann={second}=\n")
     assert load_keys(str(file)) == {first: "ann", f"{second}=": "ann"}
     file.write_text(f"ann={first}\nbob={first}")
-    with pytest.raises(ConfigError, match="line 2: two owners have the same key"):
+    with pytest.raises(ConfigError, match="line 2: not OWNER=KEY with a key of its own"):
         load_keys(str(file))
     file.write_text("ann=short")
     with pytest.raises(ConfigError, match="line 1: not OWNER=KEY"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,11 @@ def test_streamed_response_has_a_summary_part_for_each_step(server: Running) -> 
 
 def test_response_without_conversation_stores_nothing(server: Running) -> None:
     client = server.client()
-    before = len(server.conversations.log.conversations())
+    before = len(server.conversations.log.conversations("local"))
     question: Any = [message("Ann lives in Rome."), message("Where does Ann live?")]
     answer = client.responses.create(model="scripted", input=question)
     assert (answer.output_text, answer.conversation) == ("Ann lives in Rome.", None)
-    assert len(server.conversations.log.conversations()) == before
+    assert len(server.conversations.log.conversations("local")) == before
 
 
 def test_chat_reads_new_messages_once_and_streams(server: Running) -> None:
@@ -115,22 +114,10 @@ def test_invalid_requests_raise_openai_errors(server: Running, http: httpx.Clien
     image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="scripted", input=image)
-    before = len(server.conversations.log.conversations())
+    before = len(server.conversations.log.conversations("local"))
     assert http.post("/v1/conversations", json={"items": [{"content": " "}]}).status_code == 400
-    assert len(server.conversations.log.conversations()) == before
+    assert len(server.conversations.log.conversations("local")) == before
     assert http.get("/v1/conversations/%00").status_code == 404, "PostgreSQL refuses NUL"
-
-
-def test_fork_at_an_operation_continues_on_its_own(http: httpx.Client) -> None:
-    path = new_conversation(http, *PARTS, goal="Where?")
-    log = http.get(f"{path}/operations").json()["data"]
-    second = next(line["seq"] for line in log if line.get("entry_id") == 2)
-    fork = http.post(f"{path}/fork", params={"at": second}).raise_for_status().json()
-    twin = f"/v1/conversations/{fork['id']}"
-    assert fork["metadata"] == {"goal": "Where?"}
-    assert entries(http, twin) == entries(http, path, at=second) == {1: PARTS[0]}
-    assert ask(http, twin, "Where does Bob live?")[1] == PARTS[0]
-    assert ask(http, path, "Where does Bob live?")[1] == PARTS[1]
 
 
 def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
@@ -144,8 +131,6 @@ def test_owner_edits_and_deletes_entries(http: httpx.Client) -> None:
     assert http.delete(f"{path}/entries/1").status_code == 400
     log = http.get(f"{path}/operations", params={"limit": 1000}).json()["data"]
     assert [line["kind"] for line in log if line.get("actor") == "user"] == ["update", "delete"]
-    lines = [json.loads(line) for line in http.get(f"{path}/export").text.splitlines()]
-    assert [line for line in lines if line.pop("type") == "operation"] == log
 
 
 def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) -> None:
@@ -157,7 +142,7 @@ def test_deleted_source_and_item_take_their_entries_along(http: httpx.Client) ->
     assert entries(http, path) == {3: PARTS[2], 4: PARTS[2]}
     http.delete(f"{path}/items/{item}").raise_for_status()
     assert entries(http, path) == {4: PARTS[2]}, "the other item of the name stays"
-    assert http.get(f"{path}/items/{item}").status_code == 404
+    assert item not in http.get(f"{path}/items").text
     assert entries(http, path, at=1) == {1: PARTS[0]}, "the log keeps it"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from atommem import cli
 from atommem.errors import ConfigError
-from atommem.serve.served_model import ServedModel, find_checkpoint
+from atommem.serve.served_model import ServedModel
 from atommem.servers.vllm_process import free_port
 from tests.loopback import fake_vllm_python, make_checkpoint
 from tests.serve.servers import until
@@ -26,18 +26,7 @@ pytestmark = pytest.mark.slow  # transformers is imported
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the demo leaves it."""
-    folder = tmp_path_factory.mktemp("demo")
-    for name in ("cold_start", "grpo"):
-        make_checkpoint(folder / name)
-    return folder
-
-
-def test_find_checkpoint_looks_inside_a_run(run: Path, tmp_path: Path) -> None:
-    assert find_checkpoint(str(run)) == str(run / "grpo")
-    assert find_checkpoint(str(run / "cold_start")) == str(run / "cold_start")
-    assert find_checkpoint("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
-    with pytest.raises(ConfigError, match="not a model folder"):
-        find_checkpoint(str(tmp_path))
+    return make_checkpoint(tmp_path_factory.mktemp("demo") / "grpo")
 
 
 def test_settings_that_change_the_prompt_are_refused(run: Path) -> None:

@@ -44,7 +44,7 @@ class FakeRunner(WrittenRunner):
         self.outcome = outcome
         self.runs: list[tuple[str, int]] = []
 
-    using = EpisodeRunner.using
+    copy = EpisodeRunner.copy
 
     async def run(self, task: ToyTask, sample: int = 0) -> Episode:
         before = self.runs.count((task.id, sample))

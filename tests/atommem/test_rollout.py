@@ -1,6 +1,8 @@
-"""Episodes from empty memory to the reward; and those that go on where they stopped."""
+"""Sessions: saving, interruption, replies; episodes from empty memory to the reward."""
 
 import asyncio
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +11,164 @@ from unittest.mock import AsyncMock
 import pytest
 
 from atommem.actions import Action, Problem, ProblemReason
+from atommem.config import drawn_capacity
+from atommem.embedding.embedder import TextKind, Vectors
 from atommem.envs.task import Document
 from atommem.episode import Episode, Observation, Step, StopReason, add_sums, episode_sums, means
-from atommem.errors import OutageError, PolicyError, PromptTooLongError, TraceError
+from atommem.errors import ConfigError, OutageError, PolicyError, PromptTooLongError, TraceError
 from atommem.memory.log import MemoryView, Operation, Outcome
 from atommem.policy.contract import Completion, Sampling, ScriptedPolicy
-from atommem.rollout import Limits
+from atommem.process import ActivityClock
+from atommem.rollout import Limits, Session, StepTimeoutError, time_limit
+from atommem.session_state import SessionState
 from atommem.trace import read_trace, write_trace
-from tests.atommem.sessions import ANSWER, LONG_TASK, TASK, Waits, outcome, runner, saying
-from tests.fakes import WordTokenizer
+from tests.atommem.sessions import (
+    ANSWER,
+    LONG_TASK,
+    TASK,
+    Embeds,
+    Waits,
+    agent,
+    outcome,
+    runner,
+    saying,
+    take_steps,
+)
+from tests.fakes import ListPolicy, WordEmbedder, WordTokenizer, reading
+
+
+@pytest.mark.parametrize("way", ["json", "file with vectors", "fork"])
+async def test_session_restored_continues_identically(way: str, tmp_path: Path) -> None:
+    whole = Session(agent(), "t/0")
+    expected = await take_steps(whole, 8)
+    session, found = Session(agent(), "t/0"), []
+    for number in range(8):
+        found += await take_steps(session, 1, number)
+        if way == "fork":  # the other one goes elsewhere
+            other, session = session, session.fork()
+            await take_steps(other, 1, 8)
+            await other.memory.undo(number)
+            continue
+        if way == "json":
+            state = SessionState.from_json(json.loads(json.dumps(session.state().to_json())))
+        else:
+            state = SessionState.load(session.state(vectors=True).save(tmp_path / "a session"))
+        embedder = Embeds()
+        session = await Session.restore(agent(embedder=embedder), state)
+        assert bool(embedder.calls) == (way == "json" and bool(session.memory.entries()))
+    assert found == expected
+    assert (session.steps, session.sampled) == (whole.steps, whole.sampled)
+    assert session.memory.contents == whole.memory.contents
+    assert session.memory.log == whole.memory.log
+
+
+async def test_session_restore_mismatch_is_refused() -> None:
+    session = Session(agent(), "t/0")
+    await take_steps(session, 3)
+    state = session.state()
+    other = agent(embedder=WordEmbedder())
+    with pytest.raises(ConfigError, match="embedder='hashing/8/32', this agent has 'words/64'"):
+        await Session.restore(other, state)
+    again = await Session.restore(other, state, reembed=True)
+    assert again.memory.contents == session.memory.contents
+    with pytest.raises(TraceError, match="contradicts the log before it"):
+        await Session.restore(agent(), replace(state, operations=state.operations[::-1]))
+
+
+WRITE = "<create_memory>ann lives</create_memory><read_memory>ann</read_memory>"
+WRITE += "<update_scratchpad>x</update_scratchpad>"
+
+
+class Stuck(Embeds):
+    """Its third call never comes back, unless it is cancelled."""
+
+    async def embed(self, texts: Sequence[str], kind: TextKind) -> Vectors:
+        if len(self.calls) == 2:
+            await asyncio.Event().wait()
+        return await super().embed(texts, kind)
+
+
+async def test_step_outage_leaves_memory_unchanged_and_counts_tokens() -> None:
+    embedder = Embeds()
+    session = Session(agent(saying(WRITE, WRITE, WRITE), embedder=embedder))
+    await session.step(reading("q?"))
+    sampled, view, log = session.sampled, session.memory.view(), session.memory.log
+    embedder.fail = OutageError("gone")
+    with pytest.raises(OutageError):
+        await session.step(reading("q?"))
+    assert (session.steps, session.sampled) == (2, 2 * sampled)
+    assert (session.memory.view(), session.memory.log) == (view, log)
+    embedder.fail = None
+    again = await session.step(reading("q?"))
+    assert (again.index, again.operations[0].step, again.view) == (2, 2, view)
+
+
+async def test_step_time_limit_leaves_memory_unchanged() -> None:
+    session = Session(agent(lambda tokenizer: Waits(tokenizer, [WRITE]), embedder=Stuck()))
+    async with time_limit(60):
+        await session.step(reading("q?"))
+    before = session.state().to_json()
+    with pytest.raises(StepTimeoutError):
+        async with time_limit(0.02):
+            await session.step(reading("q?"))
+    assert session.state().to_json() == before
+    session.agent.policy = ListPolicy(session.agent.tokenizer, [WRITE])  # type: ignore[arg-type]
+    with pytest.raises(StepTimeoutError):  # it bounds the memory's work too
+        async with time_limit(0.05):
+            await session.step(reading("q?"))
+    assert (len(session.memory.entries()), session.steps) == (1, 2)
+
+
+class ChatServer:
+    """A chat policy with one reply."""
+
+    def __init__(self, reply: Completion) -> None:
+        self.reply = reply
+
+    async def complete_chat(self, messages: Any, sampling: Sampling) -> Completion:
+        return self.reply
+
+
+@pytest.mark.parametrize(
+    ("text", "finish_reason", "thinking_apart", "created"),
+    [
+        (f"Perhaps {WRITE}", "length", False, 0),  # cut inside of its thoughts
+        (f"Perhaps {WRITE}</think>{WRITE}", "stop", False, 1),
+        (WRITE, "stop", False, 1),  # the server removed the thoughts
+        (WRITE, "length", True, 1),
+    ],
+)
+async def test_chat_reply_thoughts_are_not_actions(
+    text: str, finish_reason: Any, thinking_apart: bool, created: int
+) -> None:
+    reply = Completion([], [], text, finish_reason, 1, 2, thinking_apart)
+    one = agent(lambda tokenizer: ChatServer(reply))
+    one.prompts.opens_thinking = True
+    session = Session(one)
+    step = await session.step(reading("q?"))
+    assert len(session.memory.entries()) == created
+    assert [problem.reason for problem in step.problems] == ["unclosed_thinking"] * (1 - created)
+
+
+async def test_sessions_of_one_agent_are_independent() -> None:
+    alone = [await take_steps(Session(agent(), f"t/{number}"), 5) for number in range(8)]
+    shared = agent()
+    sessions = [Session(shared, f"t/{number}") for number in range(8)]
+    assert await asyncio.gather(*(take_steps(session, 5) for session in sessions)) == alone
+
+
+async def test_session_capacity_follows_its_task() -> None:
+    drawn = [2, 5, 0]
+    one, seen = agent(memory={"capacity": None, "capacities": drawn}), set()
+    for task in range(30):
+        capacity = drawn_capacity(drawn, f"t{task}")
+        seen.add(capacity)
+        session = Session(one, f"t{task}/1")
+        await session.memory.apply([Action("create", f"fact {i}") for i in range(8)], 0)
+        assert len(session.memory.entries()) == (capacity or 8)
+        restored = await Session.restore(one, session.state())
+        assert restored.memory.view().capacity == capacity
+    assert seen == {2, 5, None}
 
 
 async def test_episode_runs_from_empty_memory_to_reward() -> None:
@@ -90,7 +241,7 @@ async def test_requests_have_affinity_seeds_and_token_limits() -> None:
     assert [sampling.max_tokens for sampling in limited] == [98, 97, 94]
 
 
-class TurnPolicy(ScriptedPolicy):
+class SlowPolicy(ScriptedPolicy):
     """Answers at once, or (the slow task) after nine others; records groups in flight."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
@@ -113,14 +264,14 @@ class TurnPolicy(ScriptedPolicy):
 async def test_run_all_slow_episode_delays_no_other() -> None:
     ended: list[int] = []
     pairs = [(replace(TASK, id="slow"), 0), *((TASK, i) for i in range(9))]
-    episodes = await runner(TurnPolicy).run_all(pairs, lambda index, episode: ended.append(index))
+    episodes = await runner(SlowPolicy).run_all(pairs, lambda index, episode: ended.append(index))
     assert ended[-1] == 0
     assert [e.sample for e in episodes] == [0, *range(9)]
 
 
 async def test_run_all_bounded_runs_groups_in_order() -> None:
     # A group then reads the same chunk while the prefix cache holds it.
-    run = runner(TurnPolicy, max_in_flight=4)
+    run = runner(SlowPolicy, max_in_flight=4)
     tasks = [replace(TASK, id=f"t{i}") for i in range(5)]
     await run.run_all([(task, sample) for task in tasks for sample in range(4)])
     policy: Any = run.agent.policy
@@ -188,3 +339,17 @@ def test_means_equal_a_count_by_hand() -> None:
     assert {name: counted[name] for name in expected} == pytest.approx(expected)
     parts = [episode_sums(whole[:1]), episode_sums(whole[1:]), episode_sums([])]
     assert means(add_sums(parts)) == pytest.approx(counted), "sums of parts give the whole"
+
+
+def test_activity_clock_overlapping_intervals_count_once() -> None:
+    now = 1.0
+    clock = ActivityClock(lambda: now)
+    with clock.busy("generate"):
+        now = 2.0
+        with clock.busy("embed"), clock.busy("generate"):
+            now = 5.0
+        now = 6.0
+        assert clock.take() == {"generate": 5.0, "embed": 3.0}
+        now = 8.0
+    assert clock.take() == {"generate": 2.0}
+    assert clock.take() == {}
