@@ -62,7 +62,7 @@ class ChatClient:
         optional = (("top_p", top_p, 1.0), ("top_k", top_k, 0), ("seed", seed, None))
         settings |= {name: value for name, value, default in optional if value != default}
         while True:
-            body = {"model": model, "messages": list(messages)}
+            body: dict[str, Any] = {"model": model, "messages": list(messages)}
             body |= {name: value for name, value in settings.items() if name not in self._dropped}
             if "max_tokens" in self._dropped:  # OpenAI's reasoning models
                 body["max_completion_tokens"] = max_tokens
